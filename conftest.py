@@ -1,0 +1,15 @@
+"""What must be set before anything imports jax: tests and doctests run on eight CPU devices.
+
+jax itself is imported only by the tests that need it, so that the tests of the order start in under a second.
+A test that starts a process of its own hands it these variables too; the process may override them.
+"""
+
+import os
+
+_DEVICES = "--xla_force_host_platform_device_count"
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in the tests may reach out
+os.environ.setdefault("MPLBACKEND", "Agg")

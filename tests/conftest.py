@@ -1,0 +1,39 @@
+"""Settings of all tests: hypothesis budgets, and no test may leave a thread behind.
+
+``HEADRACE_HYPOTHESIS`` chooses the budget: ``dev`` (default), ``ci`` (repeatable), ``fuzz`` (many examples, for tests
+marked ``fuzz``; ``HEADRACE_FUZZ_EXAMPLES`` says how many).
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("dev", max_examples=40, deadline=None)
+settings.register_profile("ci", max_examples=80, deadline=None, derandomize=True, database=None, print_blob=True)
+settings.register_profile(
+    "fuzz",
+    max_examples=int(os.environ.get("HEADRACE_FUZZ_EXAMPLES", "2000")),
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HEADRACE_HYPOTHESIS", "dev"))
+
+THREAD_GRACE_S = 2.0
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left_behind() -> Iterator[None]:
+    """Fails a test that leaves a non-daemon thread running: such a thread would keep a user's process from ending."""
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + THREAD_GRACE_S
+    while left := [t for t in threading.enumerate() if t not in before and not t.daemon]:
+        if time.monotonic() > deadline:
+            pytest.fail(f"threads left running: {sorted(t.name for t in left)}")
+        time.sleep(0.01)

@@ -1,0 +1,181 @@
+"""The repository keeps its own promises: pins, licence, commands, links, the README's example."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = ROOT / "lib" / "headrace"
+COMMANDS = [
+    "python3 -m pip install -q uv && python3 -m uv run --no-dev headrace demo",
+    "python3 -m pip install -q uv && python3 -m uv run pytest",
+]
+
+
+def load_script(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+update_constraints = load_script("update_constraints")
+
+
+def committed_files() -> list[Path]:
+    """Text files that git has or would take; without git, what lies in the known folders."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode == 0:
+        files = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    else:
+        folders = ["lib", "tests", "scripts", "docs", "experiments", ".ci"]
+        files = [*ROOT.glob("*"), *(p for folder in folders for p in (ROOT / folder).rglob("*"))]
+    suffixes = {".py", ".md", ".toml", ".txt", ".json", ".yaml", ".yml", ".html", ".css", ".js", ""}
+    return [p for p in files if p.is_file() and p.suffix in suffixes and "__pycache__" not in p.parts]
+
+
+def test_pins_stand_twice_and_are_exact():
+    assert update_constraints.problems() == []
+
+
+def test_pins_cover_every_dependency_that_is_named():
+    workspace = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    library = tomllib.loads((LIBRARY / "pyproject.toml").read_text())["project"]
+    named = [*library["dependencies"], *workspace["dependency-groups"]["dev"]]
+    named += [d for extra in library["optional-dependencies"].values() for d in extra]
+    pinned = {
+        pin.split("==")[0] for pin in update_constraints.pins_of_constraints((ROOT / "constraints.txt").read_text())
+    }
+    for dependency in named:
+        name = re.match(r"[A-Za-z0-9._-]+", dependency)
+        assert name is not None
+        assert name[0].lower().replace("_", "-") in pinned | {"headrace"}, dependency
+
+
+def test_nothing_brings_in_accelerator_builds():
+    pins = (ROOT / "constraints.txt").read_text()
+    assert re.findall(r"^(torch|triton|nvidia-[\w-]+|jax-cuda[\w-]+)==", pins, re.MULTILINE) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda pyproject, constraints: (pyproject, constraints + "zzz==1\n"), "differ"),
+        (lambda pyproject, constraints: (pyproject.replace('"absl-py==', '"absl-py>='), constraints), "not an exact"),
+        (lambda pyproject, constraints: (pyproject, re.sub(r"(?m)^numpy==.*\n", "", constraints)), "differ"),
+    ],
+)
+def test_the_check_of_the_pins_can_fail(tmp_path, damage, problem):
+    texts = damage((ROOT / "pyproject.toml").read_text(), (ROOT / "constraints.txt").read_text())
+    for name, text in zip(("pyproject.toml", "constraints.txt"), texts, strict=True):
+        (tmp_path / name).write_text(text)
+    assert any(problem in found for found in update_constraints.problems(tmp_path))
+
+
+def test_markers_of_the_lock_become_short():
+    both = [f"python_full_version < '3.12' and sys_platform == '{p}'" for p in ("linux", "darwin")]
+    assert update_constraints.join_markers(both) == "python_full_version < '3.12'"
+    middle = [f"python_full_version == '{v}.*'" for v in ("3.12", "3.13")]
+    assert update_constraints.join_markers(middle) == "python_full_version >= '3.12' and python_full_version < '3.14'"
+    assert update_constraints.join_markers(["python_full_version >= '3.11'"]) == ""
+    assert update_constraints.join_markers(both[:1]) == f"({both[0].replace(chr(39), chr(34))})"
+
+
+def test_pins_of_a_lock():
+    lock = {
+        "package": [
+            {"name": "headrace", "version": "0.1.0", "source": {"editable": "lib/headrace"}},
+            {"name": "b", "version": "2", "source": {"registry": "x"}},
+            {
+                "name": "a",
+                "version": "1",
+                "source": {"registry": "x"},
+                "resolution-markers": ["python_version < '3.12'"],
+            },
+        ]
+    }
+    assert update_constraints.pins_of_lock(lock) == ["a==1 ; python_full_version < '3.12'", "b==2"]
+
+
+def test_lock_files_are_not_committed():
+    assert {"uv.lock", "pylock.toml"} <= set((ROOT / ".gitignore").read_text().split())
+    assert [p.name for p in committed_files() if p.name in ("uv.lock", "pylock.toml")] == []
+
+
+def test_committed_files_name_no_path_of_this_machine():
+    here, home = str(ROOT), os.path.expanduser("~")
+    assert len(here) > 1
+    for path in committed_files():
+        text = path.read_text(errors="replace")
+        assert f"{here}/" not in text, path
+        assert home == "/" or f"{home}/" not in text, path
+
+
+def test_the_licence_goes_with_the_package():
+    licence = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in licence
+    assert "END OF TERMS AND CONDITIONS" in licence
+    assert licence == (LIBRARY / "LICENSE").read_text()
+    assert tomllib.loads((LIBRARY / "pyproject.toml").read_text())["project"]["license"] == "Apache-2.0"
+
+
+def test_the_changelog_has_the_version():
+    version = tomllib.loads((LIBRARY / "pyproject.toml").read_text())["project"]["version"]
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_ci_runs_what_the_readme_says():
+    readme, ci = (ROOT / "README.md").read_text(), (ROOT / ".ci" / "run").read_text()
+    for command in COMMANDS:
+        assert f"```bash\n{command}\n```" in readme
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    for part in ("python3 -m pip install -q uv", "run pytest #", "run -q --no-dev headrace demo"):
+        assert part in ci
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / document).read_text()):
+        assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+def test_files_stay_readable():
+    """A file that outgrows this is missing a name for a concept."""
+    for path in LIBRARY.rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 450, path
+
+
+def test_the_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) == 1
+    for name, text in (("code", "def f(x):\n    return x\n"), ("docs", "Water runs to the wheel. ")):
+        (tmp_path / "texts" / name).mkdir(parents=True)
+        (tmp_path / "texts" / name / "one.txt").write_text(text * 500)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks[0], "README.md", "exec"), {})
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert [line.split(" ", 1)[0] for line in lines] == ["0", "1", "2"]
+    assert all("(32, 128)" in line for line in lines)
+
+
+def test_readme_shows_only_commands_that_exist():
+    readme = (ROOT / "README.md").read_text() + (LIBRARY / "README.md").read_text()
+    commands = sorted(set(re.findall(r"headrace (build|inspect|demo)\b", readme)))
+    helped = subprocess.run(
+        [Path(sys.executable).parent / "headrace", "--help"], capture_output=True, text=True, check=False
+    )
+    for name in commands:
+        assert name in helped.stdout, helped.stderr
