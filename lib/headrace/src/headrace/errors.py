@@ -1,0 +1,124 @@
+"""Every error that headrace raises on purpose, as one small tree.
+
+::
+
+    HeadraceError
+    ├── ConfigError              a value that a user wrote: names the field, the value and the cure
+    │   └── PlanMismatchError    a resumed run whose resolved config is not the one it started with
+    ├── IndexOutOfRangeError     an index outside a dataset or an index map (also an IndexError)
+    ├── SourceError              input text that cannot be read: names the file and the line
+    ├── CacheError               a token cache that cannot be used
+    │   ├── CacheMissingError    nothing is there
+    │   ├── CacheUnfinishedError a build was interrupted: says how to finish it
+    │   └── CacheCorruptError    what is stored is not what was written: names array and chunk
+    └── ReadError                a read that failed for good: names array, chunk and step
+        └── LoaderError          the background loader failed; the cause is chained
+
+The command line prints ``str(error)`` and exits with status 2; Python users catch the class they mean.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_NOTHING = object()
+
+
+class HeadraceError(Exception):
+    """Base of all errors of headrace.
+
+    Args:
+        problem: What is wrong, as one sentence without the field's name.
+        field: The config field, argument or file that it is about.
+        value: The value found there.
+        cure: What to do or to type next.
+
+    Example:
+        >>> print(HeadraceError("must be positive", field="seq_len", value=-1, cure="Try 2048."))
+        seq_len = -1: must be positive. Try 2048.
+    """
+
+    def __init__(
+        self, problem: str, *, field: str | None = None, value: object = _NOTHING, cure: str | None = None
+    ) -> None:
+        self.problem = problem
+        self.field = field
+        self.value = None if value is _NOTHING else value
+        self.cure = cure
+        subject = field or ""
+        if value is not _NOTHING:
+            subject = f"{subject} = {value!r}" if subject else repr(value)
+        message = f"{subject}: {problem}" if subject else problem
+        if cure:
+            message = f"{message.rstrip('.')}. {cure}"
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:  # errors cross process borders; Exception's own pickling loses keywords
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[HeadraceError], args: tuple[object, ...], state: dict[str, object]) -> HeadraceError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, *args)
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigError(HeadraceError):
+    """A value in a config, a flag or an argument is not usable."""
+
+
+class PlanMismatchError(ConfigError):
+    """A run is resumed with a config that resolves to another plan than the one it started with."""
+
+
+class IndexOutOfRangeError(HeadraceError, IndexError):
+    """An index lies outside a dataset or index map."""
+
+
+class SourceError(HeadraceError):
+    """Input text cannot be read; ``field`` is the file (and line)."""
+
+
+class CacheError(HeadraceError):
+    """A token cache cannot be used."""
+
+
+class CacheMissingError(CacheError):
+    """No token cache at that path."""
+
+
+class CacheUnfinishedError(CacheError):
+    """The build of a token cache was not finished."""
+
+
+class CacheCorruptError(CacheError):
+    """Stored bytes are not what was written."""
+
+
+class ReadError(HeadraceError):
+    """A read failed for good, after its retries."""
+
+
+class LoaderError(ReadError):
+    """The loader's background work failed; ``__cause__`` says why."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence with the nearest known names, for the ``cure`` of an error.
+
+    Example:
+        >>> did_you_mean("sufle", ["shuffle", "seq_len"])
+        "Did you mean 'shuffle'?"
+        >>> did_you_mean("x", ["shuffle", "seq_len"])
+        "Known names: 'seq_len', 'shuffle'."
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=2)
+    if close:
+        return "Did you mean " + " or ".join(repr(c) for c in close) + "?"
+    if not names:
+        return "There are no known names."
+    shown = ", ".join(repr(n) for n in names[:12])
+    return f"Known names: {shown}" + ("." if len(names) <= 12 else ", ...")

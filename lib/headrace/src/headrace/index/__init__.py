@@ -1,0 +1,1 @@
+"""The order: pure index maps, schedules and plans. numpy only, no I/O."""
