@@ -1,0 +1,1 @@
+"""Datasets and the one batch contract that all of them yield."""

@@ -1,0 +1,252 @@
+"""``AsyncDataset``: random access by arrays of indices, and the operations that give new datasets.
+
+``PlannedDataset`` is the kind that a training loader likes: it can say where its rows lie without reading them, so that
+reads are planned. Order is data: ``shuffle``, ``slice``, ``repeat`` wrap a dataset with an index map and nothing is
+drawn, stored or read.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.data.batch import PackedBatch, pack_rows
+from headrace.data.rows import Rows, RowSource, read_rows
+from headrace.errors import ConfigError
+from headrace.index.block_shuffle import BlockShuffle
+from headrace.index.era import EraShuffle
+from headrace.index.permutation import Feistel
+from headrace.index.remap import Identity, IndexMap, Repeat, Slice, check_indices
+from headrace.metrics import ReadStats
+
+T_co = TypeVar("T_co", covariant=True)
+U = TypeVar("U")
+
+
+class AsyncDataset(abc.ABC, Generic[T_co]):
+    """Examples by number. Subclasses give :attr:`length` and :meth:`get_batch`.
+
+    A batch is a pytree of arrays whose first axis runs over the requested indices.
+    """
+
+    @property
+    @abc.abstractmethod
+    def length(self) -> int | None:
+        """Number of examples; None if there is no end."""
+
+    @abc.abstractmethod
+    async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> T_co:
+        """The examples at ``indices``, in that order; repeats are fine.
+
+        Raises:
+            IndexOutOfRangeError: an index is out of range.
+        """
+
+    @abc.abstractmethod
+    def reordered(self, order: IndexMap) -> AsyncDataset[T_co]:
+        """This dataset seen through an index map over its examples."""
+
+    @abc.abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """How this dataset is made, as JSON values: datasets that differ describe themselves differently."""
+
+    def is_finite(self) -> bool:
+        return self.length is not None
+
+    async def async_len(self) -> int:
+        return len(self)
+
+    def __len__(self) -> int:
+        return self._finite_length("len()")
+
+    def read(self, indices: object) -> T_co:
+        """:meth:`get_batch` for callers without an event loop. ``indices`` is anything that numpy makes an array of."""
+        return asyncio.run(self.get_batch(np.asarray(indices)))  # pyright: ignore[reportArgumentType]
+
+    def shuffle(self, seed: int, *, perm_type: str = "feistel") -> AsyncDataset[T_co]:
+        """A full shuffle: best mixing, one random read an example."""
+        return self.reordered(Feistel(self._finite_length("shuffle"), seed, perm_type))
+
+    def block_shuffle(
+        self, *, io_block_size: int | None = None, window_blocks: int = 512, seed: int, perm_type: str = "feistel"
+    ) -> AsyncDataset[T_co]:
+        """Shuffles blocks, then examples within windows of blocks; see
+        :class:`~headrace.index.block_shuffle.BlockShuffle`.
+
+        Args:
+            io_block_size: Examples in a block; None: one stored chunk (datasets that lie in stores only).
+            window_blocks: Blocks that are mixed together.
+            seed: Integer seed.
+            perm_type: ``"feistel"`` or ``"linear"``.
+        """
+        n = self._finite_length("block_shuffle")
+        size = io_block_size if io_block_size is not None else self.default_io_block_size()
+        return self.block_aligned(size).reordered(
+            BlockShuffle(n, io_block_size=size, window_blocks=window_blocks, seed=seed, perm_type=perm_type)
+        )
+
+    def era_shuffle(self, era_length: int, *, seed: int, perm_type: str = "feistel") -> AsyncDataset[T_co]:
+        """Permutes examples within consecutive eras."""
+        n = self._finite_length("era_shuffle")
+        return self.reordered(EraShuffle(n, era_length=era_length, seed=seed, perm_type=perm_type))
+
+    def slice(self, start: int | None = None, stop: int | None = None) -> AsyncDataset[T_co]:
+        """Examples ``start .. stop``, by Python's rules for slices."""
+        return self.reordered(Slice(self._finite_length("slice"), start, stop))
+
+    def take(self, n: int) -> AsyncDataset[T_co]:
+        """The first ``n`` examples (all, if there are fewer)."""
+        if n < 0:
+            raise ConfigError("must not be negative", field="n", value=n)
+        return self.slice(None, n)
+
+    def repeat(self, epochs: int | None = None) -> AsyncDataset[T_co]:
+        """This dataset ``epochs`` times (for ever if None), each pass in an order of its own."""
+        return self.reordered(Repeat(Identity(self._finite_length("repeat")), epochs))
+
+    def map(self, fn: Callable[[T_co], U]) -> AsyncDataset[U]:
+        """Applies ``fn`` to each batch that is read. ``fn`` must treat rows independently and keep their number."""
+        return MappedDataset(self, fn)
+
+    def default_io_block_size(self) -> int:
+        """Examples in one stored chunk.
+
+        Raises:
+            ConfigError: the examples do not lie in a store with chunks.
+        """
+        raise ConfigError(
+            "cannot be derived for this dataset", field="io_block_size", value=None, cure="Give a number of examples."
+        )
+
+    def block_aligned(self, io_block_size: int) -> AsyncDataset[T_co]:
+        """The same examples, numbered so that blocks of ``io_block_size`` do not straddle stored arrays."""
+        return self
+
+    def _finite_length(self, operation: str) -> int:
+        if self.length is None:
+            raise ConfigError(
+                f"{operation} needs a dataset with an end", field="dataset", cure="Apply it before repeat() and mixing."
+            )
+        return self.length
+
+
+class PlannedDataset(AsyncDataset[PackedBatch]):
+    """A dataset of equally long token rows that lie in stores, and that knows where."""
+
+    @property
+    @abc.abstractmethod
+    def sources(self) -> Sequence[RowSource]:
+        """What ``Rows.source`` numbers; the batch's ``source_id`` too."""
+
+    @property
+    @abc.abstractmethod
+    def seq_len(self) -> int:
+        """Tokens in a row."""
+
+    @property
+    @abc.abstractmethod
+    def eos_id(self) -> int | None:
+        """Token after which a segment ends; None: each row is one segment."""
+
+    @property
+    @abc.abstractmethod
+    def read_stats(self) -> ReadStats:
+        """Counters of :meth:`get_batch` (a loader has its own)."""
+
+    @abc.abstractmethod
+    def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
+        """Where the rows of ``indices`` lie. Pure, no I/O; indices are not checked.
+
+        Args:
+            indices: Example numbers.
+            epoch: Pass over the data that each belongs to (re-keys shuffles); None: 0.
+        """
+
+    async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
+        rows = self.locate(check_indices(indices, self.length))
+        if rows.row.size == 0:
+            return pack_rows(np.zeros((0, self.seq_len), np.int32), np.zeros(0, np.int32), self.eos_id)
+        tokens = await read_rows(self.sources, rows, self.read_stats)
+        return pack_rows(tokens, rows.source.astype(np.int32), self.eos_id)
+
+    def reordered(self, order: IndexMap) -> PlannedDataset:
+        return ReorderedDataset(self, order)
+
+
+class ReorderedDataset(PlannedDataset):
+    """A planned dataset seen through an index map."""
+
+    def __init__(self, base: PlannedDataset, order: IndexMap) -> None:
+        if base.length is not None and order.rows > base.length:
+            raise ConfigError(
+                f"names {order.rows} rows of a dataset of {base.length}", field="order", value=type(order).__name__
+            )
+        self.base, self.order = base, order
+
+    @property
+    def length(self) -> int | None:
+        return None if isinstance(self.order, Repeat) and self.order.epochs is None else len(self.order)
+
+    @property
+    def sources(self) -> Sequence[RowSource]:
+        return self.base.sources
+
+    @property
+    def seq_len(self) -> int:
+        return self.base.seq_len
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.base.eos_id
+
+    @property
+    def read_stats(self) -> ReadStats:
+        return self.base.read_stats
+
+    def describe(self) -> dict[str, Any]:
+        return {"order": self.order.describe(), "of": self.base.describe()}
+
+    def default_io_block_size(self) -> int:
+        return self.base.default_io_block_size()
+
+    def locate(self, indices: np.ndarray, epoch: np.ndarray | None = None) -> Rows:
+        epoch = np.zeros_like(indices) if epoch is None else epoch
+        if isinstance(self.order, Repeat):
+            passes, indices = self.order.passes(indices, epoch)
+            return self.base.locate(indices, passes)
+        if not self.order.reorders:
+            return self.base.locate(self.order.at(indices, epoch), epoch)
+        rows, locality = self.order.resolve(indices, epoch)
+        return self.base.locate(rows, epoch)._replace(locality=locality)
+
+
+class MappedDataset(AsyncDataset[U]):
+    """A dataset whose batches pass through a function."""
+
+    def __init__(self, base: AsyncDataset[Any], fn: Callable[[Any], U]) -> None:
+        self.base, self.fn = base, fn
+
+    @property
+    def length(self) -> int | None:
+        return self.base.length
+
+    def describe(self) -> dict[str, Any]:
+        name = f"{getattr(self.fn, '__module__', '?')}.{getattr(self.fn, '__qualname__', repr(self.fn))}"
+        return {"map": name, "of": self.base.describe()}
+
+    async def get_batch(self, indices: np.ndarray) -> U:
+        return self.fn(await self.base.get_batch(indices))
+
+    def reordered(self, order: IndexMap) -> MappedDataset[U]:
+        return MappedDataset(self.base.reordered(order), self.fn)
+
+    def default_io_block_size(self) -> int:
+        return self.base.default_io_block_size()
+
+    def block_aligned(self, io_block_size: int) -> MappedDataset[U]:
+        return MappedDataset(self.base.block_aligned(io_block_size), self.fn)

@@ -1,0 +1,117 @@
+"""Where training rows lie: the meeting point of datasets (which row) and feeding (read it).
+
+A row is a fixed number of stored elements, usually in one piece. Datasets say which rows an index means (``Rows``),
+sources where a row lies (``Pieces``), and both are pure: no I/O. Reading happens in one place a path: here with
+coalesced ranges for ``get_batch``, in ``feed`` with planned blocks for training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from headrace.index.runs import adjacent_runs
+from headrace.metrics import ReadStats
+from headrace.store.array import StoredArray
+
+
+class Rows(NamedTuple):
+    """The rows behind a request, in the order of the request.
+
+    Attributes:
+        source: Number of the row's source.
+        row: Row number within the source.
+        locality: Place in the store's reading front, in [0, 1); see ``IndexMap.locality``.
+    """
+
+    source: Int64[np.ndarray, " n"]
+    row: Int64[np.ndarray, " n"]
+    locality: Float64[np.ndarray, " n"]
+
+
+class Pieces(NamedTuple):
+    """Rows as runs of stored elements; all int64 vectors of one length, ordered by row and column.
+
+    Attributes:
+        row: Place of the row in the request.
+        column: Where in the row the piece begins.
+        array: Array that it lies in.
+        start: Its first element there.
+        size: Its elements. The pieces of a row fill it without gaps.
+    """
+
+    row: Int64[np.ndarray, " p"]
+    column: Int64[np.ndarray, " p"]
+    array: Int64[np.ndarray, " p"]
+    start: Int64[np.ndarray, " p"]
+    size: Int64[np.ndarray, " p"]
+
+
+class RowSource(Protocol):
+    """Rows of equal length in a list of stored arrays."""
+
+    @property
+    def name(self) -> str:
+        """Name for counters and reports."""
+        ...
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that there are."""
+        ...
+
+    @property
+    def row_elements(self) -> int:
+        """Elements of a row."""
+        ...
+
+    @property
+    def arrays(self) -> Sequence[StoredArray]:
+        """What ``Pieces.array`` numbers."""
+        ...
+
+    def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
+        """Where rows lie, one piece a row unless something was cut out of it. Pure; rows are not checked."""
+        ...
+
+
+async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) -> np.ndarray:
+    """Reads rows with one request for each run of neighbouring rows.
+
+    Args:
+        sources: What ``rows.source`` numbers.
+        rows: The rows, in any order, with repeats.
+        stats: Counters to add to.
+
+    Returns:
+        Array ``[n, row_elements]`` in the order of ``rows``; the widest of the sources' dtypes.
+    """
+    dtype = np.result_type(*(a.dtype for s in sources for a in s.arrays))
+    out = np.empty((rows.row.size, sources[0].row_elements), dtype)
+    for number in np.unique(rows.source):
+        source = sources[int(number)]
+        asked = np.flatnonzero(rows.source == number)
+        distinct, inverse = np.unique(rows.row[asked], return_inverse=True)
+        pieces = source.pieces(distinct)
+        first, spans = adjacent_runs(pieces.array, pieces.start, pieces.size)
+        futures = [
+            source.arrays[a].read(s, s + n)
+            for a, s, n in zip(pieces.array[first].tolist(), pieces.start[first].tolist(), spans.tolist(), strict=True)
+        ]
+        data = [await _awaited(f) for f in futures]
+        # pieces are ordered by row and column: end to end they are the distinct rows
+        found = np.concatenate(data).reshape(-1, source.row_elements)
+        out[asked] = found[inverse]
+        stats.examples_requested += asked.size
+        stats.unique_examples += distinct.size
+        stats.coalesced_ranges += len(futures)
+        stats.tensorstore_reads_issued += len(futures)
+        stats.bytes_read += found.nbytes
+    return out
+
+
+async def _awaited(future: object) -> np.ndarray:
+    return await future  # pyright: ignore[reportGeneralTypeIssues]  # TensorStore's futures are awaitable

@@ -1,0 +1,1 @@
+"""From planned rows to sharded batches: placement, block cache, prefetch, loader."""

@@ -1,0 +1,138 @@
+"""Test doubles and checks that headrace's own tests use, for users' tests too. Nothing here imports this module."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from headrace.index.remap import IndexMap
+from headrace.store.array import ArrayFuture, StoredArray
+from headrace.store.cache import TokenCache
+from headrace.store.layout import CacheLayout, token_dtype
+from headrace.store.ledger import Ledger, write_ledger
+from headrace.store.ragged import PartWriter
+
+
+def random_documents(documents: int, *, vocab_size: int = 256, max_tokens: int = 50, seed: int = 0) -> list[np.ndarray]:
+    """Documents of random lengths, empty ones included, each ended by token ``vocab_size - 1``.
+
+    Example:
+        >>> [d.tolist() for d in random_documents(2, max_tokens=3, vocab_size=8)]
+        [[3, 1, 0, 7], [1, 0, 7]]
+    """
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, max_tokens + 1, documents)
+    return [np.append(rng.integers(0, vocab_size - 1, n), vocab_size - 1) for n in lengths]
+
+
+def write_cache(
+    path: str | Path,
+    parts: list[list[np.ndarray]],
+    *,
+    vocab_size: int = 256,
+    eos_id: int | None = None,
+    layout: CacheLayout | None = None,
+) -> TokenCache:
+    """Writes documents, given as one list for each part, as a finished cache and opens it."""
+    root = str(path)
+    layout = layout or CacheLayout(token_dtype(vocab_size).name, chunk_elements=256, shard_chunks=4)
+    tokenizer = {"kind": "none", "vocab_size": vocab_size, "eos_id": eos_id, "fingerprint": "testing"}
+    records = []
+    for number, documents in enumerate(parts):
+        writer = PartWriter(root, f"{number:05d}", layout)
+        for document in documents:
+            writer.append(document, np.array([document.size]))
+        records.append(writer.close())
+    write_ledger(root, Ledger(False, tokenizer, layout.to_json()).complete(records))
+    return TokenCache.open(root)
+
+
+def tiny_cache(
+    path: str | Path | None = None, *, documents: int = 100, parts: int = 1, vocab_size: int = 256, seed: int = 0
+) -> TokenCache:
+    """A small finished cache of random documents, in a temporary folder if no path is given.
+
+    Example:
+        >>> tiny_cache(documents=3).num_documents
+        3
+    """
+    every = random_documents(documents, vocab_size=vocab_size, seed=seed)
+    split = [list(every[p::parts]) for p in range(parts)]
+    root = tempfile.mkdtemp(prefix="headrace-tiny-cache-") if path is None else path
+    return write_cache(root, split, vocab_size=vocab_size, eos_id=vocab_size - 1)
+
+
+def check_index_map(index_map: IndexMap, *, sample: int = 10_000, seed: int = 0) -> None:
+    """Raises AssertionError unless the map keeps its promises: range, bijection, batched equals one by one, locality.
+
+    Maps of more than ``sample`` positions are checked on a random sample.
+
+    Example:
+        >>> from headrace.index.permutation import Feistel
+        >>> check_index_map(Feistel(1000, seed=3))
+    """
+    n = len(index_map)
+    rng = np.random.default_rng(seed)
+    i = np.arange(n) if n <= sample else np.unique(rng.integers(0, n, sample))
+    rows = index_map(i)
+    assert (rows.dtype, rows.shape) == (np.int64, i.shape)
+    assert rows.size == 0 or (rows.min() >= 0 and rows.max() < index_map.rows), "row out of range"
+    if index_map.bijective:
+        assert np.unique(rows).size == rows.size, "two positions share a row"
+        assert n > sample or np.array_equal(np.sort(rows), np.arange(index_map.rows)), "a row is missing"
+    few = i[rng.integers(0, i.size, min(i.size, 20))] if i.size else i
+    one_by_one = np.array([index_map(np.array([j]))[0] for j in few], np.int64)
+    assert np.array_equal(index_map(few), one_by_one), "batched differs from one by one"
+    locality = index_map.locality(i)
+    assert locality.shape == i.shape
+    assert i.size == 0 or (locality.min() >= 0 and locality.max() < 1), "locality outside [0, 1)"
+
+
+class CountingArray(StoredArray):
+    """A stored array that counts its reads and the elements read."""
+
+    def __init__(self, url: str, length: int, layout: CacheLayout) -> None:
+        super().__init__(url, length, layout)
+        self.reads = 0
+        self.elements = 0
+        self._count_lock = threading.Lock()
+
+    def _count(self, elements: int) -> None:
+        with self._count_lock:
+            self.reads += 1
+            self.elements += elements
+
+    def read(self, start: int, stop: int) -> ArrayFuture:
+        self._count(stop - start)
+        return super().read(start, stop)
+
+    def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
+        self._count(out.size)
+        return super().read_into(out, start)
+
+
+class SlowArray(CountingArray):
+    """A stored array whose answers arrive ``latency_s`` after they were asked for; reads in flight overlap."""
+
+    def __init__(self, url: str, length: int, layout: CacheLayout, latency_s: float = 0.03) -> None:
+        super().__init__(url, length, layout)
+        self.latency_s = latency_s
+
+    def read(self, start: int, stop: int) -> ArrayFuture:
+        return _Delayed(super().read(start, stop), time.perf_counter() + self.latency_s)
+
+    def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
+        return _Delayed(super().read_into(out, start), time.perf_counter() + self.latency_s)
+
+
+class _Delayed:
+    def __init__(self, future: ArrayFuture, ready_at: float) -> None:
+        self._future, self._ready_at = future, ready_at
+
+    def result(self, timeout: float | None = None) -> np.ndarray:
+        time.sleep(max(self._ready_at - time.perf_counter(), 0))
+        return self._future.result(timeout)
