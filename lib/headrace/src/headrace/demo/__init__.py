@@ -1,0 +1,5 @@
+"""``headrace demo``: from Python's own source code to a trained language model, in two minutes, without a network.
+
+``corpus`` takes the text, ``model`` is what is trained, ``run`` is the demo itself and the file to read first;
+``checks`` shows what must hold; ``settings``, ``folder``, ``log``, ``screen`` and ``picture`` do the rest.
+"""

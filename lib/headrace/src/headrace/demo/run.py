@@ -1,0 +1,287 @@
+"""The demo itself, from text to a trained model. :func:`run_demo`, read from top to bottom, is the way that data goes.
+
+Text and tokenizer -> one config -> token caches -> a mixture with a scheduled weight -> a loader -> training, stopped
+in the middle and resumed on half of the devices. In the end the loader runs once more, alone and without the stop, and
+shows that the batches were the same.
+
+Price: about 80 s on 2 CPU cores, of which 67 s are training.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from rich.console import Console
+from rich.markup import escape
+
+from headrace.config import ComponentConfig, LmDataConfig, load_config
+from headrace.data.batch import PackedBatch
+from headrace.demo import corpus
+from headrace.demo.checks import (
+    data_alone,
+    digest,
+    exact_mixture,
+    loss_falls,
+    never_waits,
+    refuses_another_order,
+    same_batches,
+)
+from headrace.demo.folder import DemoFolder
+from headrace.demo.log import RunLog, StepRecord
+from headrace.demo.model import Transformer, make_optimizer, replicate, train_step
+from headrace.demo.picture import draw_picture
+from headrace.demo.screen import Check, Screen
+from headrace.demo.settings import DemoSettings
+from headrace.errors import ConfigError
+from headrace.ingest.source import SourceConfig
+from headrace.ingest.tokenize import TokenizerConfig
+from headrace.state import LoaderState, RunManifest
+
+
+def run_demo(settings: DemoSettings, console: Console) -> bool:
+    """Runs the demo and prints what it shows.
+
+    Returns:
+        Whether everything came out as it should.
+
+    Raises:
+        HeadraceError: The folder is not usable, there is no text, or jax runs already with too few devices.
+    """
+    screen = Screen(console)
+    devices = cpu_devices(max(settings.devices, settings.devices_after))
+    folder = DemoFolder.claim(settings.output, settings.text_recipe)
+    screen.say(f"[bold]headrace demo[/] writes to [cyan]{escape(str(folder.root))}/[/]\n")
+    if folder.caches.exists():
+        screen.say("text, tokenizer and caches of an earlier run are used again\n")
+
+    config = prepare(folder, settings, screen)
+
+    stop = settings.steps // 2
+    weights = {name: component.weight for name, component in config.components.items()}
+    with screen.training(settings.steps) as line, RunLog(folder.metrics, weights, settings.steps, line) as log:
+        run = TrainingRun(config, settings, folder.checkpoints, log)
+        stopped = run.train(mesh_of(devices[: settings.devices]), until=stop)
+        line.say(
+            f"[bold]stopped[/] after {stop} steps, loader closed; model and data state are in {escape(str(stopped))}/"
+        )
+        line.say(f"[bold]resumed[/] with a new loader, on {settings.devices_after} devices")
+        run.train(mesh_of(devices[: settings.devices_after]), until=settings.steps, resume=stopped)
+        line.details.append(f"{settings.steps} steps, {log.tokens_per_s:,.0f} tokens/s")
+
+    with screen.phase("check") as details:
+        one_device = mesh_of(devices[:1])
+        digests, data_tokens_per_s = data_alone(config, one_device, settings.steps)
+        details.append(f"the data once more, alone and without the stop: {data_tokens_per_s:,.0f} tokens/s")
+        checks = [
+            loss_falls(log),
+            same_batches(log, digests),
+            exact_mixture(log),
+            never_waits(log, data_tokens_per_s),
+            refuses_another_order(config, one_device, load_data_state(stopped)),
+        ]
+    with screen.phase("picture"):
+        stop_label = f"stopped on {settings.devices} devices,\nresumed on {settings.devices_after}"
+        draw_picture(folder.picture, log.losses, log.rows, log.wanted, log.names, stop=stop, stop_label=stop_label)
+
+    passed = all(check.passed for check in checks if check.decides)
+    summary = {
+        "passed": passed,
+        "checks": [asdict(check) for check in checks],
+        "seconds": screen.seconds,
+        "tokens_per_s": {"training": log.tokens_per_s, "data_alone": data_tokens_per_s},
+        "settings": {**asdict(settings), "output": str(settings.output)},
+    }
+    folder.summary.write_text(json.dumps(summary, indent=1) + "\n")
+    show_end(screen, folder, checks)
+    return passed
+
+
+def prepare(folder: DemoFolder, settings: DemoSettings, screen: Screen) -> LmDataConfig:
+    """Everything before training: text, tokenizer, config and the caches that it names."""
+    with screen.phase("text") as details:
+        sources = corpus.write_text(folder.text, settings.scale.max_chars)
+        details += [f"{n}: {s.documents} documents, {s.chars / 1e6:.1f} MB, {s.origin}" for n, s in sources.items()]
+    with screen.phase("tokenizer") as details:
+        texts = [corpus.text_file(folder.text, name) for name in sources]
+        corpus.train_bpe(texts, folder.tokenizer, vocab_size=settings.scale.vocab_size)
+        details.append(f"byte-level BPE, {settings.scale.vocab_size} entries")
+    folder.config.write_text(data_config(folder, sources, settings).to_yaml())
+    config = load_config(str(folder.config))  # from here on the file is all that is known of the data
+    with screen.phase("caches") as details:
+        config.build_caches(progress=False)
+        details.append(", ".join(f"{n} {cache.num_tokens:,} tokens" for n, cache in config.open_caches().items()))
+    screen.say()
+    return config
+
+
+def show_end(screen: Screen, folder: DemoFolder, checks: Sequence[Check]) -> None:
+    """Prints what was shown, what was left where, and what to type next."""
+    screen.say(f"\n[bold]What was shown[/] in {sum(screen.seconds.values()):.0f} s")
+    screen.show_checks(checks)
+    screen.say(f"\n[bold]What is left[/] in {escape(str(folder.root))}/")
+    screen.show_pairs(
+        [
+            (folder.picture.name, "loss and mixture over the steps"),
+            (folder.config.name, "the data of this run: copy it for yours"),
+            (folder.metrics.name, "loss, rows, waiting and batch digest of each step"),
+            (folder.summary.name, "this table, with the times of all phases"),
+            (f"{folder.caches.name}/, {folder.checkpoints.name}/", "token caches; model, optimizer and data state"),
+        ]
+    )
+    screen.say("\n[bold]What to type next[/]")
+    screen.show_pairs(
+        [(f"headrace inspect {shlex.quote(str(folder.caches / 'docs'))}", "see what lies in a token cache")]
+    )
+
+
+def cpu_devices(count: int) -> np.ndarray:
+    """Makes jax run on ``count`` CPU devices, whatever the machine has; must come before anything else that uses jax.
+
+    Raises:
+        ConfigError: jax runs already, with fewer.
+    """
+    try:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:  # jax runs already
+        pass
+    devices = jax.devices("cpu")
+    if len(devices) < count:
+        raise ConfigError(
+            f"are needed, and jax runs already with {len(devices)}",
+            field="devices",
+            value=count,
+            cure="Start the demo in a process of its own: headrace demo",
+        )
+    return np.array(devices[:count])
+
+
+def mesh_of(devices: np.ndarray) -> Mesh:
+    """A mesh of one axis, ``data``."""
+    return Mesh(devices, ("data",))
+
+
+def data_config(folder: DemoFolder, sources: Iterable[str], settings: DemoSettings) -> LmDataConfig:
+    """The data of the run, as one document: what is read, in which order, in which mixture."""
+    ramp = {"linear": {0: 0.1, settings.steps - 1: 2.0}}
+    components = {
+        name: ComponentConfig(
+            cache=str(folder.caches / name),
+            weight=ramp if name == "docs" else 1.0,
+            source=SourceConfig([str(corpus.text_file(folder.text, name))]),
+        )
+        for name in sources
+    }
+    return LmDataConfig(
+        components=components,
+        seq_len=settings.scale.seq_len,
+        batch_size=settings.scale.batch_size,
+        seed=settings.seed,
+        tokenizer=TokenizerConfig(str(folder.tokenizer), eos=corpus.END_OF_TEXT),
+        split_documents=True,
+    )
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """Trains from a checkpoint to a checkpoint.
+
+    Attributes:
+        config: The data.
+        settings: The model and the number of steps.
+        checkpoints: Folder for the checkpoints.
+        log: Takes a record of each step.
+    """
+
+    config: LmDataConfig
+    settings: DemoSettings
+    checkpoints: Path
+    log: RunLog
+
+    def train(self, mesh: Mesh, *, until: int, resume: Path | None = None) -> Path:
+        """Trains on ``mesh`` up to step ``until``, from the beginning or from where ``resume`` stopped.
+
+        Returns:
+            The folder of the new checkpoint.
+
+        Raises:
+            PlanMismatchError: ``resume`` was made with other data, or in another order.
+        """
+        optimizer = make_optimizer(self.settings.steps, peak_lr=self.settings.scale.peak_lr)
+        with self.config.loader(mesh) as loader:
+            manifest = RunManifest.of(loader)
+            if resume is None:
+                model, opt_state, start = *self._initial(optimizer), 0
+            else:
+                model, opt_state = self._load(resume, optimizer)
+                state = load_data_state(resume)
+                manifest.check(state)
+                start = state.step
+            model, opt_state = replicate((model, opt_state), mesh)
+
+            with loader.iter_from_step(start) as batches:
+                for step in range(start, until):
+                    asked = time.perf_counter()
+                    batch = next(batches)
+                    came = time.perf_counter()
+                    model, opt_state, loss = train_step(model, opt_state, optimizer, batch)
+                    loss = float(loss)  # waits for the devices
+                    trained = time.perf_counter()
+                    self.log.add(
+                        StepRecord(
+                            step=step,
+                            loss=loss,
+                            devices=mesh.size,
+                            wait_s=came - asked,
+                            train_s=trained - came,
+                            tokens=batch.token_ids.size,
+                            rows=rows_by_source(batch, self.log.names),
+                            reads_per_example=loader.stats().reads.reads_per_example,
+                            digest=digest(batch),
+                        )
+                    )
+        return self._save(model, opt_state, manifest, until)
+
+    def _initial(self, optimizer: optax.GradientTransformation) -> tuple[Transformer, optax.OptState]:
+        scale = self.settings.scale
+        model = Transformer(
+            scale.vocab_size,
+            dim=scale.dim,
+            layers=scale.layers,
+            heads=scale.heads,
+            key=jax.random.key(self.settings.seed),
+        )
+        return model, optimizer.init(eqx.filter(model, eqx.is_array))
+
+    def _save(self, model: Transformer, opt_state: optax.OptState, manifest: RunManifest, step: int) -> Path:
+        folder = self.checkpoints / f"step-{step}"
+        folder.mkdir(parents=True)
+        eqx.tree_serialise_leaves(folder / "model.eqx", (model, opt_state))
+        manifest.save(str(folder))
+        (folder / "data.json").write_text(json.dumps(manifest.state(step).to_json()) + "\n")
+        return folder
+
+    def _load(self, folder: Path, optimizer: optax.GradientTransformation) -> tuple[Transformer, optax.OptState]:
+        shapes = eqx.filter_eval_shape(self._initial, optimizer)
+        return eqx.tree_deserialise_leaves(folder / "model.eqx", shapes)
+
+
+def load_data_state(checkpoint: Path) -> LoaderState:
+    """Where the data stood: a step and the fingerprint of the run, all that the loader needs."""
+    return LoaderState.from_json(json.loads((checkpoint / "data.json").read_text()))
+
+
+def rows_by_source(batch: PackedBatch, names: Sequence[str]) -> dict[str, int]:
+    """How many rows of a batch came from each source."""
+    counts = np.bincount(np.asarray(batch.source_id), minlength=len(names))
+    return {name: int(count) for name, count in zip(names, counts, strict=True)}
