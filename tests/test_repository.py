@@ -124,6 +124,13 @@ def test_committed_files_name_no_path_of_this_machine():
         assert home == "/" or f"{home}/" not in text, path
 
 
+def test_committed_files_name_no_package_index():
+    hosts = [".".join(parts) for parts in (("pypi", "org"), ("pythonhosted", "org"), ("npmjs", "org"))]
+    for path in committed_files():
+        text = path.read_text(errors="replace")
+        assert not [host for host in hosts if host in text], path
+
+
 def test_the_licence_goes_with_the_package():
     licence = (ROOT / "LICENSE").read_text()
     assert "Apache License" in licence

@@ -62,7 +62,7 @@ def test_every_epoch_seed_and_era_has_its_own_order():
 def test_pinned_orders():
     """Changing one is a release note and a new ORDER_VERSION."""
     pinned = {
-        "feistel": [1, 0, 3, 4, 2, 7, 9, 8, 5, 6, 12, 11, 10],
+        "feistel": [0, 3, 1, 2, 4, 6, 7, 9, 8, 5, 10, 12, 11],
         "linear": [2, 4, 1, 0, 3, 8, 5, 9, 7, 6, 11, 12, 10],
     }
     for perm_type, order in pinned.items():

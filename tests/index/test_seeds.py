@@ -77,7 +77,7 @@ def test_inputs_are_not_modified():
 
 
 def test_numpy_integers_are_seeds_and_seeds_wrap():
-    assert derive(np.int64(7), "x") == derive(7, "x")  # pyright: ignore[reportArgumentType]
+    assert derive(np.int64(7), "x") == derive(7, "x")
     assert derive(7 + 2**64, "x") == derive(7, "x")
     assert derive(-1) == derive(2**64 - 1)
 

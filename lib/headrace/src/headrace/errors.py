@@ -54,16 +54,6 @@ class HeadraceError(Exception):
             message = f"{message.rstrip('.')}. {cure}"
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[object, ...]:  # errors cross process borders; Exception's own pickling loses keywords
-        return _rebuild, (type(self), self.args, self.__dict__)
-
-
-def _rebuild(cls: type[HeadraceError], args: tuple[object, ...], state: dict[str, object]) -> HeadraceError:
-    error = cls.__new__(cls)
-    Exception.__init__(error, *args)
-    error.__dict__.update(state)
-    return error
-
 
 class ConfigError(HeadraceError):
     """A value in a config, a flag or an argument is not usable."""

@@ -7,11 +7,13 @@ index has to be walked a second time; a power-of-two domain would walk up to fou
 
 Length and key may be arrays: rows of many components, windows and epochs are permuted in one call.
 
-Price: 8 rounds of a 64-bit mixer, about 50 ns an index from batches of 8,192 on; 0.1 us at 1,024.
+Price: 8 rounds of a 64-bit mixer, about 50 ns an index from batches of 8,192 on; 0.1 us at 1,024; twice that for
+lengths below 64, which get 16 rounds.
 
 Why so many rounds: three show in every instrument of tests/index/test_permutation_quality.py, four rounds of a weaker
 function leave a serial correlation, a multiply-add function leaks the low bits (the test holds all three as
-counter-examples).
+counter-examples). Where a side has only a few values a round hides little: over many keys, 8 rounds leave the
+differences of neighbours of n = 8 uneven by 25%, 16 rounds by under 2%.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from headrace.index.remap import IndexMap
 from headrace.index.seeds import GOLDEN, derive, derive_keys, fold
 
 ROUNDS = 8
+SHORT, SHORT_ROUNDS = 64, 16
 MAX_LENGTH = 1 << 62
 _SLICE = 8192  # indices per pass: every temporary then stays in the second-level cache
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -77,22 +80,35 @@ def rectangle(n: UInt64[np.ndarray, " m"]) -> tuple[UInt64[np.ndarray, " m"], UI
 
 
 def _walk(x: np.ndarray, n: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """The images, by the number of rounds that each length needs."""
+    short = n < SHORT
+    if not short.any():
+        return _cycle(x, n, key, ROUNDS)
+    if short.all():
+        return _cycle(x, n, key, SHORT_ROUNDS)
+    out = np.empty_like(x)
+    for some, rounds in ((short, SHORT_ROUNDS), (~short, ROUNDS)):
+        out[some] = _cycle(x[some], n[some], key if key.size == 1 else key[some], rounds)
+    return out
+
+
+def _cycle(x: np.ndarray, n: np.ndarray, key: np.ndarray, rounds: int) -> np.ndarray:
     """Cycle walking: re-encrypt the few indices that landed in the rectangle's surplus."""
     a, b = rectangle(n)
-    x = _encrypt(x, a, b, key)
+    x = _encrypt(x, a, b, key, rounds)
     outside = np.flatnonzero(x >= n)
     while outside.size:
         sub = [v if v.size == 1 else v[outside] for v in (n, a, b, key)]
-        y = _encrypt(x[outside], *sub[1:])
+        y = _encrypt(x[outside], *sub[1:], rounds)
         x[outside] = y
         outside = outside[y >= sub[0]]
     return x
 
 
-def _encrypt(x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray) -> np.ndarray:
+def _encrypt(x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray, rounds: int) -> np.ndarray:
     right = x // a
     left = x - right * a
-    for r in range(ROUNDS):
+    for r in range(rounds):
         half, other, side = (left, right, a) if r % 2 == 0 else (right, left, b)
         h = other ^ (key + np.uint64((r * GOLDEN) & 0xFFFFFFFFFFFFFFFF))
         h ^= h >> _S30

@@ -17,6 +17,7 @@ from jaxtyping import Float64, Int64
 from headrace.errors import ConfigError, IndexOutOfRangeError
 
 MAX_LENGTH = 1 << 62
+_BELOW_ONE = np.nextafter(1.0, 0.0)  # a row above 2**53 over a length as large may round to 1
 
 
 class IndexMap(abc.ABC):
@@ -78,7 +79,7 @@ class IndexMap(abc.ABC):
     ) -> tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
         """:meth:`at` and :meth:`locality` at once: rows, and where in the store's reading front each lies."""
         rows = self.at(i, epoch)
-        return rows, rows / max(self.rows, 1)
+        return rows, np.minimum(rows / max(self.rows, 1), _BELOW_ONE)
 
     def locality(
         self, i: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None
