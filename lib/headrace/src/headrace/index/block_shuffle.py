@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.errors import ConfigError
+from headrace.index.intervals import Intervals
 from headrace.index.permutation import permutation_family
 from headrace.index.remap import IndexMap
 from headrace.index.seeds import derive, derive_keys, fold
@@ -71,3 +72,12 @@ class BlockShuffle(IndexMap):
         block, place = np.divmod(np.minimum(virtual, full - 1), size)
         physical = self._permute(block, self.num_blocks, derive_keys(self.seed, "block", last=epoch)) * size + place
         return np.where(tail, virtual, physical)
+
+    def touched_blocks(self, drawn: int, epoch: int) -> Intervals:
+        """Blocks of the epoch's sequence that hold any of the rows at its first ``drawn`` positions, whole windows."""
+        windows = -(-drawn // (self.io_block_size * self.window_blocks))
+        return Intervals(np.zeros(1, np.int64), np.array([min(windows * self.window_blocks, self.num_blocks)]))
+
+    def block_permutation(self, epoch: int) -> tuple[str, int, int]:
+        """Family, length and key of the permutation of blocks."""
+        return self.perm_type, self.num_blocks, int(derive_keys(self.seed, "block", last=np.array([epoch]))[0])

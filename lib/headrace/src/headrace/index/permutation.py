@@ -110,19 +110,51 @@ def _encrypt(x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray, round
     left = x - right * a
     for r in range(rounds):
         half, other, side = (left, right, a) if r % 2 == 0 else (right, left, b)
-        h = other ^ (key + np.uint64((r * GOLDEN) & 0xFFFFFFFFFFFFFFFF))
-        h ^= h >> _S30
-        h *= _MIX1
-        h ^= h >> _S27
-        h *= _MIX2
-        h >>= _S32  # the best mixed bits
-        h *= side
-        h >>= _S32  # uniform in [0, side)
-        half += h
+        half += _hash(other, key, r, side)
         half -= side * (half >= side)
     right *= a
     right += left
     return right
+
+
+def _hash(other: np.ndarray, key: np.ndarray, r: int, side: np.ndarray) -> np.ndarray:
+    h = other ^ (key + np.uint64((r * GOLDEN) & 0xFFFFFFFFFFFFFFFF))
+    h ^= h >> _S30
+    h *= _MIX1
+    h ^= h >> _S27
+    h *= _MIX2
+    h >>= _S32  # the best mixed bits
+    h *= side
+    h >>= _S32  # uniform in [0, side)
+    return h
+
+
+def unpermute(i: Int64[np.ndarray, " n"], length: int, key: int) -> Int64[np.ndarray, " n"]:
+    """The inverse of :func:`permute` for one length and key: where images come from.
+
+    Example:
+        >>> unpermute(permute(np.arange(7), 7, 3), 7, 3).tolist()
+        [0, 1, 2, 3, 4, 5, 6]
+    """
+    n, keys = np.array([length], np.uint64), np.array([key], np.uint64)
+    a, b = rectangle(n)
+    rounds = SHORT_ROUNDS if length < SHORT else ROUNDS
+    x = np.asarray(i, np.int64).astype(np.uint64)
+    outside = np.arange(x.size)
+    while outside.size:  # whoever walked through the surplus walks back through it
+        x[outside] = _decrypt(x[outside], a, b, keys, rounds)
+        outside = outside[x[outside] >= n]
+    return x.astype(np.int64)
+
+
+def _decrypt(x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray, rounds: int) -> np.ndarray:
+    right = x // a
+    left = x - right * a
+    for r in reversed(range(rounds)):
+        half, other, side = (left, right, a) if r % 2 == 0 else (right, left, b)
+        half += side - _hash(other, key, r, side)
+        half -= side * (half >= side)
+    return right * a + left
 
 
 def permute_linear(
@@ -135,11 +167,7 @@ def permute_linear(
     x = np.asarray(i, np.int64).astype(np.uint64)
     n = np.broadcast_to(np.asarray(length, np.uint64), x.shape)
     keys = np.broadcast_to(np.atleast_1d(np.asarray(key, np.uint64)), x.shape)
-    bits = np.maximum(np.ceil(np.log2(np.maximum(n, 2).astype(np.float64))), 1).astype(np.uint64)
-    bits += (_ONE << bits) < n  # float64 can be one short near 2**62
-    mask = (_ONE << bits) - _ONE
-    mult = (fold(keys, np.array([1], np.uint64)) << np.uint64(2)) | _ONE  # = 1 mod 4
-    add = fold(keys, np.array([2], np.uint64)) | _ONE
+    mult, add, mask = _affine(n, keys)
     x = (mult * x + add) & mask
     outside = np.flatnonzero(x >= n)
     while outside.size:
@@ -149,8 +177,33 @@ def permute_linear(
     return x.astype(np.int64)
 
 
+def _affine(n: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    bits = np.maximum(np.ceil(np.log2(np.maximum(n, 2).astype(np.float64))), 1).astype(np.uint64)
+    bits += (_ONE << bits) < n  # float64 can be one short near 2**62
+    mult = (fold(keys, np.array([1], np.uint64)) << np.uint64(2)) | _ONE  # = 1 mod 4
+    return mult, fold(keys, np.array([2], np.uint64)) | _ONE, (_ONE << bits) - _ONE
+
+
+def unpermute_linear(i: Int64[np.ndarray, " n"], length: int, key: int) -> Int64[np.ndarray, " n"]:
+    """The inverse of :func:`permute_linear` for one length and key.
+
+    Example:
+        >>> unpermute_linear(permute_linear(np.arange(7), 7, 3), 7, 3).tolist()
+        [0, 1, 2, 3, 4, 5, 6]
+    """
+    mult, add, mask = (int(v[0]) for v in _affine(np.array([length], np.uint64), np.array([key], np.uint64)))
+    back = np.array([pow(mult, -1, 1 << 64)], np.uint64)
+    x = np.asarray(i, np.int64).astype(np.uint64)
+    outside = np.arange(x.size)
+    while outside.size:
+        x[outside] = (x[outside] - np.uint64(add)) * back & np.uint64(mask)
+        outside = outside[x[outside] >= length]
+    return x.astype(np.int64)
+
+
 PERMUTATIONS = {"feistel": permute, "linear": permute_linear}
 """Permutation families by the name that configs use (``perm_type``)."""
+INVERSES = {"feistel": unpermute, "linear": unpermute_linear}
 
 
 def permutation_family(perm_type: str):

@@ -1,0 +1,256 @@
+"""Blends: named sources, each with a weight, possibly nested; normalised **at every node and every step**.
+
+A node's weights are divided by their sum at that step, and a leaf's weight is the product along its path. Adding a
+source inside a nested blend therefore does not change what the blend takes of the whole (the semantics that
+Megatron-Energon's schedules arrived at). A weight may be zero for a while; all weights of a node that is in use being
+zero is a :class:`ConfigError` that names the first such step, found from the break points without scanning.
+
+Invariant: rows of :meth:`Blend.at` are non-negative and sum to 1 (within a few ulp); a leaf with weight 0 is exactly 0.
+Sums run in a fixed order, so that the bits do not depend on the machine. Price: about 50 ns a step and leaf.
+
+Also here: the two usual ways to choose constant weights from sizes, temperature sampling and UniMax.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from headrace.errors import ConfigError, did_you_mean
+from headrace.index.schedule import Curves, Weight, compose_weights, weight_from_config
+
+WeightsAt: TypeAlias = Callable[[Int64[np.ndarray, " n"]], Float64[np.ndarray, "n d"]]
+"""Vectorised weights: steps -> one row of component weights for each step. Pure, and row by row."""
+
+
+@dataclass(frozen=True)
+class _Node:
+    entries: tuple[tuple[str, Weight, _Node | None], ...]
+    curves: Curves
+    path: str
+
+
+class Blend:
+    """Leaf weights of a blend at any steps.
+
+    Args:
+        weights: ``{name: weight}``, or for a nested blend ``{name: {"weight": weight, "blend": {...}}}``; a weight is
+            whatever :func:`weight_from_config` reads. ``weight`` may be left out and is then 1.
+        path: Place in the config, for errors.
+        num_steps: Number of steps of the run, if known: what happens after it is no error.
+
+    Raises:
+        ConfigError: empty; unknown keys; schedules twice on one path; a name used by two leaves; all weights of a node
+            in use are zero at some step.
+
+    Example:
+        >>> b = Blend({"web": 1, "lib": {"weight": {"linear": {0: 0, 4: 3}}, "blend": {"code": 3, "docs": 1}}})
+        >>> b.names
+        ('web', 'code', 'docs')
+        >>> b.at(np.array([0, 4]))
+        array([[1.    , 0.    , 0.    ],
+               [0.25  , 0.5625, 0.1875]])
+        >>> Blend({"a": {"step": {0: 1, 10: 0}}, "b": {"step": {0: 1, 7: 0}}})
+        Traceback (most recent call last):
+        headrace.errors.ConfigError: weights: all weights are zero at step 10. Give one of 'a', 'b' a weight there.
+    """
+
+    def __init__(self, weights: Mapping[str, object], path: str = "weights", num_steps: int | None = None) -> None:
+        self._root = _read(weights, path, ())
+        self.names: tuple[str, ...] = tuple(_leaves(self._root))
+        """Names of the leaves, in the order written: component numbers count along it."""
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise ConfigError("names two sources", field=path, value=name, cure="Rename one of them.")
+        self.breaks: tuple[int, ...] = tuple(sorted(set(_breaks(self._root))))
+        """Steps at which some weight may bend or jump."""
+        # From one break point to the next a weight is constant, or a straight line that is not negative: it is zero at
+        # some step in between only if it is zero at the first. So these steps are all that have to be looked at.
+        steps = np.array([b for b in sorted({0, *self.breaks}) if num_steps is None or b < max(num_steps, 1)], np.int64)
+        self.at(steps)
+
+    @property
+    def is_constant(self) -> bool:
+        """No weight in it is a schedule."""
+        return not self.breaks
+
+    @property
+    def flat(self) -> tuple[Weight, ...] | None:
+        """The leaves' own weights, if the blend is not nested."""
+        entries = self._root.entries
+        return None if any(inner for _, _, inner in entries) else tuple(weight for _, weight, _ in entries)
+
+    def at(self, steps: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, "n d"]:
+        """Weights of all leaves at ``steps``, rows summing to 1.
+
+        Raises:
+            ConfigError: all weights of a node in use are zero at one of the steps.
+        """
+        steps = np.asarray(steps, np.int64)
+        parts: list[np.ndarray] = []
+        _evaluate(self._root, steps, None, parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def to_config(self) -> dict[str, object]:
+        """The plain value that gives an equal blend when read back."""
+        return _config(self._root)
+
+
+def blend_of(weights: Sequence[Weight] | Mapping[str, object] | Blend) -> Blend:
+    """A blend from whatever gives one: a list of weights gets the names ``0``, ``1``, ...
+
+    Example:
+        >>> blend_of([weight_from_config(1), weight_from_config(3)]).at(np.array([0]))
+        array([[0.25, 0.75]])
+    """
+    if isinstance(weights, Blend):
+        return weights
+    if isinstance(weights, Mapping):
+        return Blend(weights)
+    return Blend({str(i): w for i, w in enumerate(weights)})
+
+
+def _read(obj: object, path: str, above: tuple[Weight, ...]) -> _Node:
+    if not isinstance(obj, Mapping) or not obj:
+        raise ConfigError("needs at least one source", field=path, value=obj, cure="Write name: weight lines.")
+    entries: list[tuple[str, Weight, _Node | None]] = []
+    for key, value in cast(Mapping[object, object], obj).items():
+        name, here = str(key), f"{path}.{key}"
+        inner: object = None
+        if isinstance(value, Mapping) and ("blend" in value or "weight" in value):
+            parts = cast(Mapping[str, object], value)
+            for part in parts:
+                if part not in ("weight", "blend"):
+                    cure = did_you_mean(str(part), ("weight", "blend"))
+                    raise ConfigError(f"unknown key {part!r}", field=here, value=value, cure=cure)
+            value, inner = parts.get("weight", 1.0), parts.get("blend")
+        weight = weight_from_config(value, here)
+        chain = (*above, Weight(weight.kind, weight.points, weight.scale, here))
+        for outer in above:  # not only the parent: a schedule may stand two levels up
+            compose_weights(outer, chain[-1])
+        entries.append((name, weight, None if inner is None else _read(inner, f"{here}.blend", chain)))
+    return _Node(tuple(entries), Curves([w for _, w, _ in entries]), path)
+
+
+def _leaves(node: _Node) -> list[str]:
+    return [leaf for name, _, inner in node.entries for leaf in ([name] if inner is None else _leaves(inner))]
+
+
+def _breaks(node: _Node) -> list[int]:
+    return [b for _, w, inner in node.entries for b in (*w.breaks, *(_breaks(inner) if inner else ()))]
+
+
+def _config(node: _Node) -> dict[str, object]:
+    return {
+        name: weight.to_config() if inner is None else {"weight": weight.to_config(), "blend": _config(inner)}
+        for name, weight, inner in node.entries
+    }
+
+
+def _evaluate(node: _Node, steps: np.ndarray, share: np.ndarray | None, parts: list[np.ndarray]) -> None:
+    """Append the weights of the leaves below ``node``, which has ``share`` of the whole, to ``parts``."""
+    values = node.curves.at(steps)
+    total = np.add.accumulate(values, axis=1)[:, -1]  # in a fixed order: numpy's sum depends on the vector width
+    if not total.all():
+        empty = total == 0 if share is None else (total == 0) & (share > 0)
+        if empty.any():
+            names = ", ".join(repr(name) for name, _, _ in node.entries[:6])
+            raise ConfigError(
+                f"all weights are zero at step {int(steps[empty].min())}",
+                field=node.path,
+                cure=f"Give one of {names} a weight there.",
+            )
+        total[total == 0] = 1.0
+    values /= total[:, None]
+    if share is not None:
+        values *= share[:, None]
+    if all(inner is None for _, _, inner in node.entries):
+        parts.append(values)
+        return
+    for d, (_, _, inner) in enumerate(node.entries):
+        if inner is None:
+            parts.append(values[:, d : d + 1])
+        else:
+            _evaluate(inner, steps, values[:, d], parts)
+
+
+def temperature_weights(sizes: Mapping[str, float], tau: float) -> dict[str, float]:
+    """Weights proportional to ``size ** (1 / tau)``: 1 is proportional to size, large values approach equal shares.
+
+    Args:
+        sizes: Tokens or examples of each source.
+        tau: Temperature, above 0.
+
+    Returns:
+        Weights that sum to 1.
+
+    Raises:
+        ConfigError: no sources, a size that is not positive and finite, or ``tau`` not above 0.
+
+    Reference: Arivazhagan et al., "Massively multilingual neural machine translation in the wild", 2019.
+
+    Example:
+        >>> temperature_weights({"big": 400.0, "small": 100.0}, tau=2)
+        {'big': 0.6666666666666666, 'small': 0.3333333333333333}
+    """
+    _check_sizes(sizes)
+    if not tau > 0:
+        raise ConfigError("must be above 0", field="tau", value=tau, cure="1 keeps the sizes' proportions.")
+    largest = max(sizes.values())
+    raised = {name: (size / largest) ** (1 / tau) for name, size in sizes.items()}
+    total = math.fsum(raised.values())
+    return {name: r / total for name, r in raised.items()}
+
+
+def unimax_weights(sizes: Mapping[str, float], budget: float, max_epochs: float) -> dict[str, float]:
+    """Shares as equal as they can be while no source is seen more than ``max_epochs`` times.
+
+    Args:
+        sizes: Tokens (or examples) of each source.
+        budget: Tokens (or examples) of the whole run, the same unit.
+        max_epochs: Most passes over any source, above 0.
+
+    Returns:
+        Weights that sum to 1.
+
+    Raises:
+        ConfigError: a size or the budget is not positive, or all sources together do not hold the budget.
+
+    Reference: Chung et al., "UniMax: fairer and more effective language sampling for large-scale multilingual
+    pretraining", ICLR 2023.
+
+    Example:
+        >>> unimax_weights({"en": 1000.0, "is": 10.0, "fo": 1.0}, budget=100, max_epochs=4)
+        {'en': 0.56, 'is': 0.4, 'fo': 0.04}
+    """
+    _check_sizes(sizes)
+    for field, value in (("budget", budget), ("max_epochs", max_epochs)):
+        if not (value > 0 and math.isfinite(value)):
+            raise ConfigError("must be above 0", field=field, value=value)
+    limit = math.fsum(sizes.values()) * max_epochs
+    if limit < budget * (1 - 1e-9):
+        raise ConfigError(
+            f"cannot be met: {max_epochs:g} epochs of all sources hold {limit:g}",
+            field="budget",
+            value=budget,
+            cure="Lower the budget or allow more epochs.",
+        )
+    left, share = float(budget), {}
+    by_size = sorted(sizes, key=lambda name: sizes[name])
+    for i, name in enumerate(by_size):  # smallest first: what it cannot take is shared by the larger ones
+        share[name] = min(left / (len(by_size) - i), sizes[name] * max_epochs)
+        left -= share[name]
+    return {name: share[name] / budget for name in sizes}
+
+
+def _check_sizes(sizes: Mapping[str, float]) -> None:
+    if not sizes:
+        raise ConfigError("needs at least one source", field="sizes")
+    for name, size in sizes.items():
+        if not (size > 0 and math.isfinite(size)):
+            raise ConfigError("must be positive and finite", field=f"sizes.{name}", value=size)

@@ -1,0 +1,183 @@
+"""Parameters of braids, checked and prepared: one vector a parameter, one element a component.
+
+The rows of many components are mapped in one pass, without a loop over braids: :func:`headrace.index.braid.braid`
+takes the parameters of each row's component along with the row.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int32, Int64, UInt64
+
+from headrace.errors import ConfigError
+from headrace.index.permutation import MAX_LENGTH
+from headrace.index.seeds import fold
+
+MAX_STRANDS = 1 << 22
+MAX_BLOCK = 1 << 31
+LAP_BITS = 20
+"""Laps are counted in 2**-20 of a row: after a million batches, lap and batch are half a row apart at most."""
+_EDGE = 2.0**-10  # localities below belong to the rows that come and go
+_CELL = np.array([4], np.uint64)  # what the child key is for; 1 to 3 are used by braid.py, with the epoch's key
+_LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+class BraidSpec(NamedTuple):
+    """Parameters of one braid, or of many: vectors of one length (1 broadcasts). Made by :func:`braid_spec`.
+
+    All uint64 but the last three, which are float64.
+    """
+
+    n: np.ndarray
+    block: np.ndarray
+    full_blocks: np.ndarray
+    tail: np.ndarray  # rows of the partial block at the end
+    block_step: np.ndarray  # lattice steps inside a block and inside the tail
+    tail_step: np.ndarray
+    cells: np.ndarray  # whole rows of a lap: floor(lap)
+    depth: np.ndarray  # strands of a cell, taken in turn by successive laps
+    regular: np.ndarray  # cells * depth
+    extra: np.ndarray  # strands for the extra draw of a lap that is no whole number; at least 1
+    extra_step: np.ndarray  # lattice step over these
+    period: np.ndarray  # draws of 2**LAP_BITS laps
+    begin: np.ndarray  # n modulo period
+    first: np.ndarray  # cells that come and go: 1 if the lap is no whole number, else 0
+    ring: np.ndarray  # the other cells, at least 1
+    step: np.ndarray  # lattice step and shift over the ring
+    shift: np.ndarray
+    key: np.ndarray
+    corner: np.ndarray  # where in its cell the component sits, so that components do not tie
+    low: np.ndarray  # locality of the ring's begin
+    pitch: np.ndarray  # locality from cell to cell
+
+    def take(self, component: Int32[np.ndarray, " m"]) -> BraidSpec:
+        """The parameters of each row's component."""
+        return BraidSpec(*(field[component] for field in self))
+
+
+def braid_spec(
+    n: Int64[np.ndarray, " d"] | int,
+    *,
+    io_block_size: Int64[np.ndarray, " d"] | int,
+    strands: Int64[np.ndarray, " d"] | int,
+    lap: Float64[np.ndarray, " d"] | float | None = None,
+    key: UInt64[np.ndarray, " d"] | int,
+) -> BraidSpec:
+    """Checks and prepares the parameters of ``d`` braids (scalars: of one).
+
+    Args:
+        n: Examples, 0 to 2**62.
+        io_block_size: Examples in a block.
+        strands: Strands, 1 to ``n`` and at most 2**22 (1 if there is no example).
+        lap: Draws of a lap, 2**-20 to ``strands``; a whole number divides ``strands``. None for ``strands``.
+        key: 64-bit key.
+
+    Raises:
+        ConfigError: a size below 1, more strands than examples, a lap that does not fit the strands.
+    """
+    lengths, blocks, counts, laps, keys = np.broadcast_arrays(
+        *(np.atleast_1d(x) for x in (n, io_block_size, strands, strands if lap is None else lap)),
+        np.atleast_1d(np.asarray(key, np.uint64)),
+    )
+    _check_sizes(lengths, blocks, counts, laps)
+    # A block larger than the corpus is the corpus: so there always is a full block.
+    blocks = np.minimum(blocks, np.maximum(lengths, 1))
+    period = np.rint(laps * (1 << LAP_BITS)).astype(np.int64)
+    cells, fraction = period >> LAP_BITS, period & ((1 << LAP_BITS) - 1)
+    depth = (counts << LAP_BITS) // period
+    extra = counts - cells * depth
+    bad = np.flatnonzero((fraction == 0) & (extra > 0))
+    if bad.size:
+        have, of = int(cells[bad[0]]), int(counts[bad[0]])
+        raise ConfigError(
+            f"does not divide the {of} strands", field="lap", value=have, cure=f"Give strands: {-(-of // have) * have}."
+        )
+    first = ((fraction > 0) & (cells > 0)).astype(np.int64)
+    ring = np.maximum(cells - first, 1)
+    keys = np.ascontiguousarray(keys)
+    corner_bits = fold(keys, _CELL)
+    integers = {
+        "n": lengths,
+        "block": blocks,
+        "full_blocks": lengths // blocks,
+        "tail": lengths % blocks,
+        "block_step": np.array([lattice_step(int(m)) for m in blocks]),
+        "tail_step": np.array([lattice_step(int(m)) for m in lengths % blocks]),
+        "cells": cells,
+        "depth": depth,
+        "regular": cells * depth,
+        "extra": np.maximum(extra, 1),
+        "extra_step": np.array([lattice_step(int(m)) for m in np.maximum(extra, 1)]),
+        "period": period,
+        "begin": lengths % period,
+        "first": first,
+        "ring": ring,
+        "step": np.array([lattice_step(int(m)) for m in ring]),
+    }
+    low = np.where(fraction > 0, _EDGE, 0.0)
+    return BraidSpec(
+        **{name: values.astype(np.uint64) for name, values in integers.items()},
+        shift=((corner_bits & _LOW32) * ring.astype(np.uint64)) >> _S32,
+        key=keys,
+        corner=(corner_bits >> np.uint64(44)).astype(np.float64) / 2.0**20,
+        low=low,
+        pitch=(1.0 - low) / ring,
+    )
+
+
+def _check_sizes(lengths: np.ndarray, blocks: np.ndarray, counts: np.ndarray, laps: np.ndarray) -> None:
+    for name, values in (("io_block_size", blocks), ("strands", counts)):
+        if (values < 1).any():
+            raise ConfigError("must be at least 1", field=name, value=int(values.min()), cure="Count in examples.")
+    if (lengths < 0).any() or (lengths > MAX_LENGTH).any():
+        raise ConfigError("must lie in 0 .. 2**62", field="length", value=int(lengths.max()))
+    if (blocks > MAX_BLOCK).any():
+        raise ConfigError("must be at most 2**31", field="io_block_size", value=int(blocks.max()))
+    bad = np.flatnonzero((counts > np.maximum(lengths, 1)) | (counts > MAX_STRANDS))
+    if bad.size:
+        have, of = int(counts[bad[0]]), int(lengths[bad[0]])
+        raise ConfigError(
+            f"more strands than the {of} examples" if have > of else f"more than {MAX_STRANDS} strands",
+            field="strands",
+            value=have,
+            cure=f"Give at most {min(max(of, 1), MAX_STRANDS)}, or leave strands out to have them chosen.",
+        )
+    bad = np.flatnonzero(~((laps >= 2.0**-LAP_BITS) & (laps <= counts)))
+    if bad.size:
+        raise ConfigError(
+            f"must lie in 2**-{LAP_BITS} .. {int(counts[bad[0]])}, the number of strands",
+            field="lap",
+            value=float(laps[bad[0]]),
+            cure="Give the rows that the component has in one batch.",
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def lattice_step(m: int) -> int:
+    """A step g, coprime to m, such that any run of ``0, g, 2 g, ...`` modulo m is evenly spread over ``range(m)``.
+
+    Near ``m / phi``, the number whose continued fraction ``g / m`` has the smallest sum of partial quotients: that sum
+    bounds the discrepancy of every run (Niederreiter, "Random number generation and quasi-Monte Carlo methods", 1992,
+    chapter 3; phi itself, all of whose quotients are 1, is the best irrational step).
+
+    Example:
+        >>> lattice_step(8), lattice_step(13), lattice_step(1)
+        (5, 8, 1)
+    """
+    if m <= 2:
+        return 1
+    centre = round(m * (math.sqrt(5.0) - 1.0) / 2.0)
+    near = [g for g in range(max(1, centre - 48), min(m, centre + 49)) if math.gcd(g, m) == 1]
+    return min(near, key=lambda g: (_quotient_sum(g, m), abs(g - centre))) if near else 1
+
+
+def _quotient_sum(g: int, m: int) -> int:
+    total = 0
+    while g:
+        total += m // g
+        g, m = m % g, g
+    return total

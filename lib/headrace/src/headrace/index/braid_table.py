@@ -1,0 +1,86 @@
+"""The braids of all components of a mixture in one pass: (component, ordinal) -> (row, locality).
+
+A mixture of 200 components has a few rows of each in a batch. Mapping them component by component costs some 100 us
+each, whatever the number of rows; here each row brings the parameters of its component along, and the batch is mapped
+at once.
+
+Price: 0.5 us a row in batches of 1,024, 0.3 us from 4,096 on; any number of components, any lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float64, Int32, Int64
+
+from headrace.errors import ConfigError
+from headrace.index.braid import BraidShuffle, braid, braid_key
+from headrace.index.braid_spec import braid_spec
+
+_SLICE = 8192  # rows per pass, as in braid()
+
+
+class BraidTable:
+    """The braids of all components of a mixture, evaluated in one pass over rows of any of them.
+
+    Row for row equal to ``Repeat(BraidShuffle(...))`` of the component; the cost does not depend on the number of
+    components.
+
+    Args:
+        lengths: Examples of each component, at least 1.
+        io_block_size: Examples in a block, one for all or one for each.
+        strands: Strands of each component, see :func:`~headrace.index.strands.resolve_strands`.
+        seeds: Integer seed of each component.
+        laps: Lap of each component; None for ``strands``.
+
+    Raises:
+        ConfigError: as :class:`BraidShuffle`; an empty component.
+
+    Example:
+        >>> table = BraidTable(np.array([10, 100]), io_block_size=4, strands=np.array([2, 20]), seeds=[7, 8])
+        >>> rows, locality = table(np.array([0, 1, 0]), np.array([3, 99, 13]))  # 13: the second epoch of component 0
+        >>> bool(rows[2] == BraidShuffle(10, io_block_size=4, strands=2, seed=7).at(np.array([3]), np.array([1]))[0])
+        True
+    """
+
+    def __init__(
+        self,
+        lengths: Int64[np.ndarray, " d"],
+        *,
+        io_block_size: Int64[np.ndarray, " d"] | int,
+        strands: Int64[np.ndarray, " d"],
+        seeds: Sequence[int],
+        laps: Float64[np.ndarray, " d"] | None = None,
+    ) -> None:
+        lengths = np.asarray(lengths, np.int64)
+        if (lengths < 1).any():
+            raise ConfigError(
+                "cannot be mixed: it is empty", field=f"component {int(lengths.argmin())}", cure="Leave it out."
+            )
+        keys = np.array([braid_key(seed) for seed in seeds], np.uint64)
+        self.spec = braid_spec(lengths, io_block_size=io_block_size, strands=strands, lap=laps, key=keys)
+        self.lengths = lengths
+
+    @classmethod
+    def of(cls, orders: Sequence[BraidShuffle]) -> BraidTable:
+        """The table of braids that exist already, one for each component."""
+        return cls(
+            np.asarray([len(o) for o in orders]),
+            io_block_size=np.asarray([o.io_block_size for o in orders]),
+            strands=np.asarray([o.strands for o in orders]),
+            seeds=[o.seed for o in orders],
+            laps=np.asarray([o.lap for o in orders]),
+        )
+
+    def __call__(
+        self, component: Int32[np.ndarray, " m"], ordinal: Int64[np.ndarray, " m"]
+    ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]:
+        """Row in its component's store and locality of each ``ordinal``-th draw; each pass is re-keyed."""
+        rows, where = np.empty(ordinal.shape, np.int64), np.empty(ordinal.shape, np.float64)
+        for lo in range(0, ordinal.size, _SLICE):
+            part = slice(lo, lo + _SLICE)
+            spec, drawn = self.spec.take(component[part]), ordinal[part].astype(np.uint64)
+            epoch = drawn // spec.n
+            rows[part], where[part] = braid(drawn - epoch * spec.n, epoch, spec)
+        return rows, where

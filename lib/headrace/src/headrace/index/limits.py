@@ -1,0 +1,127 @@
+"""Where a mixture ends and how much it may take: epochs, budgets, largest shares, stop strategies.
+
+A source is bounded by ``max_epochs`` (passes over it) and by a budget in examples; what it cannot give is shared by the
+others exactly, and a largest share bounds it at each step (:mod:`headrace.index.shares`). A stop strategy
+says what the end of a source means for the mixture, in the words that ``datasets`` and Levanter use:
+
+* ``restart``: nothing, sources start over in a new order; the mixture ends only if limits end it;
+* ``first_exhausted``: the mixture ends before the first example that some source does not have;
+* ``all_exhausted``: it ends once every source was used up at least once; smaller ones start over until then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from headrace.errors import ConfigError, did_you_mean
+from headrace.index.draws import Draws
+from headrace.index.shares import UNLIMITED
+
+STOP_STRATEGIES = ("restart", "first_exhausted", "all_exhausted")
+
+
+def example_limits(
+    sizes: Mapping[str, int],
+    max_epochs: float | Mapping[str, float] | None = None,
+    budgets: Mapping[str, int] | None = None,
+) -> dict[str, int | None]:
+    """Most examples of each source in the whole run: the smaller of its epochs and its budget.
+
+    Args:
+        sizes: Examples of each source.
+        max_epochs: Passes over each source, one number for all or by name; may be a fraction. None: no bound.
+        budgets: Examples of each source, by name.
+
+    Returns:
+        Limits in the order of ``sizes``, None where there is no bound; for ``Draws(..., limits=[*limits.values()])``.
+
+    Raises:
+        ConfigError: a name that is no source; an epoch count or budget that is negative or not finite.
+
+    Example:
+        >>> example_limits({"web": 1000, "docs": 10}, max_epochs={"docs": 2.5}, budgets={"web": 600})
+        {'web': 600, 'docs': 25}
+    """
+    epochs = max_epochs if isinstance(max_epochs, Mapping) else dict.fromkeys(sizes, max_epochs)
+    limits: dict[str, int | None] = dict.fromkeys(sizes)
+    for field, given in (("max_epochs", epochs), ("budgets", budgets or {})):
+        for name, value in given.items():
+            if name not in sizes:
+                raise ConfigError("names no source", field=f"{field}.{name}", cure=did_you_mean(name, sizes))
+            if value is None:
+                continue
+            if isinstance(value, bool) or not (math.isfinite(value) and value >= 0):
+                raise ConfigError("must be finite and not negative", field=f"{field}.{name}", value=value)
+            bound = math.floor(sizes[name] * value) if field == "max_epochs" else math.floor(value)
+            known = limits[name]
+            limits[name] = bound if known is None else min(known, bound)
+    return limits
+
+
+def require_supply(draws: Draws, steps: int) -> None:
+    """Check that a run of ``steps`` steps can be filled.
+
+    Raises:
+        ConfigError: the sources' limits end the mixture before.
+
+    Example:
+        >>> from headrace.index.schedule import BatchSchedule
+        >>> try:
+        ...     require_supply(Draws({"a": 1, "b": 1}, BatchSchedule(8), limits=[10, 20]), steps=4)
+        ... except ConfigError as e:
+        ...     print(e.problem)
+        cannot be met: the sources' limits hold 24 examples, enough for 3 steps
+    """
+    supply = draws.policy.supply()
+    if supply.max() >= UNLIMITED:
+        return
+    total = int(supply.sum())
+    needed = draws.batch.rows_at(steps)[0]
+    if total < needed:
+        whole = int(draws.batch.step_of(np.array([total]))[0])
+        raise ConfigError(
+            f"cannot be met: the sources' limits hold {total} examples, enough for {whole} steps",
+            field="num_steps",
+            value=steps,
+            cure="Raise max_epochs or the budgets, add a source, or train for fewer steps.",
+        )
+
+
+def mixture_length(draws: Draws, sizes: Sequence[int | None], stop: str) -> int | None:
+    """Examples of a mixture under a stop strategy.
+
+    Args:
+        draws: The mixture.
+        sizes: Examples of each component, None for an endless one.
+        stop: One of ``STOP_STRATEGIES``.
+
+    Returns:
+        The number of examples, or None if there is no end.
+
+    Raises:
+        ConfigError: unknown strategy; not one size a component.
+
+    Example:
+        >>> from headrace.index.schedule import BatchSchedule
+        >>> d = Draws({"a": 3, "b": 1}, BatchSchedule(4))  # a a b a | a a b a | ...
+        >>> [mixture_length(d, [10, 4], s) for s in STOP_STRATEGIES]
+        [None, 13, 15]
+    """
+    if stop not in STOP_STRATEGIES:
+        raise ConfigError("is no stop strategy", field="stop", value=stop, cure=did_you_mean(stop, STOP_STRATEGIES))
+    if len(sizes) != draws.components:
+        raise ConfigError(f"needs one entry for each of {draws.components} components", field="sizes", value=sizes)
+    supply = draws.policy.supply()
+    ends = [] if supply.max() >= UNLIMITED else [int(supply.sum())]
+    if stop == "first_exhausted":
+        beyond = [draws.index_of(d, size) for d, size in enumerate(sizes) if size is not None]
+        ends += [index for index in beyond if index is not None]
+    elif stop == "all_exhausted":
+        last = [None if size is None else draws.index_of(d, size - 1) if size else -1 for d, size in enumerate(sizes)]
+        used_up = [index + 1 for index in last if index is not None]
+        if len(used_up) == len(last):
+            ends.append(max(used_up))
+    return min(ends, default=None)

@@ -1,0 +1,77 @@
+"""Draw policies by the names that configs use.
+
+``quota`` (exact shares, schedules, stages, limits) is headrace's own and the default. The others give the sequences of
+the systems that users come from, for runs that must go on as they began: ``swrr`` (nmoe), ``greedy`` and ``exhaustive``
+(Megatron-LM), ``least_consumed`` (token-balanced). They take constant weights and one stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from headrace.errors import ConfigError, did_you_mean
+from headrace.index.blend import Blend
+from headrace.index.draws import DrawPolicy
+from headrace.index.interleave import ExhaustiveBlend, GreedyBlend, SmoothRoundRobin
+from headrace.index.least_consumed import LeastConsumedPlan
+from headrace.index.schedule import BatchSchedule
+from headrace.index.stages import Stage, Stages
+
+POLICIES = ("quota", "swrr", "greedy", "exhaustive", "least_consumed")
+
+
+def make_policy(
+    policy: str,
+    names: Sequence[str],
+    stages: Sequence[Stage],
+    batch: BatchSchedule,
+    *,
+    sizes: Sequence[int | None],
+    limits: Sequence[int | None],
+    tokens: int,
+) -> DrawPolicy:
+    """The policy of that name over the components ``names``.
+
+    Args:
+        policy: One of ``POLICIES``.
+        names: Components, in the order in which they are numbered.
+        stages: Weights; only ``quota`` takes more than one stage.
+        batch: Examples per step.
+        sizes: Examples of each component, None for an endless one.
+        limits: Most examples of each component in the run; only ``quota`` takes any.
+        tokens: Tokens of an example, for ``least_consumed``.
+
+    Raises:
+        ConfigError: unknown name, or something that the policy does not know.
+    """
+    if policy not in POLICIES:
+        raise ConfigError("is no policy", field="policy", value=policy, cure=did_you_mean(policy, POLICIES))
+    if policy == "quota":
+        return Stages(names, stages, batch, limits)
+    if len(stages) > 1 or any(limit is not None for limit in limits):
+        what = "stages" if len(stages) > 1 else "limits"
+        raise ConfigError(f"knows no {what}", field="policy", value=policy, cure="Use policy: quota.")
+    weights = _constant_weights(stages[0].blend, policy)
+    if policy == "swrr":
+        return SmoothRoundRobin(weights, batch)
+    if policy == "greedy":
+        return GreedyBlend(weights, batch)
+    finite = [size for size in sizes if size is not None]
+    if len(finite) < len(sizes):
+        raise ConfigError("needs components with an end", field="policy", value=policy, cure="Leave out repeat().")
+    if policy == "exhaustive":
+        return ExhaustiveBlend(finite, batch)
+    return LeastConsumedPlan([np.full(size, tokens) for size in finite], batch)
+
+
+def _constant_weights(blend: Blend, policy: str) -> list[float]:
+    if not blend.is_constant:
+        raise ConfigError(
+            "knows constant weights only, and these change with the step",
+            field="policy",
+            value=policy,
+            cure="Use policy: quota.",
+        )
+    return blend.at(np.zeros(1, np.int64))[0].tolist()

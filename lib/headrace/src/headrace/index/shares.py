@@ -1,0 +1,236 @@
+"""Shares: what each component should have had after each step, exactly, before anything is rounded to examples.
+
+A step of B examples gives component d the share B x w_d. Normalised weights are whole multiples of 2**-44 that sum to
+1, and a share is a whole part and 44 bits, with carry: no error accumulates, sums are exact. A component may have a
+limit (its epochs or its budget, in examples): at the step that reaches it, the component gets exactly what is left of
+it, the rest of that step goes to the others in proportion to their weights, and from then on they share its weight.
+
+Invariant: shares after a step sum to the examples of all steps, and depend on nothing later. Once the components that
+have weight cannot fill a step, the mixture ends before it.
+
+Price: 2 us a step for 64 components, in chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from headrace.errors import ConfigError
+from headrace.index.blend import WeightsAt
+from headrace.index.schedule import MAX_BATCH, BatchSchedule, Steps
+
+BITS = 44
+ONE = 1 << BITS
+PART = ONE - 1
+UNLIMITED = 1 << 62
+
+
+def fixed_point(weights: Float64[np.ndarray, "n d"]) -> Int64[np.ndarray, "n d"]:
+    """Rows of weights as multiples of 2**-44 that sum to exactly 2**44; a positive weight never becomes 0.
+
+    Each is within one unit of the weight except the row's largest, which takes the rounding of all (at most half a unit
+    each). At 1e9 examples the drift is thus about 1e-4 examples.
+
+    Raises:
+        ConfigError: a weight is negative or no number, or a row does not sum to 1.
+
+    Example:
+        >>> fixed_point(np.array([[0.25, 0.75, 0.0]])) / 2**44
+        array([[0.25, 0.75, 0.  ]])
+    """
+    if not (weights >= 0).all():
+        raise ConfigError("must be numbers from 0 up", field="weights", value=weights[~(weights >= 0)][0])
+    fixed = np.rint(weights * ONE).astype(np.int64)
+    fixed += (fixed == 0) & (weights > 0)
+    short = ONE - fixed.sum(axis=1)
+    if np.abs(short).max(initial=0) > weights.shape[1] << 10:
+        row = int(np.abs(short).argmax())
+        raise ConfigError("must sum to 1 at each step", field="weights", value=weights[row].tolist())
+    fixed[np.arange(len(fixed)), fixed.argmax(axis=1)] += short
+    return fixed
+
+
+@dataclass(frozen=True)
+class ShareRun:
+    """Shares of D components after each of n steps."""
+
+    whole: Int64[np.ndarray, "n d"]
+    part: Int64[np.ndarray, "n d"]
+    """The share is ``whole + part * 2**-44``."""
+    rate: Int64[np.ndarray, "n d"]
+    """Weights in units of 2**-44, 0 for a component that had reached its limit before the step."""
+    live: Bool[np.ndarray, "n d"]
+    """The component has weight at the step, used up or not."""
+    filled: int
+    """Steps that can be filled: n, unless the mixture ends. Rows after it mean nothing."""
+
+
+class Shares:
+    """Runs of shares from any known state.
+
+    Args:
+        weights: Steps -> rows of weights that sum to 1, e.g. ``Blend.at``.
+        components: Number of components D, 1 to 4096.
+        batch: Examples per step.
+        limits: Most examples of each component, None for no limit.
+        largest: Largest share of a step that each component may have, above 0, None for no bound.
+
+    Raises:
+        ConfigError: no component, too many, a batch above 2**18, limits that are negative or not one a component.
+
+    Example:
+        >>> shares = Shares(lambda steps: np.full((len(steps), 2), 0.5), 2, BatchSchedule(8), [10, None])
+        >>> shares.run(np.zeros(2, np.int64), np.zeros(2, np.int64), 0, 4).whole.tolist()
+        [[4, 4], [8, 8], [10, 14], [10, 22]]
+    """
+
+    def __init__(
+        self,
+        weights: WeightsAt,
+        components: int,
+        batch: BatchSchedule,
+        limits: Sequence[int | None] | None = None,
+        largest: Sequence[float | None] | None = None,
+    ) -> None:
+        if not 1 <= components <= 4096:
+            raise ConfigError("must be 1 to 4096", field="components", value=components)
+        if batch.max_size > MAX_BATCH:
+            raise ConfigError("must be at most 2**18", field="batch_size", value=batch.max_size)
+        if limits is not None and len(limits) != components:
+            raise ConfigError(f"needs one entry for each of {components} components", field="limits", value=limits)
+        for limit in limits or ():
+            if limit is not None and not 0 <= limit < UNLIMITED:
+                raise ConfigError("must be 0 to 2**62 examples", field="limits", value=limit)
+        for share in largest or ():
+            if share is not None and not 0 < share <= 1:
+                raise ConfigError("must be above 0 and at most 1", field="max_share", value=share)
+        self._weights, self._batch = weights, batch
+        self._bound = np.array([1.0 if x is None else x for x in largest or [None] * components])
+        self._bounded = bool((self._bound < 1).any())
+        self.limits = np.array([UNLIMITED if x is None else x for x in limits or [None] * components], np.int64)
+        self.limited = bool((self.limits < UNLIMITED).any())
+
+    def run(self, whole: Int64[np.ndarray, " d"], part: Int64[np.ndarray, " d"], first: int, n: int) -> ShareRun:
+        """Shares after each of the ``n`` steps from ``first`` on, given the shares before it."""
+        steps = np.arange(first, first + n, dtype=np.int64)
+        weights, sizes = self._weights(steps), self._batch.size_at(steps)
+        if not self.limited:
+            rate = fixed_point(self._below_largest(weights, steps))
+            return ShareRun(*_accumulate(whole, part, rate * sizes[:, None]), rate, rate > 0, n)
+        wholes, parts, rates = (np.empty((n, len(whole)), np.int64) for _ in range(3))
+        row = 0
+        while row < n:  # once more for each limit reached: at most D times in a whole run
+            weight = weights[row:] * (whole < self.limits)
+            total = np.add.accumulate(weight, axis=1)[:, -1:]
+            usable = n - row if total.all() else int((total[:, 0] == 0).argmax())
+            if usable == 0:
+                break
+            rate = fixed_point(self._below_largest(weight[:usable] / total[:usable], steps[row : row + usable]))
+            w, p = _accumulate(whole, part, rate * sizes[row : row + usable, None])
+            over = ((w > self.limits) | ((w == self.limits) & (whole < self.limits))).any(axis=1)
+            plain = int(over.argmax()) if over.any() else usable
+            end = row + plain
+            wholes[row:end], parts[row:end], rates[row:end] = w[:plain], p[:plain], rate[:plain]
+            if plain:
+                whole, part = w[plain - 1], p[plain - 1]
+            if plain < usable:
+                due = _pour(rate[plain], int(sizes[end]), whole, part, self.limits, self._bound)
+                if due is None:
+                    return ShareRun(wholes, parts, rates, weights > 0, end)
+                w, p = _accumulate(whole, part, due[None])
+                whole, part = w[0], p[0]
+                wholes[end], parts[end], rates[end] = whole, part, rate[plain]
+                end += 1
+            row = end
+        return ShareRun(wholes, parts, rates, weights > 0, row)
+
+    def _below_largest(self, weights: Float64[np.ndarray, "n d"], steps: Steps) -> Float64[np.ndarray, "n d"]:
+        return bound_shares(weights, self._bound, steps) if self._bounded else weights
+
+
+def bound_shares(
+    rows: Float64[np.ndarray, "n d"], bound: Float64[np.ndarray, " d"], steps: Steps
+) -> Float64[np.ndarray, "n d"]:
+    """The same shares with no component above its bound at any step.
+
+    What a component may not have is shared by those below their bound, in proportion to their weights.
+
+    Args:
+        rows: Shares at each step, rows summing to 1.
+        bound: Largest share of each component.
+        steps: The steps, for the error.
+
+    Raises:
+        ConfigError: the components with weight at a step, all at their largest share, do not fill it.
+
+    Example:
+        >>> bound_shares(np.array([[0.7, 0.2, 0.1]]), np.array([0.4, 1, 1]), np.arange(1))
+        array([[0.4, 0.4, 0.2]])
+    """
+    full = np.zeros(rows.shape, bool)
+    scaled = rows
+    for _ in range(len(bound) + 1):  # each round fills at least one more component, or is the last
+        open_weight = np.add.accumulate(np.where(full, 0.0, rows), axis=1)[:, -1:]
+        left = 1 - np.add.accumulate(np.where(full, bound, 0.0), axis=1)[:, -1:]
+        scaled = np.where(full, bound, rows * (left / np.where(open_weight > 0, open_weight, 1.0)))
+        over = (scaled > bound) & ~full
+        if not over.any():
+            break
+        full |= over
+    short = np.abs(np.add.accumulate(scaled, axis=1)[:, -1] - 1) > 1e-9
+    if short.any():
+        raise ConfigError(
+            f"cannot be met: at step {int(steps[short].min())} all sources with weight are at their largest share and"
+            " leave a rest",
+            field="max_share",
+            value=bound.tolist(),
+            cure="Raise a share or give another source weight.",
+        )
+    return scaled
+
+
+def _accumulate(
+    whole: Int64[np.ndarray, " d"], part: Int64[np.ndarray, " d"], due: Int64[np.ndarray, "n d"]
+) -> tuple[Int64[np.ndarray, "n d"], Int64[np.ndarray, "n d"]]:
+    """Running sums of ``due`` (each <= 2**62, in 2**-44 examples) from a start, as whole and part."""
+    parts = np.cumsum(due & PART, axis=0) + part  # n * 2**44 at most
+    wholes = np.cumsum(due >> BITS, axis=0) + whole + (parts >> BITS)
+    parts &= PART
+    return wholes, parts
+
+
+def _pour(
+    rate: Int64[np.ndarray, " d"],
+    size: int,
+    whole: Int64[np.ndarray, " d"],
+    part: Int64[np.ndarray, " d"],
+    limits: Int64[np.ndarray, " d"],
+    bound: Float64[np.ndarray, " d"],
+) -> Int64[np.ndarray, " d"] | None:
+    """What each component gets of one step (in 2**-44 examples) in which limits are reached; None: it cannot be filled.
+
+    Like water into vessels: whoever would get more than it can take gets just that, and the others share the rest anew.
+    Whole numbers of any size throughout.
+    """
+    rates = [int(r) for r in rate]
+    room = [(int(x) - int(w)) * ONE - int(p) for x, w, p in zip(limits, whole, part, strict=True)]
+    room = [min(most, size * int(b * ONE)) for most, b in zip(room, bound, strict=True)]
+    due, left = [0] * len(rates), size * ONE
+    sharing = [d for d, r in enumerate(rates) if r > 0]
+    while left and sharing:
+        total = sum(rates[d] for d in sharing)
+        full = [d for d in sharing if left * rates[d] >= room[d] * total]
+        if not full:
+            for d in sharing:
+                due[d] = left * rates[d] // total
+            due[max(sharing, key=lambda d: rates[d])] += left - sum(due[d] for d in sharing)
+            left = 0
+        for d in full:
+            due[d] = room[d]
+            left -= room[d]
+            sharing.remove(d)
+    return None if left else np.array(due, np.int64)

@@ -1,0 +1,522 @@
+"""Braided shuffle: bijective, the same for any number of hosts, close to a full shuffle, without bursts."""
+
+import math
+from bisect import bisect_right
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.index.braid import BraidShuffle, braid, braid_key
+from headrace.index.braid_spec import LAP_BITS, braid_spec, lattice_step
+from headrace.index.braid_table import BraidTable
+from headrace.index.order_quality import measure_order, variance_ratio
+from headrace.index.permutation import permute
+from headrace.index.remap import Repeat
+from headrace.index.seeds import fold
+
+PINNED = [
+    14,
+    28,
+    10,
+    0,
+    17,
+    25,
+    13,
+    29,
+    27,
+    3,
+    5,
+    24,
+    12,
+    30,
+    26,
+    2,
+    4,
+    22,
+    34,
+    31,
+    9,
+    1,
+    7,
+    23,
+    33,
+    18,
+    8,
+    32,
+    6,
+    20,
+    15,
+    19,
+    11,
+    35,
+    16,
+    21,
+    36,
+]
+PINNED_EPOCH_1 = [11, 6, 26, 19, 0, 12, 10, 7]
+PINNED_STRANDS = [4, 2, 0, 5, 3, 1, 4, 2, 0, 5, 3, 1]
+PINNED_LOCALITY = [0.982666, 0.649333, 0.316]
+PINNED_BIG = [646812300058, 457080713722, 421465597452, 863805614179, 160544145109]
+PINNED_MIXED = [
+    10,
+    4,
+    28,
+    25,
+    34,
+    31,
+    3,
+    27,
+    7,
+    29,
+    24,
+    33,
+    18,
+    2,
+    9,
+    6,
+    30,
+    35,
+    22,
+    14,
+    19,
+    8,
+    15,
+    20,
+    1,
+    23,
+    13,
+    16,
+    11,
+    5,
+    21,
+    0,
+    26,
+    12,
+    17,
+    36,
+    32,
+]
+
+
+@st.composite
+def laps(draw: st.DrawFn, strands: int) -> float:
+    """A divisor of the strands, or any number that is not whole."""
+    if draw(st.booleans()):
+        return draw(st.sampled_from([d for d in range(1, strands + 1) if strands % d == 0]))
+    units = draw(st.integers(1, (strands << LAP_BITS) - 1))
+    return (units | 1) / 2**LAP_BITS
+
+
+@st.composite
+def braids(draw: st.DrawFn, least: int = 0, most: int = 2000, whole: bool = False) -> BraidShuffle:
+    n = draw(st.integers(least, most))
+    strands = draw(st.integers(1, max(n, 1)))
+    lap = draw(laps(strands).filter(lambda lap: not whole or lap == int(lap)))
+    block, seed = draw(st.integers(1, n + 3)), draw(st.integers(0, 1 << 40))
+    return BraidShuffle(n, io_block_size=block, strands=strands, lap=lap, seed=seed)
+
+
+def epochs_like(i: np.ndarray, epoch: int) -> np.ndarray:
+    return np.full(i.shape, epoch, np.int64)
+
+
+@given(braids(), st.integers(0, 1 << 40))
+def test_bijection(m: BraidShuffle, epoch: int) -> None:
+    i = np.arange(len(m))
+    assert np.array_equal(np.sort(m.at(i, epochs_like(i, epoch))), i)
+
+
+def test_bijection_for_every_length_up_to_2000() -> None:
+    rng = np.random.default_rng(0)
+    for n in range(2001):
+        strands, block = int(rng.integers(1, max(n, 1) + 1)), int(rng.integers(1, n + 3))
+        whole = rng.choice([d for d in range(1, strands + 1) if strands % d == 0])
+        for lap in (int(whole), (int(rng.integers(1, strands << LAP_BITS)) | 1) / 2**LAP_BITS):
+            m = BraidShuffle(n, io_block_size=block, strands=strands, lap=lap, seed=n)
+            i = np.arange(n)
+            assert np.array_equal(np.sort(m.at(i, epochs_like(i, n % 5))), i), (n, strands, block, lap)
+
+
+def slow_row(n: int, block: int, strands: int, lap: float, key: int, p: int, epoch: int) -> tuple[int, float]:
+    """The definition in Python integers, which do not overflow. Permutations and hashes are those of headrace."""
+
+    def keyed(k: int, *path: int) -> int:
+        a = np.array([k], np.uint64)
+        for part in path:
+            a = fold(a, np.array([part], np.uint64))
+        return int(a[0])
+
+    period = round(lap * 2**20)
+    cells, fraction = divmod(period, 2**20)
+    depth = strands * 2**20 // period
+
+    def visits(x: int) -> tuple[int, int]:
+        t = ((x + 1) * 2**20 - 1) // period  # lap t begins with draw t * period // 2**20
+        place = x - t * period // 2**20
+        return t * cells + min(place, cells), place
+
+    begin = n % period * (epoch % 2**21) % period
+    (before, _), (after, _), (now, place) = visits(begin), visits(begin + n), visits(begin + p)
+    extra = place >= cells
+    mine, draws = now - before, after - before
+    if extra:
+        mine, draws = p - mine, n - draws
+    first = int(fraction > 0 and cells > 0)
+    ring = max(cells - first, 1)
+    corner = keyed(key, 4)
+    cell = 0 if place < first else first + ((place - first) * lattice_step(ring) + (corner % 2**32 * ring >> 32)) % ring
+    low = 2.0**-10 if fraction else 0.0
+    round_cells, round_depth, round_cell = cells, depth, cell
+    if extra:
+        round_cells, round_depth = max(strands - cells * depth, 1), 1
+        round_cell = mine % round_cells * lattice_step(round_cells) % round_cells
+    turn, visit = divmod(mine, round_cells * round_depth)
+    nth = visit // round_cells
+    rounds, rest = divmod(draws, round_cells * round_depth)
+    longer, over = divmod(rest, round_cells)
+    lengths = [rounds + (k < longer) for k in range(round_depth)]
+    apart = min(max(round_depth * rounds // min(block, n), 1), round_depth)
+    order = sorted(range(round_depth), key=lambda k: (k % apart, k))  # of the strands of a cell
+    at = order.index(nth)
+    spot = round_cell * round_depth + at + (cells * depth if extra else 0)
+    length = lengths[nth]
+    start = round_cell * sum(lengths) + sum(lengths[k] for k in order[:at])
+    if extra or place < first:
+        locality = low * ((corner >> 44) / 2**20 + extra * 2.0**-21)
+    else:
+        locality = low + (cell - first + (corner >> 44) / 2**20) * ((1.0 - low) / ring)
+
+    if draws < 2**40:
+        left = [(k + 1) * draws // over - 1 for k in range(over)]
+    else:
+        left = [(k + 1) * (draws // over) - 1 for k in range(over)]
+
+    def with_gaps(x: int) -> int:
+        return x + bisect_right([hole - k for k, hole in enumerate(left)], x)
+
+    block = min(block, n)
+    spread = (spot * 0x9E3779B9 + keyed(key, epoch, 1)) % 2**32
+    if length >= block:
+        turned = (spot * 0x91E10DA5 + (keyed(key, epoch, 1) >> 32)) % 2**32 * min(length // block, 2**32 - 1) // 2**32
+        phase = (spread * block // 2**32 - with_gaps(start)) % block + turned * block
+    else:
+        phase = spread * length // 2**32
+    if mine >= draws - over:  # the draws after the last whole lap
+        columns = min(max(draws // block, 1), over)
+        v = left[sorted(range(over), key=lambda k: (k % columns, k)).index(mine - (draws - over))]
+    else:
+        v = with_gaps(start + (turn + phase) % length)
+    b, place = divmod(v + (after - before if extra else 0), block)
+    full, tail = divmod(n, block)
+    size, inside = block if b < full else tail, keyed(key, epoch, 3, b)
+    inner = (place * lattice_step(size) + ((inside >> 32) * size >> 32)) % size
+    inner = size - 1 - inner if inside % 2 else inner
+    outer = int(permute(np.array([b]), full, keyed(key, epoch, 2))[0]) if b < full else full
+    return outer * block + inner, locality
+
+
+@given(st.data())
+def test_equals_the_definition_up_to_the_largest_sizes(data: st.DataObject) -> None:
+    n = data.draw(st.one_of(st.integers(1, 300), st.integers(1, 1 << 62), st.integers((1 << 62) - 9, 1 << 62)))
+    strands = data.draw(st.one_of(st.integers(1, min(n, 500)), st.integers(1, min(n, 100_000))))
+    lap = data.draw(laps(strands)) if strands < 5000 else (data.draw(st.integers(1, strands << 19)) * 2 + 1) / 2**20
+    block = data.draw(st.one_of(st.integers(1, 600), st.integers(1, 1 << 31)))
+    key = data.draw(st.integers(0, (1 << 64) - 1))
+    epoch = data.draw(st.one_of(st.integers(0, 9), st.integers(0, 1 << 62)))
+    p = [0, n - 1, *data.draw(st.lists(st.integers(0, n - 1), max_size=5))]
+    spec = braid_spec(n, io_block_size=block, strands=strands, lap=min(lap, strands), key=key)
+    i = np.array(p, np.int64)
+    rows, locality = braid(i, epochs_like(i, epoch), spec)
+    expected = [slow_row(n, block, strands, min(lap, strands), key, x, epoch) for x in p]
+    assert rows.tolist() == [row for row, _ in expected]
+    assert locality.tolist() == [where for _, where in expected]
+    assert ((locality >= 0) & (locality < 1)).all()
+
+
+def test_pinned_order() -> None:
+    """Changing this is a release note and a new order version."""
+    m = BraidShuffle(37, io_block_size=4, strands=6, lap=3, seed=0)
+    i = np.arange(37)
+    assert m(i).tolist() == PINNED
+    assert m.at(i[:8], epochs_like(i[:8], 1)).tolist() == PINNED_EPOCH_1
+    assert m.strand(i[:12]).tolist() == PINNED_STRANDS
+    assert np.round(m.locality(i[:3]), 6).tolist() == PINNED_LOCALITY
+    mixed = BraidShuffle(37, io_block_size=4, strands=8, lap=3.6, seed=0)
+    assert mixed(i).tolist() == PINNED_MIXED
+    big = BraidShuffle(10**12, io_block_size=32, strands=8192, lap=1024, seed=7)
+    assert big(np.array([0, 1, 2, 10**9, 10**12 - 1])).tolist() == PINNED_BIG
+
+
+@given(braids(least=1), st.data())
+def test_batched_equals_one_by_one(m: BraidShuffle, data: st.DataObject) -> None:
+    i = np.array(data.draw(st.lists(st.integers(0, len(m) - 1), min_size=1, max_size=20)), np.int64)
+    epoch = np.array(data.draw(st.lists(st.integers(0, 9), min_size=len(i), max_size=len(i))), np.int64)
+    assert m.at(i, epoch).tolist() == [int(m.at(i[k : k + 1], epoch[k : k + 1])[0]) for k in range(len(i))]
+    rows, where = m.resolve(i, epoch)
+    assert rows.tolist() == m.at(i, epoch).tolist()
+    assert where.tolist() == m.locality(i, epoch).tolist()
+    assert where.tolist() == [float(m.locality(i[k : k + 1], epoch[k : k + 1])[0]) for k in range(len(i))]
+
+
+def test_slices_of_a_long_batch_agree() -> None:
+    """Longer than the pieces that are computed at a time."""
+    m = BraidShuffle(10**7, io_block_size=32, strands=96, lap=12, seed=1)
+    i = np.arange(20_000) * 487
+    epoch = i % 3
+    whole = m.at(i, epoch)
+    assert np.array_equal(
+        whole, np.concatenate([m.at(i[k : k + 999], epoch[k : k + 999]) for k in range(0, 20_000, 999)])
+    )
+
+
+@given(braids(least=1), st.integers(0, 5))
+def test_strands_are_of_equal_length(m: BraidShuffle, epoch: int) -> None:
+    i = np.arange(len(m))
+    strand = m.strand(i, epochs_like(i, epoch))
+    visits = np.bincount(strand, minlength=m.strands)
+    assert len(visits) == m.strands
+    regular = int(m.lap) * int(m.strands / m.lap)  # the others take the extra draws of laps that are not whole
+    for group in (visits[:regular], visits[regular:]):
+        assert group.size == 0 or group.max() - group.min() <= 1
+    if m.lap == int(m.lap):
+        assert regular == m.strands
+
+
+def run_of(m: BraidShuffle, draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and epochs of the first draws of a run."""
+    epoch, i = np.divmod(np.arange(draws), len(m))
+    return i, epoch
+
+
+@given(braids(least=1, whole=True))
+def test_any_lap_takes_each_cell_once(m: BraidShuffle) -> None:
+    """Wherever it starts, also over the end of an epoch; cell c has localities in [c / lap, (c + 1) / lap)."""
+    lap = int(m.lap)
+    locality = m.locality(*run_of(m, 3 * len(m) + lap))
+    assert ((locality >= 0) & (locality < 1)).all()
+    cell = (locality * lap).astype(int)
+    for start in (0, 1, len(m) // 3, len(m) - 1, 2 * len(m) - lap // 2):
+        assert sorted(cell[start : start + lap].tolist()) == list(range(lap))
+    strand = m.strand(np.arange(len(m)))
+    assert len(np.unique(np.stack([strand, cell[: len(m)]]), axis=1).T) == len(
+        np.unique(strand)
+    )  # a strand has one cell
+
+
+@given(braids(least=1), st.data())
+def test_every_batch_of_lap_rows_takes_the_same_cells(m: BraidShuffle, data: st.DataObject) -> None:
+    """A quota gives step s the draws from floor(lap s) or one more on: what differs between steps lies at the front."""
+    steps = min(30, int(3 * len(m) / m.lap))
+    early = np.array(data.draw(st.lists(st.integers(0, 1), min_size=steps + 1, max_size=steps + 1)), np.int64)
+    starts = np.floor(np.arange(steps + 1) * m.lap).astype(int) + (early if m.lap != int(m.lap) else 0)
+    locality = m.locality(*run_of(m, int(starts[-1])))
+    ring = [
+        sorted(x for x in locality[a:b].tolist() if m.lap == int(m.lap) or x >= 2**-10) for a, b in pairwise(starts)
+    ]
+    assert all(cells == ring[0] for cells in ring)
+    assert not ring or len(ring[0]) >= int(m.lap) - 1
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 7, 10, 64, 97, 142, 512, 1000, 1024, 4096, 5040])
+def test_lattice_spreads_every_run(m: int) -> None:
+    """Of any run of w draws, a stretch of x * m cells gets x * w, give or take a few."""
+    g = lattice_step(m)
+    assert math.gcd(g, m) == 1
+    points = np.arange(2 * m) * g % m
+    for w in {w for w in (1, 2, 3, m // 7, m // 3, m // 2, m - 1) if 1 <= w <= m}:
+        for start in (0, m // 9, m // 5, m // 2):
+            run = np.sort(points[start : start + w])
+            # star discrepancy in draws: counts below each point against its share
+            off = np.abs(np.arange(1, w + 1) - (run + 0.5) / m * w).max(initial=0.0)
+            assert off <= 1.0 + 0.35 * math.log(m + 1)
+
+
+@given(braids(least=1, most=600), st.integers(1, 5), st.integers(0, 3))
+def test_the_order_and_the_reading_fronts_do_not_depend_on_hosts(m: BraidShuffle, batches: int, epoch: int) -> None:
+    """Hosts take equal parts of each batch sorted by locality: together they have the batch, rows in the same order."""
+    batch = max(1, len(m) // batches)
+    for step in range(len(m) // batch):
+        i = np.arange(step * batch, (step + 1) * batch)
+        rows, where = m.at(i, epochs_like(i, epoch)), m.locality(i, epochs_like(i, epoch))
+        order = np.argsort(where, kind="stable")
+        whole = rows[order]
+        for hosts in (1, 2, 3, 8):
+            parts = [order[batch * h // hosts : batch * (h + 1) // hosts] for h in range(hosts)]
+            again = [m.at(i[p], epochs_like(p, epoch)) for p in parts]  # each host computes its own rows only
+            assert np.array_equal(np.concatenate(again), whole)
+            fronts = [where[p] for p in parts if len(p)]
+            assert all(a.max() <= b.min() for a, b in pairwise(fronts))
+
+
+def test_each_host_reads_its_own_blocks() -> None:
+    """Rows of a batch stay on their hosts: each block is read by one, but for those at the borders of strands."""
+    n, block, strands, hosts = 64 * 64 * 32, 32, 64, 8
+    m = BraidShuffle(n + 5, io_block_size=block, strands=strands, seed=3)
+    i = np.arange(n)
+    rows, where = m(i), m.locality(i)
+    order = np.argsort((i // 64) + where, kind="stable")
+    host = (np.arange(n) % 64) * hosts // 64
+    pairs = np.unique(rows[order] // block * hosts + host)
+    assert len(pairs) / (n / block) < 1.02
+
+
+def test_blocks_change_evenly() -> None:
+    """In each round, about strands / block strands go on to their next block; never all at once."""
+    for n in (256 * 64 * 64, 256 * 64 * 64 + 17, 256 * 64 * 65 - 100):
+        m = BraidShuffle(n, io_block_size=64, strands=256, seed=1)
+        i = np.arange(n // 256 * 256)
+        block = m(i) // 64
+        strand = m.strand(i)
+        by_strand = block[np.argsort(strand, kind="stable")].reshape(256, -1)
+        changes = (np.diff(by_strand, axis=1) != 0).sum(0)
+        assert changes.mean() == pytest.approx(256 / 64, rel=0.1)
+        assert changes[:-1].max() <= 3 * 256 / 64
+
+
+@given(braids(least=50))
+def test_epochs_and_seeds_give_other_orders(m: BraidShuffle) -> None:
+    """A corpus of one block has some 100 orders: two epochs in a row may agree, ten do not."""
+    i = np.arange(len(m))
+    first = m(i)
+    assert any(not np.array_equal(m.at(i, epochs_like(i, epoch)), first) for epoch in range(1, 10))
+    others = [
+        BraidShuffle(len(m), io_block_size=m.io_block_size, strands=m.strands, lap=m.lap, seed=m.seed + k)
+        for k in range(1, 10)
+    ]
+    assert any(not np.array_equal(other(i), first) for other in others)
+
+
+def test_epochs_are_unrelated() -> None:
+    m = BraidShuffle(50_000, io_block_size=16, strands=512, lap=64, seed=0)
+    i = np.arange(50_000)
+    zero, one = m(i), m.at(i, epochs_like(i, 1))
+    assert abs(np.corrcoef(np.argsort(zero), np.argsort(one))[0, 1]) < 0.03
+    assert (zero == one).mean() < 0.001
+
+
+@pytest.mark.parametrize("batch", [128, 1024])
+@pytest.mark.parametrize("block", [16, 128])
+def test_quality_at_the_default_budget(batch: int, block: int) -> None:
+    n = 1 << 20
+    m = BraidShuffle(n, io_block_size=block, strands=8 * batch, lap=batch, seed=0)
+    order = m(np.arange(n))
+    for unit in (block, 128):
+        assert variance_ratio(order, batch, unit) <= 1.05
+        assert variance_ratio(order, 8 * batch, unit) <= 1.1
+
+
+def test_quality_with_other_strands_and_an_awkward_length() -> None:
+    n = 300_007
+    for strands, lap in ((1000, 1000), (1009, 1009), (960, 120), (964, 120.4)):
+        order = BraidShuffle(n, io_block_size=24, strands=strands, lap=lap, seed=0)(np.arange(n))
+        assert variance_ratio(order, 120, 24) <= 1.05
+        assert variance_ratio(order, 960, 24) <= 1.1
+
+
+@pytest.mark.parametrize(
+    ("n", "block", "strands", "lap"),
+    [
+        (1 << 18, 128, 8192, 256),
+        (20_000, 128, 1024, 128),
+        (1500, 128, 1024, 128),
+        (1000, 128, 640, 91.3),
+        (700, 32, 512, 512),
+    ],
+)
+def test_quality_where_strands_are_shorter_than_blocks(n: int, block: int, strands: int, lap: float) -> None:
+    """Several strands share a block: they are drawn as far apart as can be, also in the last, partial lap."""
+    order = BraidShuffle(n, io_block_size=block, strands=strands, lap=lap, seed=0)(np.arange(n))
+    for window in (int(lap) // 4, int(lap), 2 * int(lap)):
+        if window <= n // 2:
+            assert variance_ratio(order, window, block) <= 1.05
+
+
+def test_neighbours_in_a_block_are_drawn_apart() -> None:
+    """Documents of 4 rows in blocks of 64: fewer rows of one document in 16 rounds than a random order would have."""
+    n = 1 << 18
+    order = BraidShuffle(n, io_block_size=64, strands=256, seed=0)(np.arange(n))
+    # of the 63 others of its block, 15 are among the next 16 of a strand, and 3 are of its document
+    together = variance_ratio(order, 16 * 256, 4) - 1
+    assert together < 0.5 * (3 * 15 / 63)
+
+
+def test_it_looks_like_a_full_shuffle_from_afar() -> None:
+    for seed in range(4):
+        order = BraidShuffle(100_003, io_block_size=50, strands=512, lap=64, seed=seed)(np.arange(100_003))
+        quality = measure_order(order, block=50)
+        assert quality.mean_abs_displacement_norm == pytest.approx(1 / 3, abs=0.01)
+        assert quality.inversion_fraction == pytest.approx(0.5, abs=0.015)
+        assert abs(quality.spearman_rho) < 0.05
+        assert quality.same_block_transition_rate < 0.001
+
+
+def some_table() -> tuple[BraidTable, list[BraidShuffle]]:
+    lengths, blocks = np.array([1, 7, 100, 1000, 10**12]), np.array([4, 4, 16, 8, 32])
+    strands, laps, seeds = np.array([1, 2, 30, 64, 8192]), np.array([0.3, 2, 9.7, 64, 1024]), [5, 6, 7, 8, 9]
+    table = BraidTable(lengths, io_block_size=blocks, strands=strands, laps=laps, seeds=seeds)
+    alone = [
+        BraidShuffle(int(n), io_block_size=int(b), strands=int(k), lap=float(c), seed=s)
+        for n, b, k, c, s in zip(lengths, blocks, strands, laps, seeds, strict=True)
+    ]
+    return table, alone
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 10**13)), max_size=40))
+def test_table_equals_its_components_repeated(draws: list[tuple[int, int]]) -> None:
+    table, alone = some_table()
+    component = np.array([c for c, _ in draws], np.int32)
+    ordinal = np.array([o for _, o in draws], np.int64)
+    rows, locality = table(component, ordinal)
+    for k, (c, o) in enumerate(draws):
+        row, where = Repeat(alone[c]).resolve(np.array([o]), np.zeros(1, np.int64))
+        assert (rows[k], locality[k]) == (row[0], where[0])
+
+
+def test_components_do_not_tie() -> None:
+    """Equal components lie at different places of their cells, so sorting never shuffles them between hosts."""
+    table = BraidTable(np.full(50, 100), io_block_size=8, strands=np.full(50, 1), seeds=list(range(50)))
+    _, locality = table(np.arange(50, dtype=np.int32), np.zeros(50, np.int64))
+    assert len(set(locality.tolist())) == 50
+
+
+def test_empty_and_out_of_range() -> None:
+    m = BraidShuffle(0, io_block_size=4, strands=1, seed=0)
+    assert m(np.zeros(0, np.int64)).tolist() == []
+    with pytest.raises(IndexOutOfRangeError):
+        m(np.array([0]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"io_block_size": 0}, "io_block_size = 0: must be at least 1"),
+        ({"strands": 0, "lap": None}, "strands = 0: must be at least 1"),
+        ({"lap": 0}, r"lap = 0.0: must lie in 2\*\*-20 .. 10"),
+        ({"lap": 10.5}, r"lap = 10.5: must lie in 2\*\*-20 .. 10, the number of strands"),
+        ({"lap": math.nan}, r"lap = nan: must lie in"),
+        ({"strands": 101, "lap": None}, "strands = 101: more strands than the 100 examples.*at most 100"),
+        ({"strands": 10, "lap": 4}, "lap = 4: does not divide the 10 strands.*strands: 12"),
+        ({"n": -1}, "length = -1"),
+        ({"n": 1 << 62, "io_block_size": 1 << 32}, "io_block_size = 4294967296: must be at most"),
+        ({"n": 1 << 62, "strands": 1 << 23, "lap": None}, "strands = 8388608: more than 4194304 strands"),
+    ],
+)
+def test_bad_parameters_are_refused(change: dict[str, int], message: str) -> None:
+    sizes = {"n": 100, "io_block_size": 8, "strands": 10, "lap": 5, "seed": 0} | change
+    with pytest.raises(ConfigError, match=message):
+        BraidShuffle(sizes.pop("n"), **sizes)
+
+
+def test_a_table_refuses_an_empty_component() -> None:
+    with pytest.raises(ConfigError, match="component 1: cannot be mixed: it is empty"):
+        BraidTable(np.array([3, 0]), io_block_size=2, strands=np.array([1, 1]), seeds=[0, 1])
+
+
+def test_key_is_a_named_path_of_the_seed() -> None:
+    assert braid_key(0) != braid_key(1)
+    with pytest.raises(ConfigError, match="a seed is an integer"):
+        braid_key(0.5)  # pyright: ignore[reportArgumentType]

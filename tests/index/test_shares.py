@@ -1,0 +1,92 @@
+"""Shares with limits against water poured in exact fractions."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError
+from headrace.index.schedule import BatchSchedule
+from headrace.index.shares import ONE, UNLIMITED, Shares, fixed_point
+
+STEPS = 60
+
+
+def poured(weights, limits, sizes):
+    """Shares after each step in fractions; stops before a step that cannot be filled."""
+    share, rows = [Fraction(0)] * len(limits), []
+    for row, size in zip(weights, sizes, strict=True):
+        left, give = Fraction(size), [Fraction(0)] * len(limits)
+        sharing = [d for d, w in enumerate(row) if w > 0 and (limits[d] is None or share[d] < limits[d])]
+        while left and sharing:
+            total = sum(row[d] for d in sharing)
+            full = [d for d in sharing if limits[d] is not None and left * row[d] >= (limits[d] - share[d]) * total]
+            for d in full or sharing:
+                give[d] = limits[d] - share[d] if full else left * row[d] / total
+            left -= sum(give[d] for d in full) if full else left
+            sharing = [d for d in sharing if d not in full]
+        if left:
+            break
+        share = [a + b for a, b in zip(share, give, strict=True)]
+        rows.append(share)
+    return rows
+
+
+@st.composite
+def limited(draw):
+    d = draw(st.integers(1, 5))
+    weights = st.lists(st.integers(0, 9), min_size=d, max_size=d).filter(any)
+    changes = draw(st.dictionaries(st.integers(1, STEPS - 1), weights, max_size=3))
+    changes[0] = draw(weights)
+    rows = [changes[max(k for k in changes if k <= s)] for s in range(STEPS)]
+    limits = draw(st.lists(st.none() | st.integers(0, 400), min_size=d, max_size=d))
+    return rows, limits, BatchSchedule({0: draw(st.integers(1, 30)), 20: draw(st.integers(1, 30))})
+
+
+@given(limited())
+def test_limits_are_reached_exactly_and_what_is_freed_is_shared_in_proportion(case):
+    rows, limits, batch = case
+    matrix = np.array(rows, float) / np.sum(rows, axis=1, keepdims=True)
+    d = len(limits)
+    run = Shares(lambda s: matrix[s], d, batch, limits).run(np.zeros(d, np.int64), np.zeros(d, np.int64), 0, STEPS)
+    sizes = batch.size_at(np.arange(STEPS)).tolist()
+    expected = poured([[Fraction(w) for w in row] for row in rows], limits, sizes)
+    assert abs(run.filled - len(expected)) <= 1  # a share may be 2**-44 off, and a last step just not filled
+    for s, row in enumerate(expected[: run.filled]):
+        exact = [Fraction(int(w)) + Fraction(int(p), ONE) for w, p in zip(run.whole[s], run.part[s], strict=True)]
+        assert sum(exact) == sum(sizes[: s + 1])
+        assert max(abs(a - b) for a, b in zip(exact, row, strict=True)) < Fraction(1, 10**9)
+        assert all(limit is None or share <= limit for share, limit in zip(exact, limits, strict=True))
+
+
+@given(limited(), st.integers(1, STEPS - 1))
+def test_a_run_in_two_parts_is_the_run_in_one(case, cut):
+    rows, limits, batch = case
+    matrix = np.array(rows, float) / np.sum(rows, axis=1, keepdims=True)
+    shares = Shares(lambda s: matrix[s], len(limits), batch, limits)
+    zero = np.zeros(len(limits), np.int64)
+    one = shares.run(zero, zero, 0, STEPS)
+    first = shares.run(zero, zero, 0, cut)
+    if first.filled < cut:
+        assert one.filled == first.filled
+        return
+    rest = shares.run(first.whole[-1], first.part[-1], cut, STEPS - cut)
+    assert one.filled == cut + rest.filled
+    for name in ("whole", "part", "rate"):
+        joined = np.concatenate([getattr(first, name), getattr(rest, name)[: rest.filled]])
+        assert np.array_equal(getattr(one, name)[: one.filled], joined)
+
+
+def test_fixed_point_rows_must_sum_to_one():
+    assert fixed_point(np.array([[0.5, 0.5], [1.0, 0.0]])).tolist() == [[ONE // 2, ONE // 2], [ONE, 0]]
+    for bad in ([[0.5, 0.4]], [[np.nan, 1]], [[-1, 2.0]]):
+        with pytest.raises(ConfigError, match="weights"):
+            fixed_point(np.array(bad))
+
+
+@pytest.mark.parametrize("limits", [[1], [1, -1], [1, UNLIMITED]])
+def test_bad_limits_are_refused(limits):
+    with pytest.raises(ConfigError, match="limits"):
+        Shares(lambda s: np.full((len(s), 2), 0.5), 2, BatchSchedule(1), limits)
