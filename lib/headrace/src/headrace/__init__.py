@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.config import BlockShuffleConfig, ComponentConfig, LmDataConfig, load_config
+    from headrace.config import ComponentConfig, LmDataConfig, load_config
     from headrace.data.batch import PackedBatch
     from headrace.data.dataset import AsyncDataset
     from headrace.data.mixture import MixtureDataset
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headrace.errors import ConfigError, HeadraceError
     from headrace.feed.loader import DataLoader
     from headrace.index.schedule import BatchSchedule
+    from headrace.index.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
     from headrace.ingest.build import build_cache
     from headrace.ingest.source import SourceConfig
     from headrace.ingest.tokenize import TokenizerConfig
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncDataset": "headrace.data.dataset",
     "BatchSchedule": "headrace.index.schedule",
-    "BlockShuffleConfig": "headrace.config",
+    "BlockShuffleConfig": "headrace.index.shuffle_config",
+    "BraidShuffleConfig": "headrace.index.shuffle_config",
     "ComponentConfig": "headrace.config",
     "ConfigError": "headrace.errors",
     "DataLoader": "headrace.feed.loader",
@@ -52,6 +54,7 @@ __all__ = [
     "AsyncDataset",
     "BatchSchedule",
     "BlockShuffleConfig",
+    "BraidShuffleConfig",
     "ComponentConfig",
     "ConfigError",
     "DataLoader",

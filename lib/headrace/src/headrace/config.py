@@ -15,15 +15,20 @@ object.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.config_parsing import decode, dump, read_mapping, with_overrides
-from headrace.errors import ConfigError
-from headrace.index.permutation import permutation_family
+from headrace.errors import ConfigError, did_you_mean
+from headrace.index.limits import STOP_STRATEGIES
+from headrace.index.policies import POLICIES
 from headrace.index.schedule import BatchSchedule, weight_from_config
 from headrace.index.seeds import derive
+from headrace.index.shuffle_config import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig, check_shuffle
+from headrace.index.stage_config import AmendmentConfig, StageConfig, resolve_stages
+from headrace.index.stages import Stage
+from headrace.index.validation_config import ValidationConfig
 from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import Tokenizer, TokenizerConfig, load_tokenizer
@@ -33,35 +38,10 @@ from headrace.store.ledger import read_ledger
 if TYPE_CHECKING:  # jax comes in with these; a config can be read and checked without it
     from jax.sharding import Mesh
 
-    from headrace.data.dataset import AsyncDataset
+    from headrace.data.dataset import PlannedDataset
     from headrace.data.mixture import MixtureDataset
+    from headrace.data.token_seq import TokenSeqDataset
     from headrace.feed.loader import DataLoader
-
-
-@dataclass(frozen=True)
-class BlockShuffleConfig:
-    """Hierarchical block shuffle.
-
-    Attributes:
-        io_block_size: Examples in a block; None: one stored chunk.
-        window_blocks: Blocks that are mixed together. As good as a full shuffle from about the batch size on.
-        perm_type: ``feistel`` or ``linear``.
-    """
-
-    io_block_size: int | None = None
-    window_blocks: int = 512
-    perm_type: str = "feistel"
-
-    def __post_init__(self) -> None:
-        for name in ("io_block_size", "window_blocks"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError("must be at least 1", field=f"shuffle.{name}", value=value)
-        permutation_family(self.perm_type)
-
-
-ShuffleConfig: TypeAlias = bool | int | BlockShuffleConfig
-"""``false``: stored order; ``true``: full shuffle; a number: era shuffle of that length; or a block shuffle."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +50,24 @@ class ComponentConfig:
 
     Attributes:
         cache: Path or URL of its token cache.
-        weight: A number, ``{step: {step: w}}`` or ``{linear: {step: w}}``: a function of the global step.
+        weight: A number, ``{step: {step: w}}`` or ``{linear: {step: w}}``: a function of the global step. None: 1, or
+            what ``weights``, ``stages`` or an amendment says.
         source: Text to build the cache from, if it does not exist (``LmDataConfig.build_caches``).
         shuffle: How this component is shuffled; None: as the config says.
+        max_epochs: Most passes over it, may be a fraction; None: as the config says.
+        max_tokens: Most tokens of it in the whole run.
+        max_share: Largest share of a batch that it may have at any step.
+        remove: File of documents to leave out; see :class:`~headrace.data.document_filter.DocumentFilter`.
     """
 
     cache: str
-    weight: float | dict[str, Any] = 1.0
+    weight: float | dict[str, Any] | None = None
     source: SourceConfig | None = None
     shuffle: ShuffleConfig | None = None
+    max_epochs: float | None = None
+    max_tokens: int | None = None
+    max_share: float | None = None
+    remove: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +80,14 @@ class LmDataConfig:
         batch_size: Rows of the global batch, or ``{step: rows}``.
         seed: Integer seed of all shuffles.
         shuffle: How components are shuffled; see ``ShuffleConfig``.
+        weights: Instead of the components' own: a nested blend, ``{web: {weight: 3, blend: {cc: 1, wiki: 2}}, code:
+            1}``.
+        stages: Instead of weights: mixtures that follow each other.
+        amendments: Changes to the mixture that a resumed run declares.
+        max_epochs: Most passes over each component that does not say otherwise.
+        stop_strategy: ``restart``, ``first_exhausted`` or ``all_exhausted``.
+        policy: ``quota``, or the sequence of another system; see :mod:`headrace.index.policies`.
+        validation: What is held out of every component; None: nothing.
         tokenizer: Tokenizer of the caches; None: the one that they were built with, which must be one.
         split_documents: Whether attention and labels stay within documents.
         row_order: ``locality`` or ``stream``: order of rows within a batch.
@@ -104,7 +101,14 @@ class LmDataConfig:
     seq_len: int = 2048
     batch_size: int | dict[int, int] = 32
     seed: int = 0
-    shuffle: ShuffleConfig = field(default_factory=BlockShuffleConfig)
+    shuffle: ShuffleConfig = field(default_factory=BraidShuffleConfig)
+    weights: dict[str, Any] | None = None
+    stages: list[StageConfig] = field(default_factory=list[StageConfig])
+    amendments: list[AmendmentConfig] = field(default_factory=list[AmendmentConfig])
+    max_epochs: float | None = None
+    stop_strategy: str = "restart"
+    policy: str = "quota"
+    validation: ValidationConfig | None = None
     tokenizer: TokenizerConfig | None = None
     split_documents: bool = False
     row_order: str = "locality"
@@ -115,16 +119,38 @@ class LmDataConfig:
             raise ConfigError("must be at least 2", field="seq_len", value=self.seq_len, cure="Give tokens a row.")
         if self.prefetch_bytes < 1:
             raise ConfigError("must be positive", field="prefetch_bytes", value=self.prefetch_bytes, cure="In bytes.")
-        if self.row_order not in ("locality", "stream"):
-            raise ConfigError("is not an order", field="row_order", value=self.row_order, cure="locality or stream.")
+        for name, known in (
+            ("row_order", ("locality", "stream")),
+            ("stop_strategy", STOP_STRATEGIES),
+            ("policy", POLICIES),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError("is not one of those", field=name, value=value, cure=did_you_mean(value, known))
         BatchSchedule(self.batch_size)
         derive(self.seed)
+        check_shuffle(self.shuffle, "shuffle")
         for name, component in self.components.items():
-            weight_from_config(component.weight, f"components.{name}.weight")
-        _check_shuffle(self.shuffle, "shuffle")
-        for name, component in self.components.items():
+            if component.weight is not None:
+                weight_from_config(component.weight, f"components.{name}.weight")
             if component.shuffle is not None:
-                _check_shuffle(component.shuffle, f"components.{name}.shuffle")
+                check_shuffle(component.shuffle, f"components.{name}.shuffle")
+
+    def resolved_stages(self) -> list[Stage]:
+        """The mixtures of the run, in order, amendments included.
+
+        Raises:
+            ConfigError: weights given in two places, an unknown source, an amendment out of order.
+        """
+        return resolve_stages(
+            {name: component.weight for name, component in self.components.items()},
+            self.weights,
+            self.stages,
+            self.amendments,
+            batch=BatchSchedule(self.batch_size),
+            seq_len=self.seq_len,
+            max_share={n: c.max_share for n, c in self.components.items() if c.max_share is not None},
+        )
 
     def build_caches(self, *, progress: bool = True) -> None:
         """Builds the caches that have a source and do not exist, and finishes those that were begun.
@@ -147,8 +173,11 @@ class LmDataConfig:
                 continue  # begun by hand: opening it says how to finish
             build_cache(component.source, self.tokenizer or TokenizerConfig(), component.cache, progress=progress)
 
-    def open_caches(self) -> dict[str, TokenCache]:
+    def open_caches(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, TokenCache]:
         """The caches of all components.
+
+        Args:
+            instead: Open caches to take in place of those at the components' paths, by name.
 
         Raises:
             CacheError: one is missing, unfinished or unreadable.
@@ -156,42 +185,116 @@ class LmDataConfig:
         """
         if not self.components:
             raise ConfigError("is empty", field="components", cure="Name at least one: {code: {cache: PATH}}.")
-        caches = {name: TokenCache.open(component.cache) for name, component in self.components.items()}
-        tokenizer = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
-        _check_tokenizers(caches, tokenizer)
-        return caches
+        given = dict(instead or {})
+        for name in given:
+            if name not in self.components:
+                raise ConfigError("is not a component", field=name, cure=did_you_mean(name, self.components))
+        caches = {n: TokenCache.open(c.cache) for n, c in self.components.items() if n not in given}
+        if caches:
+            _check_tokenizers(caches, None if self.tokenizer is None else load_tokenizer(self.tokenizer))
+        return {name: given.get(name) or caches[name] for name in self.components}
 
-    def datasets(self) -> dict[str, AsyncDataset[Any]]:
-        """The components as shuffled datasets, before mixing."""
+    def datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, TokenSeqDataset]:
+        """The components as they are stored, without the documents to leave out, before they are split, shuffled and
+        mixed; ``instead`` as in :meth:`open_caches`.
+        """
+        from headrace.data.document_filter import DocumentFilter
         from headrace.data.token_seq import TokenSeqDataset
 
+        removed = {
+            name: DocumentFilter.load(component.remove, name=f"components.{name}.remove")
+            for name, component in self.components.items()
+            if component.remove is not None
+        }
         return {
-            name: shuffled(
-                TokenSeqDataset(cache, self.seq_len, split_documents=self.split_documents, name=name),
-                self.shuffle if self.components[name].shuffle is None else self.components[name].shuffle,
-                derive(self.seed, "component", name),
+            name: TokenSeqDataset(
+                cache, self.seq_len, split_documents=self.split_documents, name=name, removed=removed.get(name)
             )
-            for name, cache in self.open_caches().items()
+            for name, cache in self.open_caches(instead).items()
         }
 
-    def dataset(self) -> MixtureDataset:
-        """All components, shuffled and mixed."""
-        from headrace.data.mixture import MixtureDataset
+    def train_datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, PlannedDataset]:
+        """What is not held out of :meth:`datasets`."""
+        return {name: self._sides(name, dataset)[0] for name, dataset in self.datasets(instead).items()}
 
-        weights = {name: component.weight for name, component in self.components.items()}
-        return MixtureDataset(self.datasets(), weights, BatchSchedule(self.batch_size))
+    def validation_datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, PlannedDataset]:
+        """What is held out of :meth:`datasets`, in stored order; the same whatever the shuffle.
+
+        Raises:
+            ConfigError: the config holds nothing out.
+        """
+        if self.validation is None:
+            raise ConfigError("is not set", field="validation", cure="Write validation: {one_in: 100}.")
+        return {name: self._sides(name, dataset)[1] for name, dataset in self.datasets(instead).items()}
+
+    def _sides(self, name: str, dataset: TokenSeqDataset) -> tuple[PlannedDataset, PlannedDataset]:
+        """Train and validation side of a component."""
+        split = self.validation
+        if split is None:
+            return dataset, dataset
+        try:
+            if split.by == "documents":
+                return dataset.holdout_documents(split.groups_of, seed=split.seed)
+            sides = dataset.holdout(split.groups_of, seed=split.seed, io_block_size=split.io_block_size)
+            return cast("tuple[PlannedDataset, PlannedDataset]", sides)
+        except ConfigError as error:
+            problem = f"does not fit component {name!r} ({error})"
+            raise ConfigError(
+                problem, field="validation", cure="Hold out more of everything, or leave it out."
+            ) from error
+
+    def dataset(self, instead: Mapping[str, TokenCache] | None = None) -> MixtureDataset:
+        """All components, shuffled and mixed; ``instead`` as in :meth:`open_caches`."""
+        from headrace.data.mixture import MixtureDataset
+        from headrace.data.shuffle import shuffle_components
+
+        stages, batch = self.resolved_stages(), BatchSchedule(self.batch_size)
+        datasets = self.train_datasets(instead)
+        shuffles = {n: self.shuffle if c.shuffle is None else c.shuffle for n, c in self.components.items()}
+        epochs = {n: self.max_epochs if c.max_epochs is None else c.max_epochs for n, c in self.components.items()}
+        tokens = {n: c.max_tokens for n, c in self.components.items() if c.max_tokens is not None}
+        return MixtureDataset(
+            shuffle_components(datasets, shuffles, stages, batch, self.seed),
+            stages,
+            batch,
+            max_epochs={name: most for name, most in epochs.items() if most is not None},
+            max_examples={name: most // self.seq_len for name, most in tokens.items()},
+            stop_strategy=self.stop_strategy,
+            policy=self.policy,
+        )
 
     def loader(self, mesh: Mesh | None = None, *, batch_axis: str | Sequence[str] | None = None) -> DataLoader:
         """A loader for :meth:`dataset`; see :class:`~headrace.feed.loader.DataLoader`."""
         from headrace.feed.loader import DataLoader
 
-        return DataLoader(
-            self.dataset(),
+        dataset = self.dataset()
+        loader = DataLoader(
+            dataset,
             mesh=mesh,
             batch_axis=batch_axis,
             prefetch_bytes=self.prefetch_bytes,
             row_order="locality" if self.row_order == "locality" else "stream",
         )
+        self._check_memory(dataset, loader.local_share)
+        return loader
+
+    def _check_memory(self, dataset: MixtureDataset, local_share: float) -> None:
+        """Refuses a run whose shuffle keeps more blocks open than the host may hold: it would read each many times."""
+        from headrace.data.shuffle import open_bytes
+
+        windows = {n: self.shuffle if c.shuffle is None else c.shuffle for n, c in self.components.items()}
+        repeats = {n: s.cache_windows if isinstance(s, BlockShuffleConfig) else 1 for n, s in windows.items()}
+        held = {n: open_bytes(c) * repeats[n] for n, c in zip(dataset.names, dataset.components, strict=True)}
+        needed = int(sum(held.values()) * local_share)
+        if needed > self.prefetch_bytes:
+            largest = max(held, key=lambda name: held[name])
+            raise ConfigError(
+                f"is less than the {needed:,} bytes of blocks that the shuffle keeps open on this host"
+                f" (most of them for component {largest!r}), so blocks would be read again and again",
+                field="prefetch_bytes",
+                value=self.prefetch_bytes,
+                cure=f"Raise it to {needed + needed // 4} or more, or lower shuffle.strands (or window_blocks).",
+            )
 
     def to_yaml(self) -> str:
         """The config as YAML that ``load_config`` reads back to an equal one."""
@@ -215,27 +318,6 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> LmDat
         'caches/a'
     """
     return decode(LmDataConfig, with_overrides(read_mapping(path) if path else {}, overrides))
-
-
-def shuffled(dataset: AsyncDataset[Any], shuffle: ShuffleConfig | None, seed: int) -> AsyncDataset[Any]:
-    """``dataset`` in the order that a shuffle config says."""
-    if isinstance(shuffle, BlockShuffleConfig):
-        return dataset.block_shuffle(
-            io_block_size=shuffle.io_block_size,
-            window_blocks=shuffle.window_blocks,
-            seed=seed,
-            perm_type=shuffle.perm_type,
-        )
-    if shuffle is True:
-        return dataset.shuffle(seed)
-    return dataset.era_shuffle(shuffle, seed=seed) if shuffle else dataset
-
-
-def _check_shuffle(shuffle: ShuffleConfig, path: str) -> None:
-    if isinstance(shuffle, int) and not isinstance(shuffle, bool) and shuffle < 1:
-        raise ConfigError(
-            "is not an era length", field=path, value=shuffle, cure="false: no shuffle; true: full; N > 0: era of N."
-        )
 
 
 def _check_tokenizers(caches: dict[str, TokenCache], tokenizer: Tokenizer | None) -> None:

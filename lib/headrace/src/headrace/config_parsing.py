@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,10 @@ def read_mapping(path: str) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such file, or it is not a YAML mapping; the line is named.
     """
-    raw = files.read_bytes(path)
+    try:
+        raw = files.read_bytes(path)
+    except OSError as error:
+        raise ConfigError(f"cannot be read ({error.strerror or error})", field="config", value=path) from error
     if raw is None:
         raise ConfigError("does not exist", field="config", value=path, cure="Give the path of a YAML file.")
     value = _yaml(raw.decode(errors="replace"), path)
@@ -96,28 +100,29 @@ def decode(cls: type[T], raw: Mapping[str, Any]) -> T:
             if isinstance(cause, HeadraceError):
                 raise cause from None
             cause = cause.__cause__
-        raise ConfigError(_sentence(error), field="config", cure="Compare with `headrace config --help`.") from error
+        raise _wrong_type(cls, raw, error) from error
 
 
 def dump(config: Any) -> str:
     """A config dataclass as YAML."""
     stream = io.StringIO()
-    draccus.dump(config, stream)
+    draccus.dump(config, stream, sort_keys=False)  # the order of components is part of the run
     return stream.getvalue()
 
 
 def _yaml(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, and the like
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or "is not YAML"
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ConfigError(f"is not YAML ({problem}{line})", field="config", value=where) from error
 
 
 def _check_keys(cls: Any, raw: Any, path: str) -> None:
     """Walks the types and the raw values side by side and refuses keys that no dataclass there has."""
+    _check_kind(cls, raw, path)
     if not isinstance(raw, Mapping):
         return
     values = cast("Mapping[str, Any]", raw)
@@ -139,13 +144,80 @@ def _check_keys(cls: Any, raw: Any, path: str) -> None:
         for key, value in values.items():
             _check_keys(arguments[1], value, f"{path}.{key}")
     elif origin in (Union, types.UnionType):
-        accepts_mapping = [a for a in arguments if dataclasses.is_dataclass(a) or typing.get_origin(a) is dict]
-        if len(accepts_mapping) == 1:
-            _check_keys(accepts_mapping[0], raw, path)
+        _check_keys(_alternative(arguments, values, path), raw, path)
 
 
-def _sentence(error: Exception) -> str:
-    return " ".join(str(error).replace("`", "").split())
+def _check_kind(cls: Any, raw: Any, path: str) -> None:
+    """Refuses a missing value, and anything but a list or a mapping where one must stand."""
+    if raw is None:
+        if not _admits_none(cls):
+            raise ConfigError("has no value", field=path, cure=f"Give {_expected(cls)}, or leave the name out.")
+    elif typing.get_origin(cls) is list and not isinstance(raw, list):
+        raise ConfigError("is not a list", field=path, value=raw, cure=f"Write [{raw}].")
+    elif (dataclasses.is_dataclass(cls) or typing.get_origin(cls) is dict) and not isinstance(raw, Mapping):
+        raise ConfigError("is not a mapping", field=path, value=raw, cure=f"Give {_expected(cls)}.")
+
+
+def _alternative(types_: Sequence[Any], values: Mapping[str, Any], path: str) -> Any:
+    """The one type of a union that a mapping means: by its ``kind``, or because only it has these keys."""
+    plain = [t for t in types_ if typing.get_origin(t) is dict]
+    classes = [t for t in types_ if dataclasses.is_dataclass(t)]
+    if len(plain) + len(classes) <= 1 or plain:
+        return (plain or classes or [None])[0]
+    kinds = {str(getattr(c, "kind", "")): c for c in classes}
+    if "kind" in values:
+        if str(values["kind"]) not in kinds:
+            cure = did_you_mean(str(values["kind"]), kinds)
+            raise ConfigError(
+                "is not one of those that there are", field=f"{path}.kind", value=values["kind"], cure=cure
+            )
+        return kinds[str(values["kind"])]
+    names = {kind: {f.name for f in dataclasses.fields(c)} for kind, c in kinds.items()}
+    for key in values:
+        if not any(key in fields for fields in names.values()):
+            cure = did_you_mean(str(key), set[str]().union(*names.values()))
+            raise ConfigError("is not a field here", field=f"{path}.{key}", value=values[key], cure=cure)
+    fitting = [kind for kind, fields in names.items() if fields >= set(values)]
+    if len(fitting) != 1:
+        problem = "mixes fields of several kinds" if not fitting else f"can mean {' or '.join(fitting)}"
+        raise ConfigError(problem, field=path, value=dict(values), cure=f"Say which: kind: {' or kind: '.join(kinds)}.")
+    return kinds[fitting[0]]
+
+
+def _wrong_type(cls: Any, raw: Mapping[str, Any], error: Exception) -> ConfigError:
+    """What draccus says about a value, with the value's own path and what may stand there."""
+    text = " ".join(str(error).replace("`", "").split())
+    found = re.match(r"([\w.]+): ", text)
+    if found is None:
+        return ConfigError(text, field="config")
+    hint: Any = cls
+    value: Any = raw
+    for name in found[1].split("."):
+        kinds = (hint, *typing.get_args(hint))
+        inside = [typing.get_type_hints(t).get(name) for t in kinds if dataclasses.is_dataclass(t)]
+        inside += [typing.get_args(t)[-1] for t in kinds if typing.get_origin(t) is dict]
+        hint = next((t for t in inside if t is not None), Any)
+        value = cast("Mapping[str, Any]", value).get(name) if isinstance(value, Mapping) else None
+    return ConfigError("is of the wrong type", field=found[1], value=value, cure=f"Give {_expected(hint)}.")
+
+
+def _admits_none(hint: Any) -> bool:
+    return hint is Any or hint is None or type(None) in typing.get_args(hint)
+
+
+_EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list"}
+
+
+def _expected(hint: Any) -> str:
+    """What may stand where a type is expected, in words."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_expected(a) for a in arguments if a is not type(None)))
+    if origin is typing.Literal:
+        return " or ".join(map(repr, arguments))
+    if dataclasses.is_dataclass(hint):
+        return f"a mapping with {', '.join(f.name for f in dataclasses.fields(hint))}"
+    return _EXPECTED.get(origin or hint, "a mapping" if origin is dict else "a value")
 
 
 class _Loader(yaml.SafeLoader):
@@ -154,6 +226,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":  # "<<: *other": keys that stand here too win, as everywhere
+                continue
             key = self.construct_object(key_node, deep=True)  # pyright: ignore[reportUnknownMemberType]
             if isinstance(key, str | int) and key in seen:
                 raise yaml.constructor.ConstructorError(

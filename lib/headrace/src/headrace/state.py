@@ -7,11 +7,15 @@ budgets and paths are not part of it: they may change freely.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
 
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.store import files
@@ -67,14 +71,17 @@ class RunManifest:
 
     Attributes:
         resolved: Description of the loader with all defaults and derived values filled in, JSON values.
+        history: Manifests that this one amends, oldest first: ``fingerprint``, and ``until_step``, the first step that
+            is no longer theirs.
     """
 
     resolved: dict[str, Any]
+    history: tuple[dict[str, Any], ...] = ()
 
     @classmethod
     def of(cls, loader: Described) -> RunManifest:
         """The manifest of a loader."""
-        return cls(json.loads(json.dumps(loader.describe())))  # as it will read back: string keys, lists
+        return cls(json.loads(json.dumps(loader.describe(), default=_plain)))  # as it reads back: string keys, lists
 
     @property
     def fingerprint(self) -> str:
@@ -87,8 +94,9 @@ class RunManifest:
         return LoaderState(step, self.fingerprint)
 
     def check(self, state: LoaderState) -> None:
-        """Raises PlanMismatchError unless a saved state belongs to this run."""
-        if state.fingerprint != self.fingerprint:
+        """Raises PlanMismatchError unless a saved state belongs to this run, or to its part before an amendment."""
+        before = any(h["fingerprint"] == state.fingerprint and state.step <= h["until_step"] for h in self.history)
+        if state.fingerprint != self.fingerprint and not before:
             raise PlanMismatchError(
                 f"belongs to another run than {self.fingerprint}: its data, order or mixture differ",
                 field="state.fingerprint",
@@ -106,13 +114,27 @@ class RunManifest:
         raise PlanMismatchError(
             f"the run was started with another plan: {shown}{more}",
             field="config",
-            cure="Go back to the run's config, or start a new run in another folder.",
+            cure="Go back to the run's config, declare the change as an amendment, or take another folder.",
         )
 
+    def amends(self, earlier: RunManifest) -> int | None:
+        """The step from which on this run differs from an earlier one by declared stages alone; None if by more."""
+        mine, theirs = copy.deepcopy(self.resolved), copy.deepcopy(earlier.resolved)
+        try:
+            old, new = theirs["dataset"].pop("stages"), mine["dataset"].pop("stages")
+            known = theirs["dataset"]["components"]
+            for part in ("components", "limits"):  # what only the new stages use may be new
+                mine["dataset"][part] = {k: v for k, v in mine["dataset"][part].items() if k in known}
+        except (KeyError, TypeError):  # not a mixture
+            return None
+        added = new[len(old) :]
+        return int(added[0]["step"]) if added and new[: len(old)] == old and mine == theirs else None
+
     def save(self, folder: str) -> None:
-        """Writes the manifest into a run's folder, atomically."""
-        text = json.dumps({"fingerprint": self.fingerprint, "resolved": self.resolved}, indent=1, sort_keys=True)
-        files.write_atomic(files.join(folder, MANIFEST_NAME), text.encode() + b"\n")
+        """Writes the manifest into a run's folder, atomically. All processes of a run may do so at the same time."""
+        content = {"fingerprint": self.fingerprint, "resolved": self.resolved, "history": list(self.history)}
+        text = json.dumps(content, indent=1, sort_keys=True)
+        files.write_atomic(files.join(folder, MANIFEST_NAME), text.encode() + b"\n", writer=f".{uuid.uuid4().hex}")
 
     @classmethod
     def load(cls, folder: str) -> RunManifest | None:
@@ -126,24 +148,43 @@ class RunManifest:
         if raw is None:
             return None
         try:
-            return cls(dict(json.loads(raw)["resolved"]))
+            content = json.loads(raw)
+            return cls(dict(content["resolved"]), tuple(content.get("history", ())))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"is not a run's manifest ({error})", field="manifest", value=url) from error
 
 
-def open_run(folder: str, loader: Described) -> RunManifest:
+def open_run(folder: str, loader: Described, step: int = 0) -> RunManifest:
     """Starts a run in ``folder``, or makes sure that the run there is the same one.
 
+    Args:
+        folder: Path or URL of the run's folder.
+        loader: The run's loader.
+        step: Steps that are done. Amendments must begin there or later; they are recorded.
+
     Raises:
-        PlanMismatchError: the folder holds another run; the differences are shown.
+        PlanMismatchError: the folder holds another run (the differences are shown), or an amendment touches the past.
     """
-    mine = RunManifest.of(loader)
-    theirs = RunManifest.load(folder)
+    mine, theirs = RunManifest.of(loader), RunManifest.load(folder)
     if theirs is None:
         mine.save(folder)
-    else:
+        return mine
+    if mine.fingerprint == theirs.fingerprint:
+        return theirs
+    first = mine.amends(theirs)
+    if first is None:
         theirs.check_same(mine)
-    return mine
+    elif first < step:
+        raise PlanMismatchError(
+            f"touches the past: {step} steps are done",
+            field="amendments.step",
+            value=first,
+            cure=f"Let it begin at step {step} or later.",
+        )
+    record = {"fingerprint": theirs.fingerprint, "until_step": first}
+    amended = RunManifest(mine.resolved, (*theirs.history, record))
+    amended.save(folder)
+    return amended
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
@@ -165,6 +206,14 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
                 lines += differences(old[key], new[key], at)
         return lines
     return [] if old == new else [f"{path}: {_short(old)} -> {_short(new)}"]
+
+
+def _plain(value: object) -> int | float:
+    if isinstance(value, np.integer):
+        return int(value)
+    if isinstance(value, np.floating):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
 def _short(value: Any) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
+import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +46,8 @@ def write_cache(
     """Writes documents, given as one list for each part, as a finished cache and opens it."""
     root = str(path)
     layout = layout or CacheLayout(token_dtype(vocab_size).name, chunk_elements=256, shard_chunks=4)
-    tokenizer = {"kind": "none", "vocab_size": vocab_size, "eos_id": eos_id, "fingerprint": "testing"}
+    tokenizer: dict[str, Any] = {"path": "testing", "file": None, "fingerprint": "testing", "vocab_size": vocab_size}
+    tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": eos_id}
     records = []
     for number, documents in enumerate(parts):
         writer = PartWriter(root, f"{number:05d}", layout)
@@ -54,7 +61,8 @@ def write_cache(
 def tiny_cache(
     path: str | Path | None = None, *, documents: int = 100, parts: int = 1, vocab_size: int = 256, seed: int = 0
 ) -> TokenCache:
-    """A small finished cache of random documents, in a temporary folder if no path is given.
+    """A small finished cache of random documents; if no path is given, in a temporary folder for as long as the process
+    runs.
 
     Example:
         >>> tiny_cache(documents=3).num_documents
@@ -62,7 +70,10 @@ def tiny_cache(
     """
     every = random_documents(documents, vocab_size=vocab_size, seed=seed)
     split = [list(every[p::parts]) for p in range(parts)]
-    root = tempfile.mkdtemp(prefix="headrace-tiny-cache-") if path is None else path
+    root = path
+    if root is None:
+        root = tempfile.mkdtemp(prefix="headrace-tiny-cache-")
+        atexit.register(shutil.rmtree, root, ignore_errors=True)
     return write_cache(root, split, vocab_size=vocab_size, eos_id=vocab_size - 1)
 
 
@@ -90,6 +101,20 @@ def check_index_map(index_map: IndexMap, *, sample: int = 10_000, seed: int = 0)
     locality = index_map.locality(i)
     assert locality.shape == i.shape
     assert i.size == 0 or (locality.min() >= 0 and locality.max() < 1), "locality outside [0, 1)"
+
+
+def with_arrays(cache: TokenCache, make: Callable[[str, int, CacheLayout], StoredArray]) -> TokenCache:
+    """The same cache, its tokens read through arrays that ``make(url, length, layout)`` gives.
+
+    Example:
+        >>> counted = with_arrays(tiny_cache(), CountingArray)
+        >>> _ = counted.tokens(0, 10)
+        >>> counted.parts[0].data.reads
+        1
+    """
+    seen = TokenCache(cache.path, cache.ledger)
+    seen.parts = tuple(replace(p, data=make(p.data.url, p.data.length, p.data.layout)) for p in cache.parts)
+    return seen
 
 
 class CountingArray(StoredArray):
@@ -134,5 +159,13 @@ class _Delayed:
         self._future, self._ready_at = future, ready_at
 
     def result(self, timeout: float | None = None) -> np.ndarray:
-        time.sleep(max(self._ready_at - time.perf_counter(), 0))
+        left = self._ready_at - time.perf_counter()
+        if timeout is not None and left > timeout:
+            time.sleep(timeout)
+            raise TimeoutError
+        time.sleep(max(left, 0))
         return self._future.result(timeout)
+
+    def __await__(self) -> Generator[Any, None, np.ndarray]:
+        yield from asyncio.sleep(max(self._ready_at - time.perf_counter(), 0)).__await__()
+        return (yield from self._future.__await__())

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -19,9 +21,12 @@ from headrace.data.batch import PackedBatch, pack_rows
 from headrace.data.rows import Rows, RowSource, read_rows
 from headrace.errors import ConfigError
 from headrace.index.block_shuffle import BlockShuffle
+from headrace.index.braid import BraidShuffle
 from headrace.index.era import EraShuffle
+from headrace.index.holdout import TrainSplit, ValidationSplit
 from headrace.index.permutation import Feistel
 from headrace.index.remap import Identity, IndexMap, Repeat, Slice, check_indices
+from headrace.index.strands import resolve_strands
 from headrace.metrics import ReadStats
 
 T_co = TypeVar("T_co", covariant=True)
@@ -65,8 +70,8 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return self._finite_length("len()")
 
     def read(self, indices: object) -> T_co:
-        """:meth:`get_batch` for callers without an event loop. ``indices`` is anything that numpy makes an array of."""
-        return asyncio.run(self.get_batch(np.asarray(indices)))  # pyright: ignore[reportArgumentType]
+        """:meth:`get_batch` for callers that do not await. ``indices`` is anything that numpy makes an array of."""
+        return run_blocking(self.get_batch(np.asarray(indices)))  # pyright: ignore[reportArgumentType]
 
     def shuffle(self, seed: int, *, perm_type: str = "feistel") -> AsyncDataset[T_co]:
         """A full shuffle: best mixing, one random read an example."""
@@ -90,10 +95,69 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             BlockShuffle(n, io_block_size=size, window_blocks=window_blocks, seed=seed, perm_type=perm_type)
         )
 
+    def braid_shuffle(
+        self,
+        *,
+        seed: int,
+        batch_size: int | None = None,
+        strands: int | None = None,
+        lap: float | None = None,
+        io_block_size: int | None = None,
+    ) -> AsyncDataset[T_co]:
+        """Braided shuffle, the default of configs; see :mod:`headrace.index.braid`.
+
+        Args:
+            seed: Integer seed.
+            batch_size: Examples that this dataset gives to one batch; 8 x as many strands are opened.
+            strands: Blocks that are open at a time, over all hosts; instead of ``batch_size``.
+            lap: Draws in which the reading front passes once over the store; None: ``batch_size``, or ``strands``.
+            io_block_size: Examples in a block; None: one stored chunk.
+        """
+        n = self._finite_length("braid_shuffle")
+        if strands is None:
+            if batch_size is None:
+                raise ConfigError("is missing, and so is strands", field="batch_size", cure="Give one of them.")
+            plan = resolve_strands(np.asarray([n]), np.ones(1), batch_size=batch_size)
+            strands, lap = int(plan.strands[0]), float(plan.laps[0])
+        size = io_block_size if io_block_size is not None else self.default_io_block_size()
+        order = BraidShuffle(n, io_block_size=size, strands=strands, lap=lap, seed=seed)
+        return self.block_aligned(size).reordered(order)
+
     def era_shuffle(self, era_length: int, *, seed: int, perm_type: str = "feistel") -> AsyncDataset[T_co]:
         """Permutes examples within consecutive eras."""
         n = self._finite_length("era_shuffle")
         return self.reordered(EraShuffle(n, era_length=era_length, seed=seed, perm_type=perm_type))
+
+    def holdout(
+        self, one_in: int = 100, *, seed: int = 0, io_block_size: int | None = None
+    ) -> tuple[AsyncDataset[T_co], AsyncDataset[T_co]]:
+        """Splits off a validation side: one block in ``one_in``, by a keyed hash; see :mod:`headrace.index.holdout`.
+
+        The split does not know how either side is shuffled afterwards. Rows at the border of a block may share a
+        document with the other side; ``TokenSeqDataset.holdout_documents`` keeps documents whole.
+
+        Args:
+            one_in: Of so many blocks, one is held out.
+            seed: Integer seed.
+            io_block_size: Examples in a block; None: one stored chunk, or less if there are fewer chunks than
+                ``one_in``.
+
+        Returns:
+            The train side and the validation side, both in stored order.
+
+        Raises:
+            ConfigError: the dataset is shuffled or repeated already (its epochs would leak into each other), has no
+                end, or fewer blocks than ``one_in``.
+        """
+        n = self._finite_length("holdout")
+        self.check_stored_order()
+        size = (
+            min(self.default_io_block_size(), max(n // max(one_in, 1), 1)) if io_block_size is None else io_block_size
+        )
+        train = TrainSplit(n, one_in=one_in, block=size, seed=seed)
+        validation = ValidationSplit(n, one_in=one_in, block=size, seed=seed)
+        blocks = self.block_aligned(size)
+        return blocks.reordered(train), blocks.reordered(validation)
 
     def slice(self, start: int | None = None, stop: int | None = None) -> AsyncDataset[T_co]:
         """Examples ``start .. stop``, by Python's rules for slices."""
@@ -127,6 +191,9 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         """The same examples, numbered so that blocks of ``io_block_size`` do not straddle stored arrays."""
         return self
 
+    def check_stored_order(self) -> None:
+        """Raises ConfigError if examples change places from epoch to epoch, or come twice in one."""
+
     def _finite_length(self, operation: str) -> int:
         if self.length is None:
             raise ConfigError(
@@ -152,6 +219,11 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
     @abc.abstractmethod
     def eos_id(self) -> int | None:
         """Token after which a segment ends; None: each row is one segment."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row as it is stored."""
+        return self.seq_len * max(a.dtype.itemsize for s in self.sources for a in s.arrays)
 
     @property
     @abc.abstractmethod
@@ -214,6 +286,16 @@ class ReorderedDataset(PlannedDataset):
     def default_io_block_size(self) -> int:
         return self.base.default_io_block_size()
 
+    def check_stored_order(self) -> None:
+        if self.order.reorders or isinstance(self.order, Repeat):
+            raise ConfigError(
+                "cannot be split: what one epoch holds out, another would train on",
+                field="holdout",
+                value=type(self.order).__name__,
+                cure="Split first, then shuffle and repeat the train side.",
+            )
+        self.base.check_stored_order()
+
     def locate(self, indices: np.ndarray, epoch: np.ndarray | None = None) -> Rows:
         epoch = np.zeros_like(indices) if epoch is None else epoch
         if isinstance(self.order, Repeat):
@@ -226,7 +308,10 @@ class ReorderedDataset(PlannedDataset):
 
 
 class MappedDataset(AsyncDataset[U]):
-    """A dataset whose batches pass through a function."""
+    """A dataset whose batches pass through a function.
+
+    The function's name stands for it in fingerprints: two lambdas of one scope look the same there.
+    """
 
     def __init__(self, base: AsyncDataset[Any], fn: Callable[[Any], U]) -> None:
         self.base, self.fn = base, fn
@@ -236,8 +321,7 @@ class MappedDataset(AsyncDataset[U]):
         return self.base.length
 
     def describe(self) -> dict[str, Any]:
-        name = f"{getattr(self.fn, '__module__', '?')}.{getattr(self.fn, '__qualname__', repr(self.fn))}"
-        return {"map": name, "of": self.base.describe()}
+        return {"map": _function_name(self.fn), "of": self.base.describe()}
 
     async def get_batch(self, indices: np.ndarray) -> U:
         return self.fn(await self.base.get_batch(indices))
@@ -250,3 +334,25 @@ class MappedDataset(AsyncDataset[U]):
 
     def block_aligned(self, io_block_size: int) -> MappedDataset[U]:
         return MappedDataset(self.base.block_aligned(io_block_size), self.fn)
+
+    def check_stored_order(self) -> None:
+        self.base.check_stored_order()
+
+
+def run_blocking(awaitable: Coroutine[Any, Any, U]) -> U:
+    """The result of a coroutine, also where an event loop runs already (notebooks)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(awaitable)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, awaitable).result()
+
+
+def _function_name(fn: Any) -> str:
+    """A name that is the same in every process: no addresses."""
+    if isinstance(fn, partial):
+        keywords = [f"{k}={v!r}" for k, v in sorted(fn.keywords.items())]
+        return f"{_function_name(fn.func)}({', '.join([*map(repr, fn.args), *keywords])})"
+    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -12,15 +12,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
-from headrace.data.dataset import AsyncDataset, PlannedDataset
+from headrace.data.dataset import AsyncDataset, PlannedDataset, ReorderedDataset
 from headrace.data.rows import Rows, RowSource
 from headrace.errors import ConfigError, did_you_mean
 from headrace.index.blend import Blend
+from headrace.index.braid import BraidShuffle
+from headrace.index.braid_table import BraidTable
 from headrace.index.draws import Draws
-from headrace.index.remap import IndexMap
+from headrace.index.limits import example_limits, mixture_length
+from headrace.index.policies import make_policy
+from headrace.index.remap import IndexMap, Repeat
 from headrace.index.schedule import BatchSchedule
+from headrace.index.shares import UNLIMITED
+from headrace.index.stages import Stage
 from headrace.metrics import ReadStats
 
 
@@ -28,14 +34,21 @@ class MixtureDataset(PlannedDataset):
     """Mixes datasets by weights that may change with the step.
 
     Args:
-        components: Datasets by name, each with its shuffle applied. Finite ones are repeated, re-keyed each pass.
+        components: Datasets by name, each with its shuffle applied. Finite ones start over, re-keyed, as long as limits
+            and ``stop_strategy`` let them.
         weights: A weight for each component: a number, ``{"step": {step: w}}`` or ``{"linear": {step: w}}``; or a
-            nested :class:`~headrace.index.blend.Blend` with the components as leaves. Normalised at each step and node.
+            nested :class:`~headrace.index.blend.Blend` with the components as leaves (normalised at each step and
+            node); or several :class:`~headrace.index.stages.Stage`, each over any of the components.
         batch_size: Rows in a step, an int or a :class:`~headrace.index.schedule.BatchSchedule`.
+        max_epochs: Most passes over the components, one number or by name, fractions allowed. What a used-up component
+            leaves goes to the others in proportion to their weights.
+        max_examples: Most rows of components in the whole run, by name.
+        stop_strategy: ``restart`` (go on for ever), ``first_exhausted`` or ``all_exhausted``.
+        policy: Which rows come when; see :mod:`headrace.index.policies`.
 
     Raises:
         ConfigError: names differ, rows of different length, all weights zero at some step, a component that does not
-            lie in stores.
+            lie in stores, a limit or policy that does not fit.
 
     Example:
         >>> import headrace.testing
@@ -49,46 +62,76 @@ class MixtureDataset(PlannedDataset):
     def __init__(
         self,
         components: Mapping[str, AsyncDataset[Any]],
-        weights: Mapping[str, object] | Blend,
+        weights: Mapping[str, object] | Blend | Sequence[Stage],
         batch_size: int | Mapping[int, int] | BatchSchedule,
+        *,
+        max_epochs: float | Mapping[str, float] | None = None,
+        max_examples: Mapping[str, int] | None = None,
+        stop_strategy: str = "restart",
+        policy: str = "quota",
     ) -> None:
         if not components:
             raise ConfigError("has no components", field="components", cure="Give at least one dataset.")
-        blend = weights if isinstance(weights, Blend) else Blend(weights)
-        for name in blend.names:
-            if name not in components:
-                raise ConfigError("is not a component", field=f"weights.{name}", cure=did_you_mean(name, components))
-        for name in components:
-            if name not in blend.names:
-                raise ConfigError("is missing", field=f"weights.{name}", cure="Give it a weight; 0 is one.")
-        self.blend = blend
-        self.names = blend.names
-        self.components = tuple(_repeated(name, components[name]) for name in self.names)
-        first = self.components[0]
-        for name, component in zip(self.names, self.components, strict=True):
-            if (component.seq_len, component.eos_id) != (first.seq_len, first.eos_id):
-                raise ConfigError(
-                    f"has rows of {component.seq_len} tokens (end of text {component.eos_id}), but"
-                    f" {self.names[0]!r} has {first.seq_len} ({first.eos_id})",
-                    field=f"components.{name}",
-                    cure="All components of a mixture need the same seq_len, tokenizer and split_documents.",
-                )
+        self.names = tuple(components)
+        self.stages = _stages(weights)
+        _check_names(self.names, self.stages)
+        sizes = {name: dataset.length for name, dataset in components.items()}
+        self.components = tuple(_repeated(name, dataset) for name, dataset in components.items())
+        self._check_rows()
         self.batch_schedule = batch_size if isinstance(batch_size, BatchSchedule) else BatchSchedule(batch_size)
-        self.draws = Draws(blend, self.batch_schedule)
+        self.limits = _limits(sizes, max_epochs, max_examples)
+        self.policy, self.stop_strategy = policy, stop_strategy
+        self.draws = Draws(
+            make_policy(
+                policy,
+                self.names,
+                self.stages,
+                self.batch_schedule,
+                sizes=[*sizes.values()],
+                limits=[*self.limits.values()],
+                tokens=self.seq_len,
+            )
+        )
+        endless = stop_strategy == "restart" and not any(limit is not None for limit in self.limits.values())
+        self._length = None if endless else mixture_length(self.draws, [*sizes.values()], stop_strategy)
+        self._braids = _Braids(self.components)
         self._sources = tuple(source for component in self.components for source in component.sources)
         self._first_source = np.cumsum([0] + [len(c.sources) for c in self.components])
         self._stats = ReadStats()
 
     @property
     def length(self) -> int | None:
-        return None
+        return self._length
 
     def describe(self) -> dict[str, Any]:
         return {
             "components": {n: c.describe() for n, c in zip(self.names, self.components, strict=True)},
-            "weights": self.blend.to_config(),
+            "stages": [
+                {
+                    "step": stage.first_step,
+                    "name": stage.name,
+                    "components": list(stage.blend.names),  # their order breaks ties, and JSON objects have none
+                    "weights": stage.blend.to_config(),
+                    "max_share": dict(stage.max_share),
+                }
+                for stage in self.stages
+            ],
             "batch_size": self.batch_schedule.to_config(),
+            "limits": {name: limit for name, limit in self.limits.items() if limit is not None},
+            "stop_strategy": self.stop_strategy,
+            "policy": self.policy,
         }
+
+    def weights_at(self, steps: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, "n d"]:
+        """Wanted shares of the components at ``steps``, as the stages say, before limits."""
+        shares = np.zeros((len(steps), len(self.names)))
+        first = np.asarray([stage.first_step for stage in self.stages])
+        stage_of = np.searchsorted(first, steps, side="right") - 1
+        for number in np.unique(stage_of).tolist():
+            stage, here = self.stages[number], stage_of == number
+            columns = [self.names.index(name) for name in stage.blend.names]
+            shares[np.ix_(here, columns)] = stage.blend.at(steps[here])
+        return shares
 
     @property
     def sources(self) -> Sequence[RowSource]:
@@ -109,13 +152,29 @@ class MixtureDataset(PlannedDataset):
     def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
         component, ordinal = self.draws.route(indices)
         located = Rows(np.empty_like(indices), np.empty_like(indices), np.empty(indices.size))
-        for d in np.unique(component):
+        braided = self._braids.held[component]
+        if braided.any():
+            ordinal, where = self._braids.resolve(component, ordinal, braided)
+            located.locality[braided] = where
+        for d in np.unique(component).tolist():
             here = np.flatnonzero(component == d)
-            part = self.components[int(d)].locate(ordinal[here])
+            part = self._braids.below[d].locate(ordinal[here])
             located.source[here] = part.source + self._first_source[d]
             located.row[here] = part.row
-            located.locality[here] = part.locality
+            if not self._braids.held[d]:
+                located.locality[here] = part.locality
         return located
+
+    def _check_rows(self) -> None:
+        first = self.components[0]
+        for name, component in zip(self.names, self.components, strict=True):
+            if (component.seq_len, component.eos_id) != (first.seq_len, first.eos_id):
+                raise ConfigError(
+                    f"has rows of {component.seq_len} tokens (end of text {component.eos_id}), but"
+                    f" {self.names[0]!r} has {first.seq_len} ({first.eos_id})",
+                    field=f"components.{name}",
+                    cure="All components of a mixture need the same seq_len, tokenizer and split_documents.",
+                )
 
     def reordered(self, order: IndexMap) -> PlannedDataset:
         raise ConfigError(
@@ -123,6 +182,35 @@ class MixtureDataset(PlannedDataset):
             field="mixture",
             cure="Shuffle the components before mixing them.",
         )
+
+
+def _stages(weights: Mapping[str, object] | Blend | Sequence[Stage]) -> tuple[Stage, ...]:
+    if isinstance(weights, Blend | Mapping):
+        return (Stage(0, weights if isinstance(weights, Blend) else Blend(weights)),)
+    return tuple(weights)
+
+
+def _check_names(names: Sequence[str], stages: Sequence[Stage]) -> None:
+    used = [name for stage in stages for name in stage.blend.names]
+    for name in used:
+        if name not in names:
+            raise ConfigError("is not a component", field=f"weights.{name}", cure=did_you_mean(name, names))
+    for name in names:
+        if name not in used:
+            raise ConfigError("is missing", field=f"weights.{name}", cure="Give it a weight; 0 is one.")
+
+
+def _limits(
+    sizes: Mapping[str, int | None],
+    max_epochs: float | Mapping[str, float] | None,
+    max_examples: Mapping[str, int] | None,
+) -> dict[str, int | None]:
+    endless = [name for name, size in sizes.items() if size is None]
+    bounded = max_epochs if isinstance(max_epochs, Mapping) else () if max_epochs is None else sizes
+    for name in endless:
+        if name in bounded:
+            raise ConfigError("bounds a component without an end", field=f"max_epochs.{name}", cure="Leave it out.")
+    return example_limits({n: UNLIMITED if s is None else s for n, s in sizes.items()}, max_epochs, max_examples)
 
 
 def _repeated(name: str, dataset: AsyncDataset[Any]) -> PlannedDataset:
@@ -136,3 +224,39 @@ def _repeated(name: str, dataset: AsyncDataset[Any]) -> PlannedDataset:
     repeated = dataset.repeat() if dataset.is_finite() else dataset
     assert isinstance(repeated, PlannedDataset)  # by construction: repeat() of a planned dataset is planned
     return repeated
+
+
+class _Braids:
+    """The components that are repeated braids, resolved together: one pass over all rows instead of one a component.
+
+    Attributes:
+        held: Which components these are.
+        below: By component, what the resolved rows are rows of: for the others, the component itself.
+    """
+
+    def __init__(self, components: Sequence[PlannedDataset]) -> None:
+        found = [_repeated_braid(c) for c in components]
+        self.held = np.asarray([f is not None for f in found])
+        self.below = [c if f is None else f[0] for c, f in zip(components, found, strict=True)]
+        self._number = np.cumsum(self.held) - 1
+        orders = [f[1] for f in found if f is not None]
+        self._table = BraidTable.of(orders) if orders else None
+
+    def resolve(
+        self, component: np.ndarray, ordinal: np.ndarray, braided: np.ndarray
+    ) -> tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " m"]]:
+        """Ordinals with those of braided components replaced by their rows, and the localities of these."""
+        assert self._table is not None  # there is a braided row, hence a table
+        if braided.all():
+            return self._table(self._number[component], ordinal)
+        rows = ordinal.copy()
+        rows[braided], where = self._table(self._number[component[braided]], ordinal[braided])
+        return rows, where
+
+
+def _repeated_braid(component: PlannedDataset) -> tuple[PlannedDataset, BraidShuffle] | None:
+    if isinstance(component, ReorderedDataset) and isinstance(component.order, Repeat):
+        inner = component.base
+        if isinstance(inner, ReorderedDataset) and isinstance(inner.order, BraidShuffle):
+            return inner.base, inner.order
+    return None

@@ -101,7 +101,7 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
             source.arrays[a].read(s, s + n)
             for a, s, n in zip(pieces.array[first].tolist(), pieces.start[first].tolist(), spans.tolist(), strict=True)
         ]
-        data = [await _awaited(f) for f in futures]
+        data = [await f for f in futures]
         # pieces are ordered by row and column: end to end they are the distinct rows
         found = np.concatenate(data).reshape(-1, source.row_elements)
         out[asked] = found[inverse]
@@ -111,7 +111,3 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
         stats.tensorstore_reads_issued += len(futures)
         stats.bytes_read += found.nbytes
     return out
-
-
-async def _awaited(future: object) -> np.ndarray:
-    return await future  # pyright: ignore[reportGeneralTypeIssues]  # TensorStore's futures are awaitable

@@ -3,44 +3,35 @@
 Rows are consecutive windows over the token stream of each part; documents run on from row to row. The last tokens of a
 part that do not fill a row are left out and counted in :attr:`TokenSeqDataset.dropped_tokens` (less than ``seq_len`` a
 part). Price: opening does no work that grows with the cache; a batch costs one read for each run of neighbouring rows.
+
+Documents can be left out without building the cache again (data/document_filter.py). Rows then are windows over what
+remains, and close up over the gaps. Price: behind a gap, blocks of rows no longer begin where stored chunks do, so a
+shuffle that works on blocks of one chunk reads two chunks a block. Where 256 rows and more follow without a gap, rows
+therefore begin anew at a chunk's border (the tokens before it that fill no row are dropped and counted). Reads of a
+chunk in an epoch: 1 where gaps are that rare, 2 - f where they are close (f: share of tokens removed), 1 + (1 - f) / k
+with blocks of k chunks, ``io_block_size: k x chunk / seq_len``. Measured: scripts/bench/bench_removal.py.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
 from headrace.data.dataset import PlannedDataset
-from headrace.data.rows import Pieces, Rows, RowSource
+from headrace.data.document_filter import DocumentFilter, token_ranges
+from headrace.data.rows import Rows, RowSource
+from headrace.data.token_rows import TokenRows
 from headrace.errors import ConfigError
 from headrace.index.aligned import BlockAligned
+from headrace.index.holdout import held_out
+from headrace.index.intervals import Intervals
 from headrace.metrics import ReadStats
-from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
-
-
-class TokenRows:
-    """The rows of a cache: a :class:`~headrace.data.rows.RowSource`."""
-
-    def __init__(self, cache: TokenCache, seq_len: int, name: str) -> None:
-        self.name = name
-        self.row_elements = seq_len
-        self.arrays: Sequence[StoredArray] = tuple(p.data for p in cache.parts)
-        self.rows_of_part = np.asarray([a.length // seq_len for a in self.arrays], np.int64)
-        self._first_row = np.cumsum(self.rows_of_part) - self.rows_of_part
-
-    @property
-    def num_rows(self) -> int:
-        return int(self.rows_of_part.sum())
-
-    def pieces(self, rows: np.ndarray) -> Pieces:
-        part = np.searchsorted(self._first_row, rows, side="right") - 1
-        size = np.full_like(rows, self.row_elements)
-        start = (rows - self._first_row[part]) * self.row_elements
-        return Pieces(np.arange(rows.size), np.zeros_like(rows), part, start, size)
 
 
 class TokenSeqDataset(PlannedDataset):
@@ -52,9 +43,13 @@ class TokenSeqDataset(PlannedDataset):
         split_documents: If True, a segment ends after each end-of-text token, so that attention and labels stay within
             documents; if False each row is one segment.
         name: Name of the source in counters and reports; the cache's path if left out.
+        removed: Documents to leave out. A row may then run on from one document to one that lay further on.
+        block_tokens: Tokens of a block that rows may not cross (see :class:`~headrace.index.windows.Windows`); None:
+            rows follow each other over a whole part.
 
     Raises:
-        ConfigError: ``seq_len`` below 2 or longer than the data; ``split_documents`` without an end-of-text token.
+        ConfigError: ``seq_len`` below 2 or longer than the data; ``split_documents`` without an end-of-text token; a
+            filter that is not of this cache, or leaves nothing.
 
     Example:
         >>> import headrace.testing
@@ -65,20 +60,22 @@ class TokenSeqDataset(PlannedDataset):
     """
 
     def __init__(
-        self, cache: TokenCache | str, seq_len: int, *, split_documents: bool = False, name: str | None = None
+        self,
+        cache: TokenCache | str | Path,
+        seq_len: int,
+        *,
+        split_documents: bool = False,
+        name: str | None = None,
+        removed: DocumentFilter | None = None,
+        block_tokens: int | None = None,
     ) -> None:
-        self.cache = TokenCache.open(cache) if isinstance(cache, str) else cache
+        self.cache = cache if isinstance(cache, TokenCache) else TokenCache.open(cache)
         if seq_len < 2:
             raise ConfigError("must be at least 2", field="seq_len", value=seq_len, cure="E.g. 2048 tokens.")
-        self._rows = TokenRows(self.cache, seq_len, name or self.cache.path)
-        if self._rows.num_rows == 0:
-            longest = max((a.length for a in self._rows.arrays), default=0)
-            raise ConfigError(
-                f"is longer than the data: {self.cache.path} holds {longest:,} tokens in its longest part",
-                field="seq_len",
-                value=seq_len,
-                cure="Use a shorter seq_len or a larger corpus.",
-            )
+        self._documents = Intervals.empty() if removed is None else removed.among(self.cache.num_documents)
+        self._ranges = token_ranges(self.cache, self._documents)
+        self._rows = TokenRows(self.cache, seq_len, name or self.cache.path, self._ranges, block_tokens)
+        self._check_not_empty()
         self._eos_id = self._end_of_text() if split_documents else None
         self._stats = ReadStats()
 
@@ -108,12 +105,29 @@ class TokenSeqDataset(PlannedDataset):
             "seq_len": self.seq_len,
             "split_documents": self.eos_id is not None,
             "eos_id": self.eos_id,
+            **({} if self.removed_tokens == 0 else {"removed": self._describe_removed()}),
+            **({} if self.block_tokens is None else {"block_tokens": self.block_tokens}),
         }
 
     @property
+    def block_tokens(self) -> int | None:
+        """Tokens of a block that rows may not cross, if there is one."""
+        return self._rows.windows.block_tokens
+
+    @property
+    def removed_documents(self) -> int:
+        """Documents of the cache that are left out."""
+        return self._documents.total
+
+    @property
+    def removed_tokens(self) -> int:
+        """Tokens of these documents."""
+        return self._ranges.total
+
+    @property
     def dropped_tokens(self) -> int:
-        """Tokens at the ends of parts that fill no row."""
-        return self.cache.num_tokens - self.length * self.seq_len
+        """Tokens that fill no row: at the ends of parts, behind some gaps, at the ends of blocks if there are any."""
+        return self.cache.num_tokens - self.removed_tokens - self.length * self.seq_len
 
     def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
         return Rows(np.zeros_like(indices), indices, indices / max(self.length, 1))
@@ -122,9 +136,69 @@ class TokenSeqDataset(PlannedDataset):
         return max(self.cache.layout.chunk_elements // self.seq_len, 1)
 
     def block_aligned(self, io_block_size: int) -> PlannedDataset:
-        if len(self._rows.arrays) == 1:
+        if self._rows.stretch_tokens.size == 1 or self.block_tokens is not None:
             return self
-        return self.reordered(BlockAligned(self._rows.rows_of_part, io_block_size))
+        return self.reordered(BlockAligned(self._rows.windows.rows_of_part, io_block_size))
+
+    def _describe_removed(self) -> dict[str, Any]:
+        """Equal for filters that leave the same tokens."""
+        digest = hashlib.sha256(np.stack([self._ranges.start, self._ranges.stop]).astype("<i8").tobytes())
+        return {"documents": self.removed_documents, "tokens": self.removed_tokens, "digest": digest.hexdigest()[:32]}
+
+    def _check_not_empty(self) -> None:
+        if self.length:
+            return
+        if self.removed_tokens and self.removed_tokens == self.cache.num_tokens:
+            raise ConfigError(
+                f"leaves nothing of {self.cache.path}: it removes all {self.cache.num_tokens:,} tokens",
+                field="removed",
+                cure="The filter lists documents to leave out; invert a bitmap of those to keep.",
+            )
+        longest = int(self._rows.stretch_tokens.max(initial=0))
+        removed = f" once {self.removed_documents:,} documents are removed" if self.removed_tokens else ""
+        raise ConfigError(
+            f"is longer than the data: {self.cache.path} holds {longest:,} tokens in its longest part{removed}",
+            field="seq_len",
+            value=self.seq_len,
+            cure="Use a shorter seq_len or a larger corpus.",
+        )
+
+    def holdout_documents(self, one_in: int = 100, *, seed: int = 0) -> tuple[TokenSeqDataset, TokenSeqDataset]:
+        """Splits off a validation side of whole documents: one in ``one_in``, by a keyed hash of their numbers.
+
+        Each side is this dataset with the other side's documents removed, which costs reads as removing always does:
+        see the module. :meth:`holdout`, which splits by blocks, costs none, but cuts documents at the borders.
+
+        Args:
+            one_in: Of so many documents, one is held out; those of a short last group are not.
+            seed: Integer seed.
+
+        Returns:
+            The train side and the validation side. Documents that are removed already are on neither.
+
+        Raises:
+            ConfigError: fewer documents than ``one_in``, or a side that does not fill a row.
+
+        Example:
+            >>> import headrace.testing
+            >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(documents=100), seq_len=8)
+            >>> train, validation = dataset.holdout_documents(one_in=10)
+            >>> train.removed_documents, validation.removed_documents
+            (10, 90)
+        """
+        documents = self.cache.num_documents
+        held = Intervals.of_numbers(held_out(documents, one_in, seed, what="documents"))
+        return self._without(held), self._without(held.complement(documents))
+
+    def _without(self, documents: Intervals) -> TokenSeqDataset:
+        return TokenSeqDataset(
+            self.cache,
+            self.seq_len,
+            split_documents=self.eos_id is not None,
+            name=self._rows.name,
+            removed=DocumentFilter(Intervals.union([self._documents, documents])),
+            block_tokens=self.block_tokens,
+        )
 
     def _end_of_text(self) -> int:
         eos_id = self.cache.ledger.tokenizer.get("eos_id")

@@ -7,6 +7,7 @@ first.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from typing import Any
 
@@ -16,7 +17,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from headrace.errors import ConfigError, ReadError
 from headrace.feed.plan import BlockSpace, WindowPlan
 from headrace.metrics import ReadStats
-from headrace.store.array import ArrayFuture
+from headrace.store.array import ArrayFuture, reason
+
+_POLL_S = 0.1
 
 
 class BlockCache:
@@ -30,6 +33,8 @@ class BlockCache:
 
     def __init__(self, space: BlockSpace, max_bytes: int, stats: ReadStats) -> None:
         self.space, self.stats = space, stats
+        self.dtype = np.result_type(*(a.dtype for a in space.arrays))
+        """Of every batch, whichever sources it holds: to the devices of all hosts it is one program."""
         self._itemsize = np.asarray([a.dtype.itemsize for a in space.arrays], np.int64)
         self.slot_bytes = int((space.chunk * self._itemsize).max() + 7) // 8 * 8
         self.num_slots = min(max_bytes // self.slot_bytes, int(space.first_block[-1]))
@@ -41,6 +46,7 @@ class BlockCache:
         self._needed_until: dict[int, int] = {}
         self._expiring: dict[int, list[int]] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._interrupted = threading.Event()
 
     @property
     def resident_bytes(self) -> int:
@@ -48,8 +54,9 @@ class BlockCache:
         return len(self._slot) * self.slot_bytes
 
     def fits(self, plan: WindowPlan, share: float = 1.0) -> bool:
-        """Whether all blocks of a plan fit into this share of the budget at once."""
-        return plan.blocks.size <= share * (self.max_bytes // self.slot_bytes)
+        """Whether all blocks of a plan fit into this share of the budget at once, or all that there are into it all."""
+        room = self.max_bytes // self.slot_bytes
+        return plan.blocks.size <= share * room or int(self.space.first_block[-1]) <= room
 
     def check_fits(self, plan: WindowPlan) -> None:
         """Raises ConfigError unless all blocks of a plan fit at once."""
@@ -74,6 +81,9 @@ class BlockCache:
         Returns:
             How many blocks are admitted now.
         """
+        if done == 0:  # what is here already must not make room for the rest, only to be read again
+            for block in plan.blocks.tolist():
+                self._idle.pop(block, None)
         for at in range(done, plan.blocks.size):
             block = int(plan.blocks[at])
             slot = self._slot.get(block)
@@ -85,7 +95,6 @@ class BlockCache:
                 self._pending[block] = self._start_read(block, slot)
             else:
                 self.stats.block_hits += 1
-            self._idle.pop(block, None)
             until = plan.first_step + int(plan.last_use[at])
             self._needed_until[block] = until
             self._expiring.setdefault(until, []).append(block)
@@ -93,44 +102,54 @@ class BlockCache:
         return plan.blocks.size
 
     def wait(self, plan: WindowPlan, step: int) -> None:
-        """Waits until the blocks of step ``plan.first_step + step`` have arrived.
+        """Waits until the blocks of step ``plan.first_step + step`` have arrived. All of them must be admitted.
 
         Raises:
             ReadError: a block cannot be read; array, chunk and step are named.
         """
         first, last = plan.block_bounds[step : step + 2]
         for block in plan.blocks[first:last].tolist():
-            future = self._pending.pop(block, None)
+            future = self._pending.get(block)
             if future is None:
                 continue
             try:
-                future.result()
-            except (ValueError, OSError) as error:
+                self._arrived(future)
+            except ReadError as error:
                 number = int(self.space.array_of(np.asarray([block]))[0])
                 raise ReadError(
                     f"chunk {block - int(self.space.first_block[number])} cannot be read for step"
-                    f" {plan.first_step + step} ({error})",
+                    f" {plan.first_step + step} ({reason(error.__cause__ or error)})",
                     field="array",
                     value=self.space.arrays[number].url,
-                    cure="Check that the store is reachable and the cache whole.",
+                    cure="Check that the store can be reached and that the cache was copied whole, then go on from this"
+                    " step.",
                 ) from error
+            del self._pending[block]
+
+    def interrupt(self) -> None:
+        """Makes :meth:`wait` give up, now and from now on. For any thread."""
+        self._interrupted.set()
+
+    def _arrived(self, future: ArrayFuture) -> None:
+        while not self._interrupted.is_set():
+            try:
+                future.result(_POLL_S)
+            except TimeoutError:
+                continue
+            return
+        raise ReadError("the loader was closed while it was read")
 
     def gather(self, plan: WindowPlan, slots: np.ndarray, step: int, row_elements: int) -> np.ndarray:
-        """The rows of step ``plan.first_step + step``, as a fresh array ``[local rows, row_elements]``.
+        """The rows of step ``plan.first_step + step``: a fresh array ``[local rows, row_elements]`` of :attr:`dtype`.
 
         Call :meth:`wait` for the step first.
         """
         pieces = np.arange(int(plan.piece_bounds[step]), int(plan.piece_bounds[step + 1]))
         rows = int(plan.row_bounds[step + 1] - plan.row_bounds[step])
         itemsizes = self._itemsize[plan.array[pieces]]
-        if not pieces.size or itemsizes.min() == itemsizes.max():
-            dtype = self.space.arrays[int(plan.array[pieces[0]]) if pieces.size else 0].dtype
-            if pieces.size == rows and rows:
-                return self._windows(dtype, row_elements)[self._address(plan, slots, pieces, dtype)]
-            out = np.empty((rows, row_elements), dtype)
-            self._copy(plan, slots, pieces, out, dtype)
-            return out
-        out = np.empty((rows, row_elements), np.result_type(*(a.dtype for a in self.space.arrays)))
+        if rows and pieces.size == rows and (itemsizes == self.dtype.itemsize).all():
+            return self._windows(self.dtype, row_elements)[self._address(plan, slots, pieces, self.dtype)]
+        out = np.empty((rows, row_elements), self.dtype)
         for itemsize in np.unique(itemsizes):
             some = pieces[itemsizes == itemsize]
             self._copy(plan, slots, some, out, self.space.arrays[int(plan.array[some[0]])].dtype)
@@ -143,13 +162,11 @@ class BlockCache:
                 self._idle[block] = None
 
     def close(self) -> None:
-        """Waits for reads in flight: they write into this cache's memory."""
-        for future in self._pending.values():
-            try:
-                future.result()
-            except (ValueError, OSError):  # nobody is waiting for this block any more
-                continue
+        """Gives the memory back. Reads in flight are abandoned; each keeps alive what it may still write into."""
         self._pending.clear()
+        self._slot.clear()
+        self._free.clear()
+        self._memory = np.empty(0, np.uint8)
 
     def _copy(
         self, plan: WindowPlan, slots: np.ndarray, pieces: np.ndarray, out: np.ndarray, dtype: np.dtype[Any]

@@ -5,9 +5,6 @@ No kernel runs here: what a training step needs beyond that is derived inside it
 
 from __future__ import annotations
 
-import jax
-import numpy as np
-
 from headrace.data.batch import PackedBatch
 from headrace.feed.placement import Placement
 from headrace.feed.reader import HostRows
@@ -23,21 +20,16 @@ class Delivery:
 
     def __init__(self, placement: Placement, eos_id: int | None) -> None:
         self._placement, self._eos_id = placement, eos_id
-        self._all_valid: dict[int, jax.Array] = {}
 
     def __call__(self, host: HostRows) -> PackedBatch:
-        """The global batch. ``host.tokens`` belongs to it from now on."""
+        """The global batch. ``host.tokens`` belongs to it from now on.
+
+        No array is shared between batches: a training step may donate all that it is given.
+        """
+        local = self._placement.local_rows(host.batch_size)
         return PackedBatch(
             token_ids=self._placement.to_global(host.tokens, host.batch_size),
-            valid=self._valid(host.batch_size, host.num_valid),
+            valid=self._placement.to_global(local < host.num_valid, host.batch_size),
             source_id=self._placement.to_global(host.source_id, host.batch_size),
             eos_id=self._eos_id,
         )
-
-    def _valid(self, batch_size: int, num_valid: int) -> jax.Array:
-        if num_valid < batch_size:
-            return self._placement.to_global(self._placement.local_rows(batch_size) < num_valid, batch_size)
-        if batch_size not in self._all_valid:  # the same array for every full batch
-            everything = np.ones(self._placement.local_rows(batch_size).size, bool)
-            self._all_valid[batch_size] = self._placement.to_global(everything, batch_size)
-        return self._all_valid[batch_size]

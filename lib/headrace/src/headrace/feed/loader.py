@@ -7,6 +7,7 @@ or devices.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from headrace.data.dataset import AsyncDataset, PlannedDataset
+from headrace.data.dataset import AsyncDataset, MappedDataset, PlannedDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.delivery import Delivery
@@ -86,10 +87,15 @@ class DataLoader:
         for size in self.schedule.unique_sizes:
             self.placement.check(size, seq_len)
         self._reads, self._watch, self._queue = ReadStats(), Stopwatch(), QueueStats()
-        self._direct: BatchReader | None = None
-        self._latest: BatchReader | None = None
+        self._readers: weakref.WeakSet[BatchReader] = weakref.WeakSet()
         self._open: weakref.WeakSet[Prefetched[Any]] = weakref.WeakSet()
         self._deliver = Delivery(self.placement, dataset.eos_id) if isinstance(dataset, PlannedDataset) else None
+
+    @property
+    def local_share(self) -> float:
+        """Share of a batch's rows that this process holds."""
+        size = self.schedule.max_size
+        return self.placement.local_rows(size).size / size
 
     def describe(self) -> dict[str, Any]:
         """All that determines the batches, as JSON values. Devices, hosts, budgets and paths are not among them."""
@@ -119,11 +125,9 @@ class DataLoader:
             IndexOutOfRangeError: no such step.
             ReadError: the store cannot be read.
         """
-        self._check_step(step)
-        if self._direct is None:
-            self._direct = self._reader(ReadStats(), Stopwatch(), window_steps=1)
-        host = next(iter(self._direct.batches(step, step + 1)))
-        return self._to_devices(host)
+        step = self._checked_step(step)
+        reader = self._reader(ReadStats(), Stopwatch(), window_steps=1)
+        return self._to_devices(next(iter(reader.batches(step, step + 1))))
 
     def iter_from_step(self, step: int = 0) -> Prefetched[Any]:
         """Batches from ``step`` on, prepared in the background. A context manager; dropping it stops the background
@@ -136,11 +140,14 @@ class DataLoader:
             IndexOutOfRangeError: no such step.
         """
         if step != self.num_steps:  # resuming a finished run is an empty iteration, not an error
-            self._check_step(step)
+            step = self._checked_step(step)
         reader = self._reader(self._reads, self._watch, window_steps=WINDOW_STEPS)
-        self._latest = reader
+        self._readers.add(reader)
         batches = Prefetched(
-            partial(_batches, reader, step, self.num_steps, self._to_devices), self._ready_batches(), self._queue
+            partial(_batches, reader, step, self.num_steps, self._to_devices),
+            self._ready_batches(),
+            self._queue,
+            interrupt=reader.interrupt,
         )
         self._open.add(batches)
         return batches
@@ -165,16 +172,13 @@ class DataLoader:
             read_s=watch.seconds("read"),
             gather_s=watch.seconds("gather"),
             transfer_s=watch.seconds("transfer"),
-            resident_bytes=self._latest.resident_bytes if self._latest else 0,
+            resident_bytes=sum(reader.resident_bytes for reader in list(self._readers)),
         )
 
     def close(self) -> None:
         """Stops all background work of this loader."""
         for batches in list(self._open):
             batches.close()
-        if self._direct is not None:
-            self._direct.close()
-            self._direct = None
 
     def __enter__(self) -> DataLoader:
         return self
@@ -212,7 +216,8 @@ class DataLoader:
         batch_bytes = max(self.placement.local_rows(self.schedule.max_size).size * row_bytes, 1)
         return int(np.clip(self.prefetch_bytes // 8 // batch_bytes, 1, _MAX_READY))
 
-    def _check_step(self, step: int) -> None:
+    def _checked_step(self, step: int) -> int:
+        step = operator.index(step)  # a number that a checkpoint gave back, whatever its type
         last = self.num_steps
         if step < 0 or (last is not None and step >= last):
             raise IndexOutOfRangeError(
@@ -221,6 +226,7 @@ class DataLoader:
                 value=step,
                 cure=f"Steps run from 0 to {last - 1}." if last else "Steps count from 0.",
             )
+        return step
 
 
 def _batches(reader: BatchReader, step: int, stop: int | None, to_devices: Any) -> Iterator[Any]:
@@ -232,6 +238,8 @@ def _batches(reader: BatchReader, step: int, stop: int | None, to_devices: Any) 
 
 
 def _schedule(dataset: AsyncDataset[Any], batch_size: int | Mapping[int, int] | BatchSchedule | None) -> BatchSchedule:
+    while isinstance(dataset, MappedDataset):
+        dataset = dataset.base
     own = dataset.batch_schedule if isinstance(dataset, MixtureDataset) else None
     given = batch_size if isinstance(batch_size, BatchSchedule | None) else BatchSchedule(batch_size)
     if own is not None and given is not None and given != own:

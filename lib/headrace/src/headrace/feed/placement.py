@@ -34,6 +34,8 @@ def batch_sharding(mesh: Mesh | None, batch_axis: str | Sequence[str] | None) ->
     if batch_axis is None:
         batch_axis = "data" if "data" in names else names[0]
     axes = (batch_axis,) if isinstance(batch_axis, str) else tuple(batch_axis)
+    if not axes:
+        raise ConfigError("names no axis", field="batch_axis", value=batch_axis, cure=did_you_mean("", names))
     for axis in axes:
         if axis not in names:
             raise ConfigError(
@@ -42,7 +44,7 @@ def batch_sharding(mesh: Mesh | None, batch_axis: str | Sequence[str] | None) ->
                 value=axis,
                 cure=did_you_mean(axis, names),
             )
-    return NamedSharding(mesh, PartitionSpec(axes if len(axes) > 1 else axes[0]))
+    return NamedSharding(mesh, PartitionSpec(axes[0] if len(axes) == 1 else axes))
 
 
 class Placement:

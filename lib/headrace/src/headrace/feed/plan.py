@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.data.dataset import PlannedDataset
-from headrace.data.rows import Pieces, RowSource
+from headrace.data.rows import Pieces, Rows, RowSource
 from headrace.feed.placement import Placement
 from headrace.index.schedule import BatchSchedule
 from headrace.store.array import StoredArray
@@ -139,9 +139,17 @@ def plan_window(
     )
 
 
+def stored_blocks(
+    sources: Sequence[RowSource], space: BlockSpace, rows: Rows
+) -> tuple[Int64[np.ndarray, " u"], Int64[np.ndarray, " u"]]:
+    """Which blocks rows lie in: for each use the row, as its place in ``rows`` (ascending), and the block."""
+    pieces = _within_blocks(_pieces(sources, space, rows.source, rows.row), space)
+    return pieces.row, space.first_block[pieces.array] + pieces.start // space.chunk[pieces.array]
+
+
 def _pieces(sources: Sequence[RowSource], space: BlockSpace, source: np.ndarray, row: np.ndarray) -> Pieces:
     """Pieces of rows of any sources, ordered by row and column; arrays are numbered as in the block space."""
-    if len(sources) == 1:
+    if len(sources) == 1 or row.size == 0:  # a host may hold nothing but padding
         return sources[0].pieces(row)
     found: list[Pieces] = []
     for number in np.unique(source).tolist():

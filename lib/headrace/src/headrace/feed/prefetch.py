@@ -37,6 +37,7 @@ class Prefetched(Iterator[T], Generic[T]):
         depth: Items that may be ready and unasked for, at least 1.
         stats: Gets each wait.
         name: Name of the thread.
+        interrupt: Called when stopping, from any thread: makes what the iterator waits for give up.
 
     Example:
         >>> with Prefetched(lambda: iter(range(3)), depth=2) as items:
@@ -50,6 +51,7 @@ class Prefetched(Iterator[T], Generic[T]):
         depth: int,
         stats: QueueStats | None = None,
         name: str = "headrace-loader",
+        interrupt: Callable[[], None] | None = None,
     ) -> None:
         self._queue: queue.Queue[T | _End] = queue.Queue(maxsize=depth)
         self._stats = stats or QueueStats()
@@ -57,7 +59,7 @@ class Prefetched(Iterator[T], Generic[T]):
         self._stop = threading.Event()
         self._ended: _End | None = None
         self._thread = threading.Thread(target=_produce, args=(make, self._queue, self._stop), name=name, daemon=True)
-        self._finalizer = weakref.finalize(self, _shut_down, self._thread, self._queue, self._stop)
+        self._finalizer = weakref.finalize(self, _shut_down, self._thread, self._queue, self._stop, interrupt)
         self._thread.start()
 
     def __iter__(self) -> Prefetched[T]:
@@ -79,7 +81,7 @@ class Prefetched(Iterator[T], Generic[T]):
         return item
 
     def close(self) -> None:
-        """Stops the thread and waits for it. Safe to call twice."""
+        """Stops the thread and waits for it. Safe to call twice, and from any thread."""
         self._finalizer()
 
     def __enter__(self) -> Prefetched[T]:
@@ -105,6 +107,7 @@ def _produce(make: Callable[[], Iterator[T]], out: queue.Queue[T | _End], stop: 
         if close is not None:
             close()
     _put(out, _End(error), stop)
+    error = None  # its traceback leads back to this frame: nothing would be freed before the next garbage collection
 
 
 def _put(out: queue.Queue[T | _End], item: T | _End, stop: threading.Event) -> bool:
@@ -117,12 +120,25 @@ def _put(out: queue.Queue[T | _End], item: T | _End, stop: threading.Event) -> b
     return False
 
 
-def _shut_down(thread: threading.Thread, out: queue.Queue[T | _End], stop: threading.Event) -> None:
+def _shut_down(
+    thread: threading.Thread,
+    out: queue.Queue[T | _End],
+    stop: threading.Event,
+    interrupt: Callable[[], None] | None,
+) -> None:
     stop.set()
-    while True:  # make room, so that a blocked put returns at once
+    if interrupt is not None:
+        interrupt()
+    _empty(out)  # make room, so that a blocked put returns at once
+    if thread is not threading.current_thread():
+        thread.join()
+        _empty(out)
+        out.put_nowait(_End(None))  # for a consumer that waits in another thread
+
+
+def _empty(out: queue.Queue[T | _End]) -> None:
+    while True:
         try:
             out.get_nowait()
         except queue.Empty:
-            break
-    if thread is not threading.current_thread():
-        thread.join()
+            return

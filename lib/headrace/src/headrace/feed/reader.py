@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from headrace.data.batch import PackedBatch
-from headrace.data.dataset import AsyncDataset, PlannedDataset
+from headrace.data.dataset import AsyncDataset, PlannedDataset, run_blocking
 from headrace.errors import ConfigError
 from headrace.feed.block_cache import BlockCache
 from headrace.feed.placement import Placement
@@ -45,6 +44,7 @@ class BatchReader(Protocol):
     """Yields this process's part of each batch."""
 
     def batches(self, first_step: int, stop_step: int | None) -> Iterator[Any]: ...
+    def interrupt(self) -> None: ...
     def close(self) -> None: ...
     @property
     def resident_bytes(self) -> int: ...
@@ -111,24 +111,28 @@ class PlannedReader:
         """
         windows = self._windows(first_step, stop_step)
         current = next(windows, None)
+        begun = False
         while current is not None:
             current.admit(self._cache)
+            assert current.whole  # the window before is done with and holds nothing; one that fits is admitted whole
             following: _Window | None = None
-            exhausted = False
             for step in range(current.plan.steps):
-                yield self._gather(current, step)
+                batch = self._gather(current, step)
                 self._cache.finished(current.plan.first_step + step)
-                if not current.whole:
-                    current.admit(self._cache)
-                elif not exhausted:
-                    if following is None:
-                        following = next(windows, None)
-                        exhausted = following is None
-                    if following is not None and not following.whole:
-                        following.admit(self._cache)
+                if following is None and begun:  # the very first batch does not wait for a second plan
+                    following = next(windows, None)
+                if following is not None and not following.whole:
+                    following.admit(self._cache)
+                yield batch
+                begun = True
             current = following if following is not None else next(windows, None)
 
+    def interrupt(self) -> None:
+        """Makes a read that is waited for fail, so that :meth:`batches` ends. For any thread."""
+        self._cache.interrupt()
+
     def close(self) -> None:
+        """Abandons reads in flight and gives the memory back."""
         self._cache.close()
 
     def _windows(self, first_step: int, stop_step: int | None) -> Iterator[_Window]:
@@ -142,6 +146,8 @@ class PlannedReader:
             self._cache.check_fits(plan)
             yield _Window(plan)
             step += plan.steps
+            if self._cache.fits(plan, 0.25):
+                steps = min(2 * steps, self._window_steps)
 
     def _plan(self, first_step: int, steps: int) -> WindowPlan:
         with self._watch.phase("plan"):
@@ -212,7 +218,7 @@ class AsyncReader:
         length = self._dataset.length
         inside = np.ones(rows.size, bool) if length is None else rows < length
         with self._watch.phase("read"):
-            batch = asyncio.run(_get(self._dataset, np.where(inside, rows, 0)))
+            batch = run_blocking(self._dataset.get_batch(np.where(inside, rows, 0)))
         self._stats.examples_requested += int(inside.sum())
         self._stats.unique_examples += int(inside.sum())
         if length is None or begin + size <= length:
@@ -225,9 +231,8 @@ class AsyncReader:
             )
         return replace(batch, valid=batch.valid & inside)
 
+    def interrupt(self) -> None:
+        """``get_batch`` is not ours to interrupt; :meth:`batches` ends after it."""
+
     def close(self) -> None:
         """Nothing is open between batches."""
-
-
-async def _get(dataset: AsyncDataset[Any], rows: np.ndarray) -> Any:
-    return await dataset.get_batch(rows)

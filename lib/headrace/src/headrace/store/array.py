@@ -1,21 +1,38 @@
 """One-dimensional zarr3 arrays through TensorStore: open, read a range, write shard by shard.
 
 The invariant: a finished array never changes, so nothing of it is ever re-validated (``recheck_cached_data: open``),
-and a range that lies on chunk borders is read with no waste. A read costs about 30 us of CPU plus its bytes; never read
-single rows.
+and what is read is what was written, or an error: a lost shard, a flipped bit (crc32c) or an array of another length
+never becomes data. A range that lies on chunk borders is read with no waste. A read costs about 30 us of CPU plus its
+bytes; never read single rows.
+
+Object stores: TensorStore reads the arrays, fsspec (:mod:`headrace.store.files`) the small files beside them, and both
+must reach the same server as the same user. These variables do that; on Google's and Amazon's own none is needed.
+
+======================================  ==============================================================================
+``GOOGLE_APPLICATION_CREDENTIALS``      key file for ``gs://``; otherwise what ``gcloud auth application-default`` left
+``STORAGE_EMULATOR_HOST``               another GCS server (fake-gcs-server, ...), read before the first use of GCS in a
+                                        process; nobody is logged in there
+``AWS_ACCESS_KEY_ID``,                  keys for ``s3://``; otherwise the profile or the role of the machine
+``AWS_SECRET_ACCESS_KEY``
+``AWS_ENDPOINT_URL_S3``,                another S3 server (MinIO, Ceph, R2, ...), read whenever an array is opened
+``AWS_ENDPOINT_URL``
+``AWS_REGION``, ``AWS_DEFAULT_REGION``  its region, if it cares; ``us-east-1`` if not set
+======================================  ==============================================================================
 """
 
 from __future__ import annotations
 
 import os
+import re
 import threading
+from collections.abc import Generator
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import numpy as np
 import tensorstore as ts
 
-from headrace.errors import CacheError, ConfigError
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, ReadError
 from headrace.store import files
 from headrace.store.layout import CacheLayout
 
@@ -23,16 +40,22 @@ _UNBOUNDED = 1 << 54  # an array grows shard by shard; its true length is set wh
 
 
 class ArrayFuture(Protocol):
-    """What a read returns: a handle whose ``result()`` is the data."""
+    """A read in flight: ``result()`` or ``await`` gives the data. Dropping it abandons the read."""
 
-    def result(self, timeout: float | None = None) -> np.ndarray: ...
+    def result(self, timeout: float | None = None) -> np.ndarray:
+        """The data, once it is there.
+
+        Raises:
+            ReadError: it cannot be read; the array and the chunk are named.
+            TimeoutError: not there within ``timeout`` seconds; the read goes on.
+        """
+        ...
+
+    def __await__(self) -> Generator[Any, None, np.ndarray]: ...
 
 
 def kvstore_spec(url: str) -> dict[str, Any]:
-    """TensorStore's key-value store for a path or URL.
-
-    ``AWS_ENDPOINT_URL`` (and ``AWS_REGION``) choose another S3 server than Amazon's; ``TENSORSTORE_GCS_HTTP_URL``
-    another GCS.
+    """TensorStore's key-value store for a path or URL. The module's docstring lists the variables that it follows.
 
     Raises:
         ConfigError: TensorStore has no driver for the scheme.
@@ -46,11 +69,14 @@ def kvstore_spec(url: str) -> dict[str, Any]:
     parts = urlsplit(url)
     path = parts.path.strip("/") + "/"
     if parts.scheme in ("gs", "gcs"):
+        _follow_gcs_emulator()
         return {"driver": "gcs", "bucket": parts.netloc, "path": path}
     if parts.scheme == "s3":
         spec: dict[str, Any] = {"driver": "s3", "bucket": parts.netloc, "path": path}
         if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
-            spec |= {"endpoint": endpoint, "aws_region": os.environ.get("AWS_REGION", "us-east-1")}
+            region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+            spec |= {"endpoint": endpoint.rstrip("/"), "aws_region": region}
+        if os.environ.get("AWS_ACCESS_KEY_ID"):  # do not ask profiles and metadata servers first
             spec["aws_credentials"] = {"type": "environment"}
         return spec
     if parts.scheme in ("http", "https"):
@@ -61,6 +87,52 @@ def kvstore_spec(url: str) -> dict[str, Any]:
         value=url,
         cure="Use a local path, gs://, s3:// or https://.",
     )
+
+
+def _follow_gcs_emulator() -> None:
+    """Tells TensorStore, which has variables of its own, what ``STORAGE_EMULATOR_HOST`` tells everybody else.
+
+    TensorStore reads them once, at the process's first use of GCS, and keeps what they said.
+    """
+    host = os.environ.get("STORAGE_EMULATOR_HOST", "")
+    if host not in ("", "default"):
+        url = host if host.startswith(("http://", "https://")) else f"http://{host}"
+        os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", url.rstrip("/"))
+        os.environ.setdefault("GOOGLE_AUTH_TOKEN_FOR_TESTING", "emulator")
+
+
+class _PendingRead:
+    """A TensorStore future that fails as :class:`ReadError`, with the array and the chunk named."""
+
+    __slots__ = ("_array", "_future", "_start", "_stop")
+
+    def __init__(self, future: Any, array: StoredArray, start: int, stop: int) -> None:
+        self._future, self._array, self._start, self._stop = future, array, start, stop
+
+    def result(self, timeout: float | None = None) -> np.ndarray:
+        try:
+            return self._future.result(timeout)
+        except TimeoutError:
+            raise
+        except (ValueError, OSError) as error:
+            raise self._failed(error) from error
+
+    def __await__(self) -> Generator[Any, None, np.ndarray]:
+        try:
+            return (yield from self._future.__await__())
+        except (ValueError, OSError) as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> ReadError:
+        chunk = self._array.chunk_elements
+        first, last = self._start // chunk, max(self._stop - 1, self._start) // chunk
+        chunks = f"chunk {first}" if first == last else f"chunks {first} to {last}"
+        return ReadError(
+            f"{chunks} cannot be read ({reason(error)})",
+            field="array",
+            value=self._array.url,
+            cure="Check that the store can be reached and that the cache was copied whole; build it again if not.",
+        )
 
 
 class StoredArray:
@@ -75,6 +147,7 @@ class StoredArray:
         self.url = url
         self.length = length
         self.layout = layout
+        self._kvstore = kvstore_spec(url)  # now: a relative path means the working directory of now
         self._store: Any = None
         self._lock = threading.Lock()
 
@@ -96,40 +169,49 @@ class StoredArray:
         Returns:
             A future of a one-dimensional array of ``stop - start`` elements.
         """
-        return self._opened()[start:stop].read(order="C")
+        return _PendingRead(self._opened()[start:stop].read(order="C"), self, start, stop)
 
     def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
         """Starts reading ``out.size`` elements from ``start`` on straight into ``out`` (contiguous, of this dtype).
 
         ``out`` holds the data once the future's ``result()`` has returned; no copy is made on the way.
         """
-        target = ts.array(out, copy=False)
-        return target.write(self._opened()[start : start + out.size])
+        stop = start + out.size
+        return _PendingRead(ts.array(out, copy=False).write(self._opened()[start:stop]), self, start, stop)
 
     def _opened(self) -> Any:
         with self._lock:
             if self._store is None:
                 spec = {
                     "driver": "zarr3",
-                    "kvstore": kvstore_spec(self.url),
+                    "kvstore": self._kvstore,
                     "recheck_cached_data": "open",
                     "recheck_cached_metadata": "open",
                     "fill_missing_data_reads": False,  # a lost shard is an error, not a run of zeros
                 }
                 try:
-                    self._store = ts.open(spec, read=True, write=False, context=_read_context()).result()
+                    store = ts.open(spec, read=True, write=False, context=_read_context()).result()
                 except (ValueError, OSError) as error:
                     raise CacheError(
-                        f"cannot be opened ({_first_line(error)})",
+                        f"cannot be opened ({reason(error)})",
                         field="array",
                         value=self.url,
                         cure="Check that the cache was copied whole; build it again if not.",
                     ) from error
+                found = f"{store.shape[0]} elements of {store.dtype.name}"
+                if found != (recorded := f"{self.length} elements of {self.dtype.name}"):
+                    raise CacheCorruptError(
+                        f"holds {found}, but the ledger has {recorded}",
+                        field="array",
+                        value=self.url,
+                        cure="Parts and ledger are of different builds: copy the cache again, or build it again.",
+                    )
+                self._store = store
             return self._store
 
 
 class ArrayWriter:
-    """Appends to a new array, one whole shard at a time, in bounded memory (one shard).
+    """Appends to a new array, one whole shard at a time, in bounded memory (two shards).
 
     Args:
         url: Folder to create; what is there is replaced.
@@ -151,12 +233,12 @@ class ArrayWriter:
         self._store: Any = _written(ts.open(spec, create=True, delete_existing=True, context=ts.Context()), url)
 
     def append(self, values: np.ndarray) -> None:
-        """Adds a one-dimensional array of the layout's dtype.
+        """Adds a one-dimensional array of the layout's dtype. It is copied: the caller may write to it again.
 
         Raises:
             CacheError: the store cannot be written.
         """
-        self._pending.append(np.asarray(values, self.layout.dtype))
+        self._pending.append(np.array(values, self.layout.dtype))
         self._pending_elements += values.size
         self.length += values.size
         if self._pending_elements >= self.layout.shard_elements:
@@ -181,15 +263,22 @@ def _written(future: Any, url: str) -> Any:
         return future.result()
     except (ValueError, OSError) as error:
         raise CacheError(
-            f"cannot be written ({_first_line(error)})",
+            f"cannot be written ({reason(error)})",
             field="array",
             value=url,
             cure="Check permissions and free space, then run the same command again: finished parts are kept.",
         ) from error
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+def reason(error: BaseException) -> str:
+    """What TensorStore says, without where in its source it says so.
+
+    Example:
+        >>> reason(ValueError("NOT_FOUND: chunk {1} is missing [source locations='driver/read.cc:345']"))
+        'NOT_FOUND: chunk {1} is missing'
+    """
+    said = re.sub(r"\s*\[source locations=.*", "", str(error), flags=re.DOTALL).splitlines()
+    return said[0] if said else type(error).__name__
 
 
 _context_lock = threading.Lock()
@@ -197,7 +286,9 @@ _shared_context: Any = None
 
 
 def _read_context() -> Any:
-    """One TensorStore context for all reads: shard indices are cached, chunks are not (the feed layer does that)."""
+    """One TensorStore context for all reads. Its pool is there for the shard indices: without it each chunk costs a
+    second request. It keeps the last chunks too, since one pool serves both.
+    """
     global _shared_context
     with _context_lock:
         if _shared_context is None:

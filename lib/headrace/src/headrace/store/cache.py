@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,13 +56,14 @@ class TokenCache:
         self._first_token = _starts([p.record.tokens for p in self.parts])
 
     @classmethod
-    def open(cls, path: str) -> TokenCache:
+    def open(cls, path: str | Path) -> TokenCache:
         """Opens the cache at a local path or URL (``gs://``, ``s3://``, ``https://``).
 
         Raises:
             CacheMissingError: there is no cache.
             CacheUnfinishedError: its build was interrupted.
-            CacheCorruptError: its ledger cannot be read.
+            CacheCorruptError: its ledger is none, or of another version.
+            CacheError: its ledger cannot be read.
         """
         path = str(path)
         ledger = read_ledger(path)
@@ -112,9 +114,11 @@ class TokenCache:
 
         Raises:
             IndexOutOfRangeError: the range is not within ``0 .. num_tokens``.
+            ReadError: stored bytes are missing or damaged.
         """
         self._check_range(start, stop, self.num_tokens, "tokens")
-        return self._concatenated(self._first_token, start, stop, lambda p, a, b: p.data.read(a, b), self.dtype)
+        reads = [self.parts[p].data.read(a, b) for p, a, b in _spans(self._first_token, start, stop)]
+        return np.concatenate([r.result() for r in reads]) if reads else np.zeros(0, self.dtype)
 
     def document(self, i: int) -> np.ndarray:
         """Tokens of document ``i``.
@@ -136,15 +140,8 @@ class TokenCache:
         """
         stop = self.num_documents if stop is None else stop
         self._check_range(start, stop, self.num_documents, "documents")
-        pieces = [
-            np.diff(self.parts[p].offsets.read(a, b + 1).result())
-            for p, a, b in _spans(self._first_document, start, stop)
-        ]
-        return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
-
-    def _concatenated(self, starts: np.ndarray, start: int, stop: int, read: Any, dtype: np.dtype[Any]) -> np.ndarray:
-        futures = [read(self.parts[p], a, b) for p, a, b in _spans(starts, start, stop)]
-        return np.concatenate([f.result() for f in futures]) if futures else np.zeros(0, dtype)
+        reads = [self.parts[p].offsets.read(a, b + 1) for p, a, b in _spans(self._first_document, start, stop)]
+        return np.concatenate([np.diff(r.result()) for r in reads]) if reads else np.zeros(0, np.int64)
 
     def _check_range(self, start: int, stop: int, length: int, what: str) -> None:
         if not 0 <= start <= stop <= length:

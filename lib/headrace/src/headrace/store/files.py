@@ -34,10 +34,10 @@ def join(root: str, *parts: str) -> str:
     """``root/part/part``, with single slashes, for paths and URLs alike.
 
     Example:
-        >>> join("gs://bucket/cache/", "ledger.json")
-        'gs://bucket/cache/ledger.json'
+        >>> join("gs://bucket/cache/", "ledger.json"), join("/", "tmp", "a")
+        ('gs://bucket/cache/ledger.json', '/tmp/a')
     """
-    return "/".join([root.rstrip("/") or "/", *(p.strip("/") for p in parts)])
+    return "/".join([root.rstrip("/") if root else ".", *(p.strip("/") for p in parts)])
 
 
 def filesystem(url: str) -> tuple[Any, str]:
@@ -47,7 +47,8 @@ def filesystem(url: str) -> tuple[Any, str]:
         ConfigError: the scheme is unknown, or its package is not installed (the extra to install is named).
     """
     try:
-        fs, path = cast("tuple[Any, str]", url_to_fs(url))
+        # Listings are not kept: TensorStore writes into the same folders, and other machines do.
+        fs, path = cast("tuple[Any, str]", url_to_fs(url, use_listings_cache=False))
     except ImportError as error:
         scheme = split_protocol(url)[0] or ""
         extra = _EXTRA_OF_PROTOCOL.get(scheme)
@@ -80,8 +81,13 @@ def read_bytes(url: str) -> bytes | None:
         return None
 
 
-def write_atomic(url: str, data: bytes) -> None:
+def write_atomic(url: str, data: bytes, *, writer: str = "") -> None:
     """Writes ``data`` to ``url`` so that no reader, and no crash, ever leaves half of it.
+
+    Args:
+        url: The file.
+        data: Its bytes.
+        writer: Name of this writer among those that may write the file at the same time; with one at a time, none.
 
     Raises:
         CacheError: the place cannot be written (permissions, disk full, ...).
@@ -94,7 +100,7 @@ def write_atomic(url: str, data: bytes) -> None:
         path = local_path(url)
         path.parent.mkdir(parents=True, exist_ok=True)
         # One fixed name: what a killed writer left is overwritten by the next one, so nothing stray stays behind.
-        temporary = path.with_name(path.name + ".tmp")
+        temporary = path.with_name(f"{path.name}{writer}.tmp")
         with temporary.open("wb") as f:
             f.write(data)
             f.flush()
@@ -118,17 +124,26 @@ def exists(url: str) -> bool:
 
 
 def remove_tree(url: str) -> None:
-    """Deletes a folder and all in it, or a file; nothing happens if it is not there."""
-    if is_local(url):
+    """Deletes a folder and all in it, or a file; nothing happens if it is not there.
+
+    Raises:
+        CacheError: it cannot be deleted.
+    """
+    try:
+        if not is_local(url):
+            fs, path = filesystem(url)
+            if fs.exists(path):
+                fs.rm(path, recursive=True)
+            return
         path = local_path(url)
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-        return
-    fs, path = filesystem(url)
-    if fs.exists(path):
-        fs.rm(path, recursive=True)
+    except OSError as error:
+        raise CacheError(
+            f"cannot be deleted ({error.strerror or error})", field="file", value=url, cure="Check its permissions."
+        ) from error
 
 
 def tree_bytes(url: str) -> int:

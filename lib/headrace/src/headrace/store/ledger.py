@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from headrace.errors import CacheCorruptError
+from headrace.errors import CacheCorruptError, CacheError
 from headrace.store import files
 
 LEDGER_NAME = "ledger.json"
@@ -71,6 +71,7 @@ def read_ledger(root: str) -> Ledger | None:
 
     Raises:
         CacheCorruptError: the file is not a ledger of a version that this release reads.
+        CacheError: the file cannot be read.
     """
     data = _read_json(files.join(root, LEDGER_NAME))
     if data is None:
@@ -87,7 +88,9 @@ def read_ledger(root: str) -> Ledger | None:
         parts = [PartRecord(**p) for p in data.pop("parts")]
         return Ledger(parts=parts, **data)
     except (TypeError, KeyError) as error:
-        raise CacheCorruptError(f"is not a ledger ({error})", field="ledger", value=url) from error
+        raise CacheCorruptError(
+            f"is not a ledger ({error})", field="ledger", value=url, cure="Build the cache again, or restore the file."
+        ) from error
 
 
 def write_ledger(root: str, ledger: Ledger) -> None:
@@ -101,9 +104,19 @@ def part_folder(root: str, name: str) -> str:
 
 
 def read_part_record(root: str, name: str) -> PartRecord | None:
-    """The record of a part; None unless the part is complete."""
-    data = _read_json(files.join(part_folder(root, name), PART_RECORD_NAME))
-    return None if data is None else PartRecord(**data)
+    """The record of a part; None unless the part is complete.
+
+    Raises:
+        CacheCorruptError: the file is not a record.
+    """
+    url = files.join(part_folder(root, name), PART_RECORD_NAME)
+    data = _read_json(url)
+    try:
+        return None if data is None else PartRecord(**data)
+    except TypeError as error:
+        raise CacheCorruptError(
+            f"is not a part's record ({error})", field="file", value=url, cure="Delete it and build again."
+        ) from error
 
 
 def write_part_record(root: str, record: PartRecord) -> None:
@@ -116,7 +129,12 @@ def _dump(data: dict[str, Any]) -> bytes:
 
 
 def _read_json(url: str) -> dict[str, Any] | None:
-    raw = files.read_bytes(url)
+    try:
+        raw = files.read_bytes(url)
+    except OSError as error:
+        raise CacheError(
+            f"cannot be read ({error.strerror or error})", field="file", value=url, cure="Check its permissions."
+        ) from error
     if raw is None:
         return None
     try:

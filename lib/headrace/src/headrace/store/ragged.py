@@ -63,7 +63,7 @@ class PartWriter:
         Raises:
             CacheError: lengths do not add up to the tokens, or an id does not fit the dtype.
         """
-        lengths = np.asarray(lengths, np.int64)
+        lengths = np.array(lengths, np.int64)  # a copy: it is kept until the part is closed
         if int(lengths.sum()) != tokens.size or (lengths.size and int(lengths.min()) < 0):
             raise CacheError(
                 f"lengths add up to {int(lengths.sum())}, not to the {tokens.size} tokens",

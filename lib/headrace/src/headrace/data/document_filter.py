@@ -1,0 +1,187 @@
+"""Which documents of a cache to leave out (duplicates, benchmark leaks), without building it again.
+
+A filter is a list of document numbers or a bitmap, as an array or as a file that another program wrote. Numbers run
+over the whole cache, part after part, as in :meth:`~headrace.store.cache.TokenCache.document`.
+
+Price: once, when the dataset is opened: the offsets of the filtered documents are read, no others (one read for each
+run of neighbouring chunks of 16,384 offsets); 32 bytes of memory for each run of filtered documents.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.errors import ConfigError
+from headrace.index.intervals import Intervals
+from headrace.store import files
+from headrace.store.array import ArrayFuture, StoredArray
+from headrace.store.cache import TokenCache
+
+_READS_IN_FLIGHT = 32
+_RUN_CHUNKS = 16  # 2 MiB of offsets a read
+_CURE = (
+    "Give document numbers, one a line or as an integer .npy file, or a boolean .npy file with one entry a document."
+)
+
+
+class DocumentFilter:
+    """Documents to leave out of a dataset.
+
+    Args:
+        documents: Document numbers, in any order, repeats allowed (integer array or sequence); or a bitmap with one
+            entry a document, true for those to leave out (boolean array).
+        name: What errors call it: the config field or the file.
+
+    Raises:
+        ConfigError: neither numbers nor a bitmap; a negative number.
+
+    Example:
+        >>> DocumentFilter([3, 1, 2, 2]).among(10)
+        Intervals(1..4)
+        >>> DocumentFilter(np.array([True, False, True])).among(3)
+        Intervals(0..1, 2..3)
+    """
+
+    def __init__(self, documents: np.ndarray | Sequence[int] | Intervals, *, name: str = "removed") -> None:
+        self.name = name
+        self._bitmap_length: int | None = None
+        if isinstance(documents, Intervals):
+            self._documents = documents
+            return
+        given = np.asarray(documents)
+        if given.size == 0:
+            given = given.astype(np.int64).ravel()
+        if given.ndim != 1 or given.dtype.kind not in "iub":
+            raise ConfigError(f"is no list of documents: {given.dtype} of shape {given.shape}", field=name, cure=_CURE)
+        if given.dtype == np.bool_:
+            self._bitmap_length = given.size
+            given = np.flatnonzero(given)
+        if given.size and int(given.min()) < 0:
+            raise ConfigError("names a negative document", field=name, value=int(given.min()), cure=_CURE)
+        if given.size and int(given.max()) > np.iinfo(np.int64).max - 1:
+            raise ConfigError("is no document", field=name, value=int(given.max()), cure=_CURE)
+        self._documents = Intervals.of_numbers(given.astype(np.int64))
+
+    @classmethod
+    def load(cls, url: str, *, name: str | None = None) -> DocumentFilter:
+        """Reads a filter from a file: ``.npy`` (integers, or booleans for a bitmap), else text with one number a line.
+
+        Args:
+            url: Path or URL.
+            name: What errors call it; None: the path.
+
+        Raises:
+            ConfigError: there is no such file, or it is neither; the line is named.
+        """
+        field = name or url
+        raw = files.read_bytes(url)
+        if raw is None:
+            raise ConfigError("does not exist", field=field, value=url, cure=_CURE)
+        if url.endswith(".npy"):
+            try:
+                return cls(np.load(io.BytesIO(raw), allow_pickle=False), name=field)
+            except (ValueError, EOFError, OSError) as error:
+                raise ConfigError(
+                    f"is not a .npy file of numbers ({error})", field=field, value=url, cure=_CURE
+                ) from error
+        return cls(_numbers(raw, field, url), name=field)
+
+    def among(self, num_documents: int) -> Intervals:
+        """The documents, as ranges of numbers below ``num_documents``.
+
+        Raises:
+            ConfigError: a number is too large, or the bitmap is of another length.
+        """
+        if self._bitmap_length not in (None, num_documents):
+            raise ConfigError(
+                f"is a bitmap of {self._bitmap_length:,} documents, but the cache has {num_documents:,}",
+                field=self.name,
+                cure="Make it from this cache: numbers and bitmaps belong to one build.",
+            )
+        if self._documents.stop.size and int(self._documents.stop[-1]) > num_documents:
+            raise ConfigError(
+                f"is not a document: the cache has {num_documents:,}",
+                field=self.name,
+                value=int(self._documents.stop[-1]) - 1,
+                cure="Documents count from 0. Make the list from this cache: numbers belong to one build.",
+            )
+        return self._documents
+
+
+def _numbers(raw: bytes, field: str, url: str) -> Int64[np.ndarray, " n"]:
+    lines = [line.strip() for line in raw.splitlines()]
+    try:
+        numbers = np.array([line for line in lines if line] or np.zeros(0), np.int64)
+    except (ValueError, OverflowError):
+        numbers = np.array([-1])
+    if not (numbers < 0).any():
+        return numbers
+    bad, line = next((n, x) for n, x in enumerate(lines, start=1) if x and not (x.isdigit() and len(x) < 19))
+    problem = f"line {bad} is not a document number: {line[:40].decode(errors='replace')!r}"
+    raise ConfigError(problem, field=field, value=url, cure=_CURE)
+
+
+def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
+    """Where documents lie in the token stream of a whole cache, all parts end to end.
+
+    Reads the chunks of offsets in which a range of documents begins or ends, and no others.
+
+    Args:
+        cache: An open cache.
+        documents: Document numbers, below ``cache.num_documents``.
+
+    Raises:
+        ReadError: offsets cannot be read.
+
+    Example:
+        >>> import headrace.testing
+        >>> cache = headrace.testing.tiny_cache(documents=20)
+        >>> ranges = token_ranges(cache, Intervals.of_numbers(np.array([3, 4, 19])))
+        >>> bool((ranges.stop == [cache.lengths(0, 5).sum(), cache.num_tokens]).all())
+        True
+    """
+    ends = np.stack([documents.start, documents.stop], axis=1).ravel()  # rises strictly
+    tokens = np.full(ends.size, cache.num_tokens, np.int64)
+    first_document = first_token = 0
+    for part in cache.parts:
+        last_document = first_document + part.record.documents
+        low, high = np.searchsorted(ends, [first_document, last_document]).tolist()
+        if high > low:
+            tokens[low:high] = _elements(part.offsets, ends[low:high] - first_document) + first_token
+        first_document, first_token = last_document, first_token + part.record.tokens
+    return Intervals(tokens[0::2], tokens[1::2])
+
+
+def _elements(array: StoredArray, at: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+    """Elements of an array at rising positions, some chunks at a time."""
+    out = np.empty(at.size, np.int64)
+    flying: deque[tuple[slice, int, ArrayFuture]] = deque()
+    for here in _chunk_runs(at, array.chunk_elements):
+        first, last = int(at[here.start]), int(at[here.stop - 1])
+        flying.append((here, first, array.read(first, last + 1)))
+        if len(flying) > _READS_IN_FLIGHT:
+            _take(flying.popleft(), at, out)
+    for read in flying:
+        _take(read, at, out)
+    return out
+
+
+def _chunk_runs(at: Int64[np.ndarray, " n"], chunk: int) -> Iterator[slice]:
+    """Places in ``at`` to be read together: whose chunks follow each other, up to a few."""
+    chunks, first = np.unique(at // chunk, return_index=True)
+    place = np.arange(chunks.size)
+    run = np.cumsum(np.diff(chunks, prepend=chunks[0] - 2) != 1) - 1
+    nth = place - np.flatnonzero(np.diff(run, prepend=-1))[run]
+    begins = first[nth % _RUN_CHUNKS == 0].tolist()
+    for low, high in zip(begins, [*begins[1:], at.size], strict=True):
+        yield slice(low, high)
+
+
+def _take(read: tuple[slice, int, ArrayFuture], at: np.ndarray, out: np.ndarray) -> None:
+    here, first, future = read
+    out[here] = future.result()[at[here] - first]

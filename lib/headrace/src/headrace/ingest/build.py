@@ -1,0 +1,276 @@
+"""``build_cache``: from source files to a finished token cache; interrupted at any moment, continued by the same call.
+
+What lies on disk decides what is left to do, and nothing else::
+
+    ledger.json, finished: false   written first: the plan (which file goes into which part), tokenizer, layout
+    tokenizer.json                 a copy of the tokenizer's file, so that the cache can be decoded anywhere
+    parts/00000/...  part.json     one folder a part; its record is its last write
+    ledger.json, finished: true    written last: the same, with the table of parts
+
+The invariant: whatever was killed, however often, the finished folder is the same, bit for bit, as that of one
+uninterrupted build. A setting that would change it (tokenizer, special tokens, layout, files) is refused on a folder
+that was started with another, with the difference shown. So is a source file that changed after its part was built;
+one that changed before is read as it is now.
+
+Price of resuming: one small read a part, and what was done of one part (64 MiB of text) is done again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from headrace.errors import CacheError, ConfigError, SourceError
+from headrace.ingest.engine import BuildJob, run_parts
+from headrace.ingest.plan import DEFAULT_PART_BYTES, PartTask, plan_parts, source_records, tasks_from_records
+from headrace.ingest.progress import show_progress
+from headrace.ingest.resume import changed_sources, check_same_build
+from headrace.ingest.source import SourceConfig
+from headrace.ingest.tokenize import FILE_NAME, Tokenizer, TokenizerConfig, load_tokenizer
+from headrace.store import files
+from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, Compression
+from headrace.store.ledger import (
+    LEDGER_NAME,
+    PART_RECORD_NAME,
+    Ledger,
+    PartRecord,
+    part_folder,
+    read_ledger,
+    read_part_record,
+    write_ledger,
+)
+
+INGEST_VERSION = 1
+"""Changes when the same input would give other tokens or another layout: a build is not resumed across it."""
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What a build did.
+
+    Attributes:
+        path: The cache.
+        documents: Documents in the cache. Empty ones are kept (they consist of their special tokens alone).
+        tokens: Tokens in the cache, special tokens included.
+        text_bytes: Bytes of text (UTF-8) that they stand for.
+        skipped_lines: Bad lines left out (``on_bad_line="skip"``).
+        first_skipped: Where and why the first of them.
+        empty_documents: How many documents have no text.
+        parts_built: Parts that this call built.
+        parts_reused: Parts that were there already.
+        tokens_built: Tokens of the parts that this call built.
+        bytes_built: Bytes of text of the parts that this call built.
+        seconds: Time of this call.
+    """
+
+    path: str
+    documents: int
+    tokens: int
+    text_bytes: int
+    skipped_lines: int
+    first_skipped: str
+    empty_documents: int
+    parts_built: int
+    parts_reused: int
+    tokens_built: int
+    bytes_built: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def build_cache(
+    source: SourceConfig,
+    tokenizer: TokenizerConfig,
+    output: str,
+    *,
+    dtype: str | None = None,
+    chunk_tokens: int = DEFAULT_CHUNK,
+    shard_chunks: int = DEFAULT_SHARD_CHUNKS,
+    compression: Compression = "none",
+    part_bytes: int = DEFAULT_PART_BYTES,
+    restart: bool = False,
+    progress: bool = True,
+) -> BuildReport:
+    """Builds a token cache, or finishes one that was begun with the same arguments.
+
+    Args:
+        source: Where the documents come from.
+        tokenizer: How they become ids.
+        output: Folder or URL of the cache.
+        dtype: Name of the stored dtype; the narrowest that holds the vocabulary if None.
+        chunk_tokens: Tokens in a chunk, the unit of reading.
+        shard_chunks: Chunks in a file.
+        compression: ``none`` or ``zstd``.
+        part_bytes: Source bytes in a part, the unit of resuming.
+        restart: Delete what is there and begin anew.
+        progress: Show a bar, if stderr is a terminal.
+
+    Returns:
+        What was done. If the cache is finished already, nothing was, and ``parts_built`` is 0.
+
+    Raises:
+        SourceError: the source is missing, empty, unreadable, bad in a line, or changed.
+        ConfigError: a setting is not usable, or is not the one that the folder was begun with.
+        CacheError: the output cannot be written, or holds something else.
+    """
+    started = time.monotonic()
+    output = str(output)
+    if output.startswith(("http://", "https://")):
+        raise ConfigError(
+            "can be read from, not written to", field="output", value=output, cure="Use a local path, gs:// or s3://."
+        )
+    loaded = load_tokenizer(tokenizer)
+    layout = CacheLayout(dtype or loaded.dtype.name, chunk_tokens, shard_chunks, compression)
+    layout.check_vocabulary(loaded.vocab_size)
+    wanted = _planned(source, loaded, layout, part_bytes)
+    try:
+        return _build(source, loaded, output, wanted, restart, progress, started)
+    except OSError as error:  # sources raise SourceError, so this is the output
+        raise CacheError(
+            f"cannot be written ({error.strerror or error})",
+            field="output",
+            value=output,
+            cure="Check permissions and free space, then run the same command again: finished parts are kept.",
+        ) from error
+
+
+def _planned(source: SourceConfig, tokenizer: Tokenizer, layout: CacheLayout, part_bytes: int) -> Ledger:
+    settings = {k: v for k, v in asdict(source).items() if k != "paths"}
+    return Ledger(
+        finished=False,
+        tokenizer=tokenizer.record(),
+        layout=layout.to_json(),
+        sources=source_records(plan_parts(source.files(), part_bytes)),
+        metadata={
+            "paths": [str(p) for p in source.paths],
+            "source": settings,
+            "part_bytes": part_bytes,
+            "ingest_version": INGEST_VERSION,
+        },
+    )
+
+
+def _build(
+    source: SourceConfig,
+    tokenizer: Tokenizer,
+    output: str,
+    wanted: Ledger,
+    restart: bool,
+    progress: bool,
+    started: float,
+) -> BuildReport:
+    begun = read_ledger(output)
+    if begun is None:
+        _check_vacant(output)
+    if files.is_local(output):  # what a kill within an atomic write left; object stores have no such thing
+        for name in (LEDGER_NAME, FILE_NAME):
+            left = files.join(output, f"{name}.tmp")
+            if files.exists(left):
+                files.remove_tree(left)
+    if begun is not None and restart:
+        _clear(output, begun)
+        begun = None
+    ledger, tasks, done = _begin(output, wanted, begun, source)
+    if tokenizer.content is not None and not files.exists(files.join(output, FILE_NAME)):
+        files.write_atomic(files.join(output, FILE_NAME), tokenizer.content)
+    job = BuildJob(output, source, ledger.tokenizer, CacheLayout(**ledger.layout))
+    missing = [t for t in tasks if t.name not in done]
+    built: dict[str, PartRecord] = {}
+    with (
+        show_progress(missing, progress) as report,
+        closing(run_parts(job, missing, tokenizer=tokenizer, report=report)) as finished_parts,
+    ):
+        for record in finished_parts:
+            built[record.name] = record
+    records = [built.get(t.name) or done[t.name] for t in tasks]
+    result = _report(output, records, built, started)
+    if result.documents == 0:
+        why = (
+            f"; {result.skipped_lines} lines were skipped, first: {result.first_skipped}"
+            if result.skipped_lines
+            else ""
+        )
+        raise SourceError(
+            f"is an empty source: it holds no documents{why}",
+            field=", ".join(ledger.metadata["paths"]),
+            cure="Check paths, format and text field, then build with --restart.",
+        )
+    if not ledger.finished:
+        write_ledger(output, ledger.complete(records))
+    return result
+
+
+def _begin(
+    output: str, wanted: Ledger, begun: Ledger | None, source: SourceConfig
+) -> tuple[Ledger, list[PartTask], dict[str, PartRecord]]:
+    """The ledger to work on, its plan, and the parts that are complete already."""
+    if begun is None:
+        write_ledger(output, wanted)
+        return wanted, tasks_from_records(wanted.sources, source), {}
+    check_same_build(output, begun, wanted)
+    names = sorted({str(s["part"]) for s in begun.sources})
+    done = {name: record for name in names if (record := read_part_record(output, name)) is not None}
+    sources = changed_sources(output, begun.sources, wanted.sources, done)
+    ledger = begun
+    if sources != begun.sources or (begun.finished and len(done) < len(names)):
+        ledger = replace(begun, finished=False, parts=[], sources=sources)
+        write_ledger(output, ledger)
+    return ledger, tasks_from_records(sources, source), done
+
+
+def _check_vacant(output: str) -> None:
+    """Nothing of anybody else's is ever mixed up with a cache, or deleted."""
+    # The ledger is the first write; a build killed within it leaves its temporary file, or an empty folder.
+    others = [name for name in _names_in(output) if name != f"{LEDGER_NAME}.tmp"]
+    if others:
+        raise CacheError(
+            f"holds other things than a token cache ({', '.join(others[:4])}{', ...' if len(others) > 4 else ''})",
+            field="output",
+            value=output,
+            cure="Choose a folder that is new or empty.",
+        )
+
+
+def _names_in(output: str) -> list[str]:
+    fs, path = files.filesystem(output)
+    if not fs.exists(path):
+        return []
+    if not fs.isdir(path):
+        raise CacheError("is a file", field="output", value=output, cure="Choose a folder that is new or empty.")
+    return sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False))
+
+
+def _clear(output: str, begun: Ledger) -> None:
+    """Deletes a cache, ledger last: killed within it, what is left is an unfinished cache, not a broken one."""
+    if begun.finished:
+        write_ledger(output, replace(begun, finished=False, parts=[]))
+    for name in {str(s["part"]) for s in begun.sources}:  # a part without its record is never taken for complete
+        files.remove_tree(files.join(part_folder(output, name), PART_RECORD_NAME))
+    files.remove_tree(files.join(output, "parts"))
+    for name in (FILE_NAME, LEDGER_NAME):
+        files.remove_tree(files.join(output, name))
+
+
+def _report(output: str, records: Sequence[PartRecord], built: dict[str, PartRecord], started: float) -> BuildReport:
+    def total(key: str) -> int:
+        return sum(int(r.extra[key]) for r in records)
+
+    return BuildReport(
+        path=output,
+        documents=sum(r.documents for r in records),
+        tokens=sum(r.tokens for r in records),
+        text_bytes=total("text_bytes"),
+        skipped_lines=total("skipped_lines"),
+        first_skipped=next((str(r.extra["first_skipped"]) for r in records if r.extra["first_skipped"]), ""),
+        empty_documents=total("empty_documents"),
+        parts_built=len(built),
+        parts_reused=len(records) - len(built),
+        tokens_built=sum(r.tokens for r in built.values()),
+        bytes_built=sum(int(r.extra["text_bytes"]) for r in built.values()),
+        seconds=time.monotonic() - started,
+    )

@@ -1,0 +1,136 @@
+"""``headrace build``: what it prints, how it ends, and one readable line for everything that can be wrong."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.ingest.build import BuildReport
+from headrace.store.cache import TokenCache
+
+BYTES = ("--tokenizer", "bytes")
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_a_build_ends_with_a_summary_and_the_next_command(headrace: Run, corpus: Path, tmp_path: Path):
+    output = tmp_path / "my cache"
+    code, out, err = headrace("build", str(corpus), "--output", str(output), *BYTES)
+    assert (code, err) == (0, "")
+    assert "15 documents" in out
+    assert "1 part." in out
+    assert "3 documents without text" in out
+    assert out.splitlines()[-1] == f"Next: headrace inspect '{output}'"
+    assert TokenCache.open(str(output)).num_documents == 15
+    code, out, _ = headrace("build", str(corpus), "-o", str(output), *BYTES)
+    assert code == 0
+    assert "is finished already" in out
+
+
+def test_all_options(headrace: Run, corpus: Path, tmp_path: Path):
+    (corpus / "a.dat").write_text('{"body": "x"}\nbad\n')
+    code, out, _ = headrace(
+        "build", str(corpus / "a.dat"), "-o", str(tmp_path / "c"), "-t", "bytes", "--eos", "none", "--bos", "auto",
+        "--text-field", "body", "--on-bad-line", "skip", "--format", "jsonl", "--chunk-tokens", "16",
+        "--compression", "zstd", "--dtype", "uint32",
+    )  # fmt: skip
+    assert code == 0
+    assert f"1 bad line skipped, the first: {corpus}/a.dat, line 2: is not valid JSON" in out
+    cache = TokenCache.open(str(tmp_path / "c"))
+    assert cache.document(0).tolist() == [257, ord("x")]
+    assert (cache.layout.dtype, cache.layout.chunk_elements, cache.layout.compression) == ("uint32", 16, "zstd")
+
+
+def test_extensions(headrace: Run, tmp_path: Path):
+    for name in ("a.py", "b.rs", "c.txt"):
+        (tmp_path / name).write_text(name)
+    arguments = ("--extension", ".py", "--extension", ".rs")
+    code, out, _ = headrace("build", str(tmp_path), "-o", str(tmp_path / "c"), *BYTES, *arguments)
+    assert code == 0
+    assert "2 documents" in out
+
+
+def test_json(headrace: Run, corpus: Path, tmp_path: Path):
+    code, out, _ = headrace("build", str(corpus), "-o", str(tmp_path / "c"), *BYTES, "--json")
+    assert code == 0
+    assert BuildReport(**json.loads(out)).documents == 15
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "message"),
+    [
+        ("", ["nowhere"], "does not exist"),
+        ("", ["corpus", "--tokenizer", "nowhere.json"], "nowhere.json"),
+        ("", ["corpus", "--eos", "<nope>"], "is not a token"),
+        ("", ["corpus", "--dtype", "uint8"], "cannot hold a vocabulary of 258"),
+        ("", ["corpus", "--text-field", "body"], "1.jsonl, line 1: has no field 'body' (it has 'text')"),
+        ("", ["corpus", "--chunk-tokens", "0"], "chunk_elements"),
+        ("{", ["corpus"], "1.jsonl, line 1: is not valid JSON"),
+        ('{"text": "\udcff"}', ["corpus"], "1.jsonl, line 1: is not UTF-8"),
+        ("", ["corpus/[0].txt"], "matches no file"),
+    ],
+)
+def test_bad_input_is_one_readable_line(
+    headrace: Run,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    arguments: list[str],
+    message: str,
+):
+    monkeypatch.chdir(tmp_path)
+    (corpus / "0.jsonl").unlink()
+    if change:
+        (corpus / "1.jsonl").write_text(change, errors="surrogateescape")
+    tokenizer = () if "--tokenizer" in arguments else BYTES
+    code, out, err = headrace("build", *arguments, "--output", "cache", *tokenizer)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.startswith("error ")
+    assert err.count("\n") == 1
+
+
+def test_other_settings_on_an_existing_output(headrace: Run, corpus: Path, tmp_path: Path):
+    command = ("build", str(corpus), "-o", str(tmp_path / "c"), *BYTES)
+    assert headrace(*command)[0] == 0
+    code, _, err = headrace(*command, "--eos", "none")
+    assert code == 2
+    assert "eos '<eos>' there, none now" in err
+    assert "--restart" in err
+    assert headrace(*command, "--eos", "none", "--restart")[0] == 0
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n' * 3_000_000)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace", "build", str(tmp_path / "a.jsonl"), "-o", str(tmp_path / "c"), *BYTES],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while process.poll() is None and not (tmp_path / "c" / "ledger.json").exists():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert err.splitlines() == ["interrupted: finished parts are kept; run the same command again to go on"]
+
+
+def test_help_has_examples_and_loads_no_jax():
+    code = """
+import sys
+sys.argv = ["headrace", "build", "--help"]
+from headrace.cli import main
+try:
+    main()
+finally:
+    print("loaded:", sorted({"jax", "tensorstore", "tokenizers"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "headrace build corpus/ --output cache --tokenizer tokenizer.json" in done.stdout
+    assert "loaded: []" in done.stdout

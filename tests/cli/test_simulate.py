@@ -1,0 +1,58 @@
+"""``headrace simulate`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PLAN = """
+seq_len: 4096
+batch_size: 64
+components:
+  web: {cache: none, weight: 7}
+  code: {cache: none, weight: {linear: {0: 1, 1000: 3}}}
+"""
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headrace", "simulate", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> str:
+    path = tmp_path / "plan.yaml"
+    path.write_text(PLAN)
+    return str(path)
+
+
+def test_json_and_table(plan):
+    sizes = ["--tokens", "web=1e12", "--tokens", "code=2e11", "--max-rows", "32768"]
+    figures = json.loads(run(plan, "--json", "--hosts", "1,8", *sizes).stdout)
+    assert [h["hosts"] for h in figures["by_hosts"]] == [1, 8]
+    assert 1 <= figures["by_hosts"][1]["reads_per_block"] < 1.5
+    table = run(plan, "batch_size=32", "--hosts", "2", *sizes)
+    assert table.returncode == 0
+    assert "batches of 32 rows" in table.stdout
+    assert "a sample" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--tokens", "wbe=1e9"], "Did you mean 'web'"),
+        (["--tokens", "web"], "E.g. web=1e12"),
+        (["--hosts", "one"], "E.g. 1,8,64"),
+        (["batchsize=3"], "Did you mean 'batch_size'"),
+        ([], "is not a token cache"),
+    ],
+)
+def test_mistakes_get_one_line(plan, args, said):
+    done = run(plan, *args)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,290 @@
+"""What goes wrong with loaders: errors that name array, chunk and step; no thread, file or memory left behind.
+
+And what they count: held against arrays that count and delay their reads.
+"""
+
+import gc
+import os
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from headrace.data.token_seq import TokenSeqDataset
+from headrace.errors import ReadError
+from headrace.feed.loader import DataLoader
+from headrace.store.array import StoredArray
+from headrace.store.layout import CacheLayout
+from headrace.testing import CountingArray, SlowArray, with_arrays, write_cache
+
+ROWS, SEQ_LEN, BLOCK = 256, 8, 4
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """Blocks of four rows, shards of four blocks; the tokens of row r are r."""
+    rows = [np.full(SEQ_LEN, r) for r in range(ROWS)]
+    return write_cache(tmp_path, [rows], layout=CacheLayout("uint8", BLOCK * SEQ_LEN, 4))
+
+
+def loader(cache, shuffle=True, **options):
+    dataset = TokenSeqDataset(cache, SEQ_LEN)
+    one = Mesh(np.array(jax.devices()[:1]), ("data",))
+    return DataLoader(dataset.shuffle(0) if shuffle else dataset, batch_size=8, mesh=one, **options)
+
+
+def running():
+    return [t for t in threading.enumerate() if t.name.startswith("headrace")]
+
+
+def until(condition, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def lose_shard(cache, number):
+    Path(cache.path, "parts", "00000", "input_ids", "data", "c", str(number)).unlink()
+
+
+def test_a_lost_shard_reaches_the_consumer_at_its_step(cache):
+    lose_shard(cache, 2)  # rows 32 to 47: steps 4 and 5
+    batches = loader(cache, shuffle=False).iter_from_step(0)
+    for step in range(4):
+        assert np.asarray(next(batches).tokens)[:, 0].tolist() == list(range(8 * step, 8 * step + 8))
+    with pytest.raises(ReadError, match=r"chunk 8 cannot be read for step 4 \(NOT_FOUND") as caught:
+        next(batches)
+    assert (caught.value.field, caught.value.value) == ("array", cache.parts[0].data.url)
+    assert "go on from this step" in (caught.value.cure or "")
+    until(lambda: not running())
+
+
+def test_a_flipped_bit_reaches_the_consumer(cache):
+    shard = Path(cache.path, "parts", "00000", "input_ids", "data", "c", "0")
+    content = bytearray(shard.read_bytes())
+    content[40] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(ReadError, match=r"chunk 1 cannot be read for step 0 .*[Dd]igest mismatch"):
+        next(loader(cache, shuffle=False).iter_from_step(0))
+
+
+def test_asking_again_after_an_error_is_an_error_again_and_then_heals(cache):
+    """Never a batch of what happened to lie in memory."""
+    shard = Path(cache.path, "parts", "00000", "input_ids", "data", "c", "2")
+    held = shard.read_bytes()
+    shard.unlink()
+    broken = loader(cache, shuffle=False)
+    for _ in range(3):
+        with pytest.raises(ReadError, match="cannot be read for step 4"):
+            broken.batch_at(4)
+    assert np.asarray(broken.batch_at(6).tokens)[0, 0] == 48
+    shard.write_bytes(held)
+    again = loader(with_arrays(cache, StoredArray), shuffle=False)
+    assert np.asarray(again.batch_at(4).tokens)[:, 0].tolist() == list(range(32, 40))
+
+
+def test_many_steps_one_by_one_within_a_tight_budget(cache):
+    """Each asks for other blocks; what one has used must be free for the next."""
+    tight = loader(cache, prefetch_bytes=8 * BLOCK * SEQ_LEN)
+    everything = loader(cache)
+    for step in range(32):
+        assert np.array_equal(tight.batch_at(step).tokens, everything.batch_at(step).tokens)
+
+
+def test_steps_may_be_asked_for_from_several_threads(cache):
+    shared = loader(cache, prefetch_bytes=8 * BLOCK * SEQ_LEN)
+    wanted = [np.asarray(shared.batch_at(step).tokens) for step in range(16)]
+    wrong = []
+
+    def ask(offset):
+        for k in range(16):
+            step = (k * 5 + offset) % 16
+            if not np.array_equal(shared.batch_at(step).tokens, wanted[step]):
+                wrong.append(step)
+
+    threads = [threading.Thread(target=ask, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+class BrokenArray(StoredArray):
+    """Fails from its third read on."""
+
+    reads = 0
+
+    def read_into(self, out, start):
+        self.reads += 1
+        if self.reads > 2:
+            raise OSError("the network is gone")
+        return super().read_into(out, start)
+
+
+def test_an_error_when_a_read_begins_reaches_the_consumer(cache):
+    broken = loader(with_arrays(cache, BrokenArray))
+    with pytest.raises(OSError, match="the network is gone"):
+        list(broken)
+    until(lambda: not running())
+
+
+def test_a_held_error_holds_no_memory(cache):
+    """A notebook keeps the last error, and with it every frame: not the blocks too."""
+    lose_shard(cache, 5)
+    broken = loader(cache)
+    with pytest.raises(ReadError) as caught:
+        list(broken)
+    assert caught.value.__traceback__ is not None
+    assert broken.stats().resident_bytes == 0
+
+
+class HangingArray(StoredArray):
+    """Never answers."""
+
+    def read_into(self, out, start):
+        return Hanging()
+
+
+class Hanging:
+    def result(self, timeout=None):
+        assert timeout is not None, "nobody may wait for ever"
+        time.sleep(timeout)
+        raise TimeoutError
+
+    def __await__(self):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("how", ["iterator", "loader", "drop"])
+def test_closing_does_not_wait_for_a_store_that_hangs(cache, how):
+    hanging = loader(with_arrays(cache, HangingArray))
+    batches = hanging.iter_from_step(0)
+    time.sleep(0.02)
+    started = time.monotonic()
+    if how == "iterator":
+        batches.close()
+    elif how == "loader":
+        hanging.close()
+    else:
+        del batches
+        gc.collect()
+    assert time.monotonic() - started < 3
+    until(lambda: not running())
+
+
+def test_an_error_of_the_training_step_ends_the_background_work(cache):
+    def train():
+        with loader(cache).iter_from_step(0) as batches:
+            for _ in batches:
+                _ = 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    assert not running()
+
+
+def test_early_ends_of_all_kinds(cache):
+    shared = loader(cache)
+    for batch in shared:  # break: the iterator is dropped
+        assert batch.batch_size == 8
+        break
+    until(lambda: not running())
+    batches = shared.iter_from_step(3)
+    next(batches)
+    shared.close()
+    shared.close()
+    assert next(batches, None) is None
+    assert not running()
+    assert shared.batch_at(0).batch_size == 8  # a closed loader may go on
+    with shared as again, again.iter_from_step(31) as last:
+        assert len(list(last)) == 1
+
+
+def test_fifty_starts_and_stops_leave_nothing(cache):
+    shared = loader(cache)
+    next(shared.iter_from_step(0))
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    threads = threading.active_count()
+    for k in range(50):
+        with shared.iter_from_step(k % 30) as batches:
+            if k % 3:
+                next(batches)
+    assert threading.active_count() <= threads
+    assert not running()
+    if before:
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
+    assert shared.stats().resident_bytes == 0  # and the memory of their blocks is gone
+
+
+def test_each_block_is_fetched_once_an_epoch(cache):
+    counted = with_arrays(cache, CountingArray)
+    array = counted.parts[0].data
+    assert isinstance(array, CountingArray)
+    full = loader(counted)
+    assert len(list(full)) == 32
+    reads = full.stats().reads
+    assert array.reads == reads.tensorstore_reads_issued == reads.block_fetches == ROWS // BLOCK
+    assert array.elements == reads.bytes_read == ROWS * SEQ_LEN
+    assert (reads.examples_requested, reads.unique_examples) == (ROWS, ROWS)
+    assert reads.reads_per_example == 1 / BLOCK
+    assert full.stats().batches == 32
+    # the same epoch with room for 20 of the 64 blocks: some are read again, and the counters say so
+    array.reads = 0
+    tight = loader(counted, prefetch_bytes=20 * BLOCK * SEQ_LEN)
+    assert len(list(tight)) == 32
+    reads = tight.stats().reads
+    assert array.reads == reads.tensorstore_reads_issued > ROWS // BLOCK
+    assert reads.cache_hit_rate < 0.5
+
+
+def test_sequential_reading_has_one_run_a_batch(cache):
+    stored = loader(cache, shuffle=False)
+    list(stored)
+    reads = stored.stats().reads
+    assert (reads.coalesced_ranges, reads.block_fetches) == (32, ROWS // BLOCK)
+
+
+def test_a_known_delay_is_what_the_timers_show(cache):
+    """Every read takes 40 ms, those of a window together; the consumer waits for the first window and says so."""
+    slow = with_arrays(cache, lambda url, length, layout: SlowArray(url, length, layout, 0.04))
+    loading = loader(slow, prefetch_bytes=1 << 20)
+    started = time.perf_counter()
+    assert len(list(loading)) == 32
+    elapsed = time.perf_counter() - started
+    stats = loading.stats()
+    assert stats.read_s >= 0.03
+    assert stats.wait_max_s >= 0.03
+    assert elapsed < 0.04 * 64 / 2  # 64 reads in flight together, not one after the other
+    assert stats.gather_s < elapsed
+    assert stats.transfer_s > 0
+    assert stats.plan_s > 0
+    assert stats.to_json()["reads_per_example"] == 0.25
+
+
+def test_waiting_is_counted_when_every_batch_waits(cache):
+    """Room for the blocks of one batch only: nothing can be read ahead, and every batch waits for its reads."""
+    slow = with_arrays(cache, lambda url, length, layout: SlowArray(url, length, layout, 0.02))
+    loading = loader(slow, shuffle=False, prefetch_bytes=2 * BLOCK * SEQ_LEN)
+    assert len(list(loading)) == 32
+    stats = loading.stats()
+    assert stats.read_s >= 0.7 * 32 * 0.02
+    assert stats.wait_s >= 0.5 * 31 * 0.02
+    assert stats.wait_p50_s >= 0.01
+    assert stats.waiting_share > 0.5
+    assert stats.queue_occupancy < 0.5
+
+
+def test_nobody_waits_for_batches_that_were_ready(cache):
+    loading = loader(cache)
+    with loading.iter_from_step(0) as batches:
+        for _ in batches:
+            time.sleep(0.01)
+    stats = loading.stats()
+    assert stats.wait_s < 0.5 * 32 * 0.01
+    assert stats.queue_occupancy > 0.4

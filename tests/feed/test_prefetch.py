@@ -1,0 +1,195 @@
+"""Background iteration: the same items, errors at their place, and never a thread left behind."""
+
+import gc
+import threading
+import time
+import weakref
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.feed.prefetch import Prefetched
+from headrace.metrics import QueueStats
+
+
+def running():
+    return [t for t in threading.enumerate() if t.name.startswith("headrace")]
+
+
+def until(condition, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def endless():
+    number = 0
+    while True:
+        yield number
+        number += 1
+
+
+@given(n=st.integers(0, 30), depth=st.integers(1, 9), taken=st.integers(0, 40))
+def test_items_come_in_order_and_end(n, depth, taken):
+    with Prefetched(lambda: iter(range(n)), depth) as items:
+        assert [next(items, None) for _ in range(taken)] == [k if k < n else None for k in range(taken)]
+    assert not running()
+    assert next(items, None) is None
+
+
+def test_an_error_comes_after_the_items_before_it():
+    def broken():
+        yield 1
+        yield 2
+        raise KeyError("three")
+
+    items = Prefetched(broken, 5)
+    assert [next(items), next(items)] == [1, 2]
+    with pytest.raises(KeyError, match="three"):
+        next(items)
+    assert list(items) == []
+    until(lambda: not running())
+
+
+def test_an_error_before_the_first_item():
+    def cannot():
+        raise OSError("no store")
+
+    with pytest.raises(OSError, match="no store"), Prefetched(cannot, 2) as items:
+        next(items)
+    assert not running()
+
+
+@pytest.mark.parametrize("how", ["close", "with", "error in the loop", "break", "drop", "twice", "interrupt"])
+def test_whatever_ends_the_loop_ends_the_thread(how):
+    closed = threading.Event()
+
+    def source():
+        try:
+            yield from endless()
+        finally:
+            closed.set()
+
+    items = Prefetched(source, 2)
+    assert next(items) == 0
+    if how == "close":
+        items.close()
+    elif how == "with":
+        with items:
+            next(items)
+    elif how == "error in the loop":
+        with pytest.raises(ZeroDivisionError), items:
+            _ = 1 / 0
+    elif how == "break":
+        for _ in items:
+            break
+        del items
+    elif how == "drop":
+        items = None
+    elif how == "twice":
+        items.close()
+        items.close()
+    else:
+        with pytest.raises(KeyboardInterrupt), items:
+            raise KeyboardInterrupt
+    gc.collect()
+    until(closed.is_set)
+    until(lambda: not running())
+
+
+def test_nothing_comes_after_close():
+    items = Prefetched(endless, 4)
+    next(items)
+    items.close()
+    with pytest.raises(StopIteration):
+        next(items)
+
+
+def test_closing_wakes_a_consumer_that_waits_in_another_thread():
+    go = threading.Event()
+
+    def stuck():
+        go.wait(10)
+        yield 1
+
+    items = Prefetched(stuck, 1, interrupt=go.set)
+    found = []
+    consumer = threading.Thread(target=lambda: found.append(list(items)))
+    consumer.start()
+    time.sleep(0.05)
+    items.close()
+    consumer.join(5)
+    assert not consumer.is_alive()
+    assert found == [[]]
+
+
+def test_closing_interrupts_what_is_waited_for():
+    gave_up = threading.Event()
+
+    def hanging():
+        gave_up.wait(60)
+        raise OSError("interrupted")
+        yield
+
+    items = Prefetched(hanging, 1, interrupt=gave_up.set)
+    started = time.monotonic()
+    items.close()
+    assert time.monotonic() - started < 5
+    assert not running()
+
+
+def test_it_runs_as_far_ahead_as_it_may_and_no_further():
+    made = []
+
+    def source():
+        for k in endless():
+            made.append(k)
+            yield k
+
+    with Prefetched(source, 3) as items:
+        until(lambda: len(made) == 4)  # three ready, one in hand
+        time.sleep(0.1)
+        assert len(made) == 4
+        next(items)
+        until(lambda: len(made) == 5)
+
+
+def test_ready_items_belong_to_the_queue_alone():
+    """A batch that was handed out is not kept alive by the thread that made it."""
+
+    class Batch:
+        pass
+
+    with Prefetched(lambda: (Batch() for _ in range(100)), 2) as items:
+        seen = [weakref.ref(next(items)) for _ in range(10)]
+        gc.collect()
+        assert [r() for r in seen] == [None] * 10
+
+
+def test_waits_are_measured_when_the_source_is_slow():
+    def slow():
+        for k in range(12):
+            time.sleep(0.02)
+            yield k
+
+    stats = QueueStats()
+    with Prefetched(slow, 4, stats) as items:
+        assert len(list(items)) == 12
+    assert stats.gets == 12
+    assert 0.7 * 11 * 0.02 <= stats.total_wait_s < 11 * 0.02 + 1  # the first wait is the cold start
+    assert stats.percentile(50) >= 0.015
+    assert stats.longest_wait_s >= 0.02
+    assert stats.occupancy < 0.3
+    assert stats.waiting_share > 0.7
+
+
+def test_waits_are_none_when_the_trainer_is_slow():
+    stats = QueueStats()
+    with Prefetched(lambda: iter(range(12)), 4, stats) as items:
+        for _ in items:
+            time.sleep(0.02)
+    assert stats.total_wait_s < 0.12  # half of the time that the trainer took
+    assert stats.waiting_share < 0.5
+    assert stats.occupancy > 0.5

@@ -1,0 +1,272 @@
+"""The heart of feeding: whatever the dataset, the budget, the windows and the number of hosts, batch k is batch k.
+
+Rows from planned blocks must be those that ``dataset.read`` finds with plain ranged reads, which tests/data holds
+against walks over documents. No devices here: a placement is only asked which rows a host holds.
+"""
+
+import os
+import tempfile
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.data.mixture import MixtureDataset
+from headrace.data.token_seq import TokenSeqDataset
+from headrace.errors import ConfigError, ReadError
+from headrace.feed.plan import BlockSpace, plan_window
+from headrace.feed.reader import PlannedReader
+from headrace.index.remap import IndexMap
+from headrace.index.schedule import BatchSchedule
+from headrace.metrics import ReadStats, Stopwatch
+from headrace.store.layout import CacheLayout
+from headrace.testing import CountingArray, random_documents, with_arrays, write_cache
+
+SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
+
+
+class Listed(IndexMap):
+    """The rows of a list, for orders made up by hand."""
+
+    reorders = True
+
+    def __init__(self, rows):
+        super().__init__(len(rows), max(rows) + 1)
+        self.listed = np.asarray(rows, np.int64)
+
+    def at(self, i, epoch):
+        return self.listed[i]
+
+
+class Host:
+    """Host h of H: which rows of a batch it holds, in one run or in turns."""
+
+    def __init__(self, number=0, hosts=1, turns=False):
+        self.number, self.hosts, self.turns = number, hosts, turns
+
+    def local_rows(self, size):
+        if self.turns:
+            return np.arange(self.number, size, self.hosts)
+        return np.arange(self.number * size // self.hosts, (self.number + 1) * size // self.hosts)
+
+
+@st.composite
+def caches(draw, root, seq_len, dtype=None):
+    """A cache of any layout, in which every part may be too short for a row, but not all."""
+    layout = CacheLayout(
+        dtype or draw(st.sampled_from(["uint8", "uint16", "uint32"])),
+        chunk_elements=draw(st.sampled_from([3, 16, 50, 64, 200])),
+        shard_chunks=draw(st.integers(1, 4)),
+        compression=draw(st.sampled_from(["none", "zstd"])),
+    )
+    seed = draw(st.integers(0, 50))
+    sizes = draw(st.lists(st.integers(0, 12), max_size=3))
+    parts = [random_documents(n, seed=seed + k) for k, n in enumerate(sizes)]
+    parts.append([np.arange(3 * seq_len + 5) % 251])
+    return with_arrays(write_cache(root, parts, eos_id=255, layout=layout), CountingArray)
+
+
+@st.composite
+def datasets(draw, root):
+    """A planned dataset of any kind, and its batch schedule."""
+    seq_len = draw(st.sampled_from([2, 7, 16, 40]))
+    batch = BatchSchedule(draw(st.sampled_from([1, 4, 6, {0: 4, 3: 7}, {0: 6, 2: 2, 5: 3}])))
+    sources = []
+    for k in range(draw(st.integers(1, 3))):
+        dataset = TokenSeqDataset(draw(caches(f"{root}/{k}", seq_len)), seq_len, name=str(k))
+        kind = draw(st.sampled_from(["stored", "full", "block", "era", "braid", "sliced"]))
+        if kind == "full":
+            dataset = dataset.shuffle(k)
+        elif kind == "block":
+            dataset = dataset.block_shuffle(window_blocks=draw(st.integers(1, 4)), seed=k)
+        elif kind == "era":
+            dataset = dataset.era_shuffle(draw(st.integers(1, 9)), seed=k)
+        elif kind == "braid":
+            dataset = dataset.braid_shuffle(seed=k, strands=draw(st.integers(1, min(5, len(dataset)))))
+        elif kind == "sliced":
+            dataset = dataset.slice(1).shuffle(k).take(5)
+        sources.append(dataset)
+    if len(sources) > 1 or draw(st.booleans()):
+        weights = {str(k): {"linear": {0: 1, 9: k}} if k else 1 for k in range(len(sources))}
+        return MixtureDataset(dict(zip(weights, sources, strict=True)), weights, batch), batch
+    repeats = draw(st.sampled_from([None, 1, 3]))
+    return (sources[0] if repeats is None else sources[0].repeat(repeats)), batch
+
+
+def last_step(dataset, batch, most=14):
+    """As many steps as there are, the short last one included, but not too many."""
+    if dataset.length is None:
+        return most
+    return min(int(batch.step_of(np.array([dataset.length - 1]))[0]) + 1, most)
+
+
+def wanted_steps(dataset, batch, steps):
+    """Rows of each step by ``dataset.read``: tokens, sources, and how many of them are valid."""
+    for step in range(steps):
+        first, size = batch.rows_at(step)
+        valid = size if dataset.length is None else min(size, dataset.length - first)
+        found = dataset.read(np.arange(first, first + valid))
+        yield found.tokens, found.source_id, size
+
+
+def least_budget(dataset, batch, host, row_order, steps):
+    """Bytes of the blocks of the step that needs most of them."""
+    space = BlockSpace(dataset.sources)
+    plans = [plan_window(dataset, space, batch, host, step, 1, row_order) for step in range(steps)]
+    return max(p.blocks.size for p in plans)
+
+
+def reader(dataset, batch, host, row_order, max_bytes, window_steps, stats=None):
+    return PlannedReader(
+        dataset, batch, host, row_order, max_bytes, stats or ReadStats(), Stopwatch(), window_steps=window_steps
+    )
+
+
+def slot_bytes(dataset):
+    return max((a.chunk_elements * a.dtype.itemsize + 7) // 8 * 8 for s in dataset.sources for a in s.arrays)
+
+
+@given(data=st.data())
+def test_batches_are_the_rows_that_the_dataset_names(data):
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as root:
+        dataset, batch = data.draw(datasets(root))
+        row_order = data.draw(st.sampled_from(["stream", "locality"]))
+        hosts, turns = data.draw(st.integers(1, 4)), data.draw(st.booleans())
+        steps = last_step(dataset, batch)
+        first = data.draw(st.integers(0, steps))
+        slack = data.draw(st.sampled_from([0, 1, 3, 1000]))
+        widest = np.result_type(*(a.dtype for s in dataset.sources for a in s.arrays))
+        found = []
+        for number in range(hosts):
+            host = Host(number, hosts, turns)
+            budget = (least_budget(dataset, batch, host, row_order, steps) + slack) * slot_bytes(dataset)
+            stats = ReadStats()
+            source = reader(dataset, batch, host, row_order, budget, data.draw(st.sampled_from([1, 3, 32])), stats)
+            mine = []
+            for batch_rows in source.batches(first, steps):
+                assert batch_rows.tokens.dtype == widest  # on every host and in every step: one program
+                assert source.resident_bytes <= budget
+                mine.append(batch_rows)
+            found.append(mine)
+            assert len(mine) == steps - first
+            assert stats.bytes_read >= 0
+            assert stats.block_fetches == stats.tensorstore_reads_issued
+        for k, (tokens, sources, size) in enumerate(list(wanted_steps(dataset, batch, steps))[first:]):
+            everything = np.zeros((size, dataset.seq_len), np.int64)
+            source_id = np.full(size, -1)
+            for number in range(hosts):
+                rows = Host(number, hosts, turns).local_rows(size)
+                everything[rows] = found[number][k].tokens
+                source_id[rows] = found[number][k].source_id
+                assert (found[number][k].batch_size, found[number][k].num_valid) == (size, len(tokens))
+            assert (everything[len(tokens) :] == 0).all()
+            pairs = [(s, *row) for s, row in zip(source_id[: len(tokens)].tolist(), everything.tolist(), strict=False)]
+            wanted = [(s, *row) for s, row in zip(sources.tolist(), tokens.tolist(), strict=True)]
+            if row_order == "stream":
+                assert pairs == wanted
+            else:
+                assert sorted(pairs) == sorted(wanted)
+
+
+@given(data=st.data())
+def test_each_block_is_read_once_when_the_budget_allows(data):
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as root:
+        dataset, batch = data.draw(datasets(root))
+        steps = last_step(dataset, batch)
+        arrays = [a for s in dataset.sources for a in s.arrays]
+        assert all(isinstance(a, CountingArray) for a in arrays)
+        budget = sum(-(-a.length // a.chunk_elements) for a in arrays) * slot_bytes(dataset)
+        stats = ReadStats()
+        source = reader(dataset, batch, Host(), "locality", budget, data.draw(st.sampled_from([1, 3, 32])), stats)
+        batches = list(source.batches(0, steps))
+        used = plan_window(dataset, BlockSpace(dataset.sources), batch, Host(), 0, steps, "locality").blocks.size
+        assert stats.block_fetches == used
+        assert sum(a.reads for a in arrays) == stats.tensorstore_reads_issued == used
+        assert sum(a.elements * a.dtype.itemsize for a in arrays) == stats.bytes_read
+        assert stats.examples_requested == sum(b.num_valid for b in batches)
+        assert stats.coalesced_ranges <= stats.unique_examples <= stats.examples_requested
+
+
+def test_slots_are_reused_and_a_block_stays_while_a_later_step_needs_it(tmp_path):
+    """Rows 0, 1, 2, ... of one-row blocks in a window that jumps back and forth: room for 6 blocks, 40 in all."""
+    cache = write_cache(tmp_path, [[np.full(4, r) for r in range(40)]], layout=CacheLayout("uint8", 4, 5))
+    dataset = TokenSeqDataset(with_arrays(cache, CountingArray), 4).era_shuffle(8, seed=3).repeat(3)
+    stats = ReadStats()
+    source = reader(dataset, BatchSchedule(2), Host(), "stream", 6 * 8, 4, stats)
+    rows = np.concatenate([b.tokens[:, 0] for b in source.batches(0, 60)])
+    assert rows.tolist() == dataset.read(np.arange(120)).tokens[:, 0].tolist()
+    assert stats.block_fetches == 120  # three passes, each of other blocks: none could stay
+    assert source.resident_bytes == 6 * 8
+
+
+def test_what_is_here_is_not_thrown_out_to_make_room_for_the_same_window(tmp_path):
+    """Windows of four blocks, room for eight: the third finds 0, 1, 2 in memory, oldest of all, and must keep them."""
+    cache = write_cache(tmp_path, [[np.full(4, r) for r in range(10)]], layout=CacheLayout("uint8", 4, 8))
+    order = [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2]
+    stats = ReadStats()
+    dataset = TokenSeqDataset(cache, 4).reordered(Listed(order))
+    source = reader(dataset, BatchSchedule(2), Host(), "stream", 8 * 8, 2, stats)
+    assert np.concatenate([b.tokens[:, 0] for b in source.batches(0, 6)]).tolist() == order
+    assert (stats.block_fetches, stats.block_hits) == (9, 3)
+
+
+def test_a_budget_of_less_than_one_batch_says_how_much_is_needed(tmp_path):
+    cache = write_cache(tmp_path, [[np.full(4, r) for r in range(40)]], layout=CacheLayout("uint8", 4, 5))
+    dataset = TokenSeqDataset(cache, 4).shuffle(0)
+    with pytest.raises(ConfigError, match="step 0 needs 8 blocks") as caught:
+        next(reader(dataset, BatchSchedule(8), Host(), "stream", 7 * 8, 32).batches(0, None))
+    assert (caught.value.field, caught.value.value) == ("prefetch_bytes", 56)
+    assert caught.value.cure == "Give at least 64; 256 lets reads run ahead."
+    batches = list(reader(dataset, BatchSchedule(8), Host(), "stream", 64, 32).batches(0, 5))
+    assert (
+        np.concatenate([b.tokens[:, 0] for b in batches]).tolist() == dataset.read(np.arange(40)).tokens[:, 0].tolist()
+    )
+
+
+@pytest.mark.parametrize(("room", "window", "asked"), [(1000, 4, 16), (16, 4, 16), (8, 4, 8), (4, 4, 6)])
+def test_reads_run_ahead_of_the_batches(tmp_path, room, window, asked):
+    """Two batches of two one-row blocks were taken: how many blocks were asked for, with room for ``room``."""
+    stored = write_cache(tmp_path, [[np.full(4, r) for r in range(200)]], layout=CacheLayout("uint8", 4, 5))
+    cache = with_arrays(stored, CountingArray)
+    array = cache.parts[0].data
+    assert isinstance(array, CountingArray)
+    source = reader(TokenSeqDataset(cache, 4), BatchSchedule(2), Host(), "stream", room * 8, window)
+    batches = source.batches(0, 12)
+    taken = [next(batches).tokens[:, 0].tolist() for _ in range(2)]
+    assert taken == [[0, 1], [2, 3]]
+    assert source.resident_bytes <= room * 8
+    assert array.reads == asked
+
+
+def test_a_lost_shard_fails_the_step_that_needs_it_and_no_other(tmp_path):
+    cache = write_cache(tmp_path, [[np.full(4, r) for r in range(40)]], layout=CacheLayout("uint8", 8, 2))
+    (tmp_path / "parts" / "00000" / "input_ids" / "data" / "c" / "3").unlink()  # rows 12 to 15, chunks 6 and 7
+    source = [reader(TokenSeqDataset(cache, 4), BatchSchedule(4), Host(), "stream", 1 << 20, 32) for _ in range(2)]
+    good = []
+    with pytest.raises(ReadError, match=r"chunk 6 cannot be read for step 3 \(NOT_FOUND.*is missing\)") as caught:
+        good.extend(source[0].batches(0, None))
+    assert [b.tokens[0, 0] for b in good] == [0, 4, 8]
+    assert caught.value.value == cache.parts[0].data.url
+    assert isinstance(caught.value.__cause__, ReadError)
+    assert [b.tokens[0, 0] for b in source[1].batches(4, 6)] == [16, 20]
+
+
+def test_counters_of_a_known_reading(tmp_path):
+    """Two blocks of two rows, batch 4, rows 0 0 1 3: three distinct rows in two runs."""
+    cache = write_cache(tmp_path, [[np.full(4, r) for r in range(8)]], layout=CacheLayout("uint16", 8, 8))
+    stats = ReadStats()
+    source = reader(
+        TokenSeqDataset(cache, 4).reordered(Listed([0, 0, 1, 3])), BatchSchedule(4), Host(), "stream", 64, 1, stats
+    )
+    next(source.batches(0, 1))
+    assert stats == ReadStats(
+        examples_requested=4,
+        unique_examples=3,
+        coalesced_ranges=2,
+        block_fetches=2,
+        block_hits=0,
+        tensorstore_reads_issued=2,
+        bytes_read=32,
+    )
+    assert stats.reads_per_example == 0.5

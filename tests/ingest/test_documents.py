@@ -1,0 +1,262 @@
+"""Documents out of bytes: any text, line ends, packing and cut into blocks; and each way that a line can be bad."""
+
+import gzip
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError, SourceError
+from headrace.ingest import documents
+from headrace.ingest.documents import Document, DocumentReader, split_lines, unpack, without_bom
+from headrace.ingest.source import SourceConfig, SourceFile
+
+TEXTS = st.lists(st.text(), max_size=8)
+
+
+def reader(path: Path, **settings: object) -> DocumentReader:
+    config = SourceConfig([str(path)], **settings)
+    return DocumentReader(config.files()[0], config)
+
+
+def texts(path: Path, **settings: object) -> list[str]:
+    return [d.text for d in reader(path, **settings)]
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    at = [0, *sorted(p % (len(data) + 1) for p in places), len(data)]
+    return [data[a:b] for a, b in itertools.pairwise(at)]
+
+
+@given(
+    lines=st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\n", b""))), places=st.lists(st.integers(0, 200))
+)
+def test_lines_do_not_depend_on_blocks(lines: list[bytes], places: list[int]):
+    data = b"\n".join(lines)
+    want = data.split(b"\n")
+    if want[-1] == b"":
+        want.pop()
+    assert list(split_lines(cut(data, places))) == want
+
+
+@given(text=st.text(), places=st.lists(st.integers(0, 200)))
+def test_a_byte_order_mark_is_dropped_at_the_start_only(text: str, places: list[int]):
+    data = text.encode()
+    assert b"".join(without_bom(cut(b"\xef\xbb\xbf" + data, places))) == data
+    plain = b"".join(without_bom(cut(data, places)))
+    assert plain == data.removeprefix(b"\xef\xbb\xbf")
+
+
+@given(
+    values=TEXTS,
+    ascii_only=st.booleans(),
+    newline=st.sampled_from(["\n", "\r\n", "\n\n", "\n  \t\n"]),
+    final=st.booleans(),
+    packing=st.sampled_from(["", ".gz", ".zst"]),
+)
+def test_jsonl_round_trip(
+    tmp_path_factory: pytest.TempPathFactory,
+    values: list[str],
+    ascii_only: bool,
+    newline: str,
+    final: bool,
+    packing: str,
+):
+    lines = [json.dumps({"n": i, "text": t}, ensure_ascii=ascii_only) for i, t in enumerate(values)]
+    data = ("\ufeff" + newline.join(lines) + (newline if final else "")).encode()
+    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[packing]
+    path = tmp_path_factory.mktemp("d") / f"a.jsonl{packing}"
+    path.write_bytes(pack(data))
+    read = list(reader(path))
+    assert [d.text for d in read] == values
+    assert [d.num_bytes for d in read] == [len(t.encode()) for t in values]
+
+
+@given(text=st.text(min_size=1), packing=st.sampled_from(["", ".gz", ".zst"]))
+def test_text_round_trip(tmp_path_factory: pytest.TempPathFactory, text: str, packing: str):
+    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[packing]
+    path = tmp_path_factory.mktemp("d") / f"a.txt{packing}"
+    path.write_bytes(pack(text.encode()))
+    assert texts(path) == [text.removeprefix("\ufeff")]
+
+
+def test_escapes_and_surrogate_pairs(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "\\ud83d\\ude00 \\u00e9 \\n \\\\n \\u0000"}\n')
+    assert texts(tmp_path / "a.jsonl") == ["\U0001f600 é \n \\n \x00"]
+
+
+def test_places_are_files_and_lines(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\n{"text": "x"}\r\n\r\n  \n{"text": "y\xc3\xa9"}')
+    assert list(reader(path)) == [Document("x", str(path), 2, 1), Document("yé", str(path), 5, 3)]
+
+
+def test_empty_texts_are_documents(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": "x"}\n')
+    assert texts(tmp_path / "a.jsonl") == ["", "x"]
+    (tmp_path / "b.txt").touch()
+    assert [d.text for d in DocumentReader(*only(tmp_path / "b.txt"))] == [""]
+
+
+def only(path: Path) -> tuple[SourceFile, SourceConfig]:
+    config = SourceConfig([str(path)], format="text")
+    status = path.stat()
+    return SourceFile(str(path), "text", size=status.st_size, version=f"mtime:{status.st_mtime_ns}"), config
+
+
+def test_line_ends_within_a_text_stay(tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes(b"a\r\nb\rc\n\n")
+    assert texts(tmp_path / "a.txt") == ["a\r\nb\rc\n\n"]
+
+
+def test_another_field(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"text": 1, "content": "x"}\n')
+    assert texts(tmp_path / "a.jsonl", text_field="content") == ["x"]
+
+
+@pytest.mark.parametrize("packing", [".gz", ".zst"])
+def test_several_streams_in_one_file(tmp_path: Path, packing: str):
+    pack = gzip.compress if packing == ".gz" else zstandard.ZstdCompressor().compress
+    path = tmp_path / f"a.jsonl{packing}"
+    path.write_bytes(
+        pack(b'{"text": "a"}\n{"te') + pack(b'xt": "b"}\n') + pack(b"") + (b"\0" * 40 if packing == ".gz" else b"")
+    )
+    assert texts(path) == ["a", "b"]
+
+
+def test_a_line_of_many_blocks_is_read_in_linear_time(tmp_path: Path):
+    long = "x" * (8 << 20)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": long}) + "\n" + json.dumps({"text": "y"}))
+    assert texts(tmp_path / "a.jsonl") == [long, "y"]
+
+
+def test_consumed_bytes_add_up_to_the_file(tmp_path: Path):
+    for name, pack in (("a.jsonl", bytes), ("a.jsonl.gz", gzip.compress)):
+        (tmp_path / name).write_bytes(pack(b'{"text": "abc"}\n' * 9))
+        r = reader(tmp_path / name)
+        assert len(list(r)) == 9
+        assert r.stored_bytes == (tmp_path / name).stat().st_size
+
+
+BAD_LINES = {
+    "not json": (b'{"text": "x"', r"is not valid JSON \(Expecting ',' delimiter, column 13\)"),
+    "not an object": (b'["x"]', r"holds a JSON list, not an object.*jq"),
+    "a number": (b"17", "holds a JSON number"),
+    "null": (b"null", "holds a JSON null"),
+    "missing field": (b'{"content": "x", "id": 3}', r"has no field 'text' \(it has 'content', 'id'\).*--text-field"),
+    "empty object": (b"{}", "the object is empty"),
+    "wrong type": (b'{"text": null}', "holds a null in field 'text', not a string"),
+    "number as text": (b'{"text": 3.5}', "holds a number in field 'text'"),
+    "bad utf-8": (b'{"text": "abc\xff"}', "is not UTF-8 .byte 0xff at byte 13 of the line.*iconv"),
+    "cut utf-8": (b'{"text": "\xc3', "is not UTF-8"),
+    "overlong utf-8": (b'{"text": "\xc0\x80"}', "byte 0xc0"),
+    "encoded surrogate": (b'{"text": "\xed\xa0\x80"}', "byte 0xed"),
+    "lone surrogate": (b'{"text": "ab\\ud800"}', r"half a character \(\\ud800, a lone surrogate, at character 3"),
+    "huge number": (b'{"text": "x", "n": ' + b"9" * 5000 + b"}", "JSON that cannot be read"),
+    "endless nesting": (b'{"text": "x", "n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "JSON that cannot be read"),
+    "a pretty-printed file": (b"{", r"one object on each line.*jq"),
+}
+
+
+@pytest.mark.parametrize(("line", "message"), BAD_LINES.values(), ids=BAD_LINES)
+def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str):
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(b'{"text": "a"}\n\n' + line + b'\n{"text": "b"}\n')
+    with pytest.raises(SourceError, match=message) as caught:
+        texts(path)
+    assert caught.value.field == f"{path}, line 3"
+    assert "--on-bad-line skip" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("line", "message"), BAD_LINES.values(), ids=BAD_LINES)
+def test_a_bad_line_is_skipped_and_counted(tmp_path: Path, line: bytes, message: str):
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' + line + b'\n{"text": "b"}\n' + line)
+    r = reader(path, on_bad_line="skip")
+    assert [d.text for d in r] == ["a", "b"]
+    assert r.skipped_lines == 2
+    assert r.first_skipped.startswith(f"{path}, line 2: ")
+
+
+def test_a_text_file_with_a_bad_byte(tmp_path: Path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\ntwo\nthr\xe9e\n")
+    with pytest.raises(SourceError, match="byte 0xe9 at byte 11 of the file") as caught:
+        texts(path)
+    assert caught.value.field == f"{path}, line 3"
+    r = reader(path, on_bad_line="skip")
+    assert list(r) == []
+    assert r.skipped_lines == 1
+
+
+@pytest.mark.parametrize("packing", [".gz", ".zst"])
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_a_file_that_is_cut_off_is_an_error_whatever_the_policy(tmp_path: Path, packing: str, policy: str):
+    data = b"".join(json.dumps({"text": str(i) * 50}).encode() + b"\n" for i in range(2000))
+    whole = gzip.compress(data) if packing == ".gz" else zstandard.ZstdCompressor().compress(data)
+    path = tmp_path / f"a.jsonl{packing}"
+    for keep in (1, 5, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:keep])
+        with pytest.raises(
+            SourceError, match=r"ends in the middle of its (gzip|zstd) stream|is not valid JSON"
+        ) as caught:
+            texts(path, on_bad_line=policy)
+        assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("packing", [".gz", ".zst"])
+def test_a_damaged_file(tmp_path: Path, packing: str):
+    path = tmp_path / f"a.jsonl{packing}"
+    path.write_bytes(b'{"text": "not packed at all"}\n')
+    with pytest.raises(SourceError, match="is damaged"):
+        texts(path)
+    good = bytearray(gzip.compress(b'{"text": "x"}\n' * 100))
+    good[-6] ^= 1  # the checksum
+    (tmp_path / "b.jsonl.gz").write_bytes(good)
+    with pytest.raises(SourceError, match="is damaged"):
+        texts(tmp_path / "b.jsonl.gz")
+
+
+def test_zstd_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "a.jsonl.zst").write_bytes(b"x")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ConfigError, match=r"pip install 'headrace\[zstd\]'"):
+        texts(tmp_path / "a.jsonl.zst")
+
+
+def test_what_is_unpacked_at_once_is_bounded():
+    bomb = gzip.compress(b"\0" * (64 << 20))
+    blocks = [bomb[i : i + documents._PACKED_BLOCK_BYTES] for i in range(0, len(bomb), documents._PACKED_BLOCK_BYTES)]
+    largest = total = 0
+    for block in unpack(blocks, SourceFile("a.gz", "text", "gzip")):
+        largest, total = max(largest, len(block)), total + len(block)
+    assert total == 64 << 20
+    assert largest <= 20 << 20
+
+
+@pytest.mark.parametrize("added", ['{"text": "c"', '{"text": "c"}\n'])
+def test_a_file_that_changes_while_it_is_read(tmp_path: Path, added: str):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "b"}\n')
+    r = reader(path)
+    documents_read = iter(r)
+    next(documents_read)
+    with path.open("a") as f:
+        f.write(added)
+    with pytest.raises(SourceError, match="changed while"):
+        list(documents_read)
+
+
+def test_a_file_that_is_gone(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n')
+    r = reader(path)
+    path.unlink()
+    with pytest.raises(SourceError, match="is gone"):
+        list(r)

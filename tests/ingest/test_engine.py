@@ -1,0 +1,164 @@
+"""The pipeline: parts are the same whatever the batches and the company; nothing half done ever looks whole."""
+
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import SourceError
+from headrace.ingest import engine
+from headrace.ingest.engine import BuildJob, Progress, run_parts
+from headrace.ingest.plan import PartTask, plan_parts
+from headrace.ingest.source import SourceConfig
+from headrace.ingest.tokenize import ByteTokenizer, Encoded
+from headrace.store.layout import CacheLayout
+from headrace.store.ledger import PartRecord, read_part_record
+
+LAYOUT = CacheLayout("uint16", chunk_elements=64, shard_chunks=4)
+
+
+def job_of(root: Path, corpus: Path, **settings: object) -> tuple[BuildJob, list[PartTask]]:
+    source = SourceConfig([str(corpus)], **settings)
+    return BuildJob(str(root), source, ByteTokenizer().record(), LAYOUT), plan_parts(source.files(), part_bytes=1)
+
+
+@given(
+    files=st.lists(st.lists(st.text(max_size=30), max_size=12), min_size=1, max_size=4).filter(any),
+    batch_bytes=st.sampled_from([1, 7, 100, 1 << 20]),
+)
+def test_parts_hold_their_documents_whatever_the_batches(
+    tmp_path_factory: pytest.TempPathFactory,
+    write_jsonl: Callable[..., str],
+    tree: Callable[..., dict[str, bytes]],
+    files: list[list[str]],
+    batch_bytes: int,
+):
+    folder = tmp_path_factory.mktemp("engine")
+    for i, texts in enumerate(files):
+        write_jsonl(folder / "corpus" / f"{i}.jsonl", texts)
+    job, tasks = job_of(folder / "a", folder / "corpus")
+    moved: list[Progress] = []
+    records = list(run_parts(job, tasks, report=moved.append, batch_bytes=batch_bytes))
+    wanted = [[t for f in task.files for t in files[int(Path(f.path).stem)]] for task in tasks]
+    assert [r.documents for r in records] == [len(w) for w in wanted]
+    assert [r.tokens for r in records] == [sum(len(t.encode()) + 1 for t in w) for w in wanted]
+    assert [r.extra["empty_documents"] for r in records] == [w.count("") for w in wanted]
+    assert sum(m.documents for m in moved) == sum(r.documents for r in records)
+    assert sum(m.tokens for m in moved) == sum(r.tokens for r in records)
+    assert sum(m.text_bytes for m in moved) == sum(r.extra["text_bytes"] for r in records)
+    assert sum(m.stored_bytes for m in moved) == sum(f.size or 0 for t in tasks for f in t.files)
+    # Alone, in another order and in batches of another size, every part is the same to the bit.
+    again, _ = job_of(folder / "b", folder / "corpus")
+    for task in tasks[::-1]:
+        assert list(run_parts(again, [task])) == [records[tasks.index(task)]]
+    assert tree(folder / "a") == tree(folder / "b")
+
+
+def test_jobs_travel(tmp_path: Path, write_jsonl: Callable[..., str]):
+    write_jsonl(tmp_path / "corpus" / "a.jsonl", ["x"])
+    job, tasks = job_of(tmp_path / "out", tmp_path / "corpus")
+    job, tasks = pickle.loads(pickle.dumps((job, tasks)))
+    assert [r.documents for r in run_parts(job, tasks)] == [1]
+
+
+def test_the_parts_before_a_bad_line_are_kept(tmp_path: Path, write_jsonl: Callable[..., str]):
+    for i in range(4):
+        write_jsonl(tmp_path / "corpus" / f"{i}.jsonl", [f"text {i} {j}" for j in range(50)])
+    with (tmp_path / "corpus" / "2.jsonl").open("a") as f:
+        f.write("{\n")
+    job, tasks = job_of(tmp_path / "out", tmp_path / "corpus")
+    done: list[PartRecord] = []
+    with pytest.raises(SourceError, match=r"2\.jsonl, line 51"):
+        done.extend(run_parts(job, tasks, batch_bytes=64))
+    assert [r.name for r in done] == ["00000", "00001"]
+    assert [read_part_record(job.root, t.name) is not None for t in tasks] == [True, True, False, False]
+
+
+class Failing(ByteTokenizer):
+    """Fails at the batch that holds a given text; the batches after it are fine."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def encode_batch(self, texts: Sequence[str]) -> Encoded:
+        if self.text in texts:
+            time.sleep(0.05)  # the batches after it are done first
+            raise RuntimeError("out of luck")
+        return super().encode_batch(texts)
+
+
+def test_a_part_with_a_failed_batch_is_never_complete(tmp_path: Path, write_jsonl: Callable[..., str]):
+    write_jsonl(tmp_path / "corpus" / "0.jsonl", [f"text {j}" for j in range(20)])
+    write_jsonl(tmp_path / "corpus" / "1.jsonl", ["more"])
+    job, tasks = job_of(tmp_path / "out", tmp_path / "corpus")
+    with pytest.raises(RuntimeError, match="out of luck"):
+        list(run_parts(job, tasks, tokenizer=Failing("text 17"), batch_bytes=1))
+    assert [read_part_record(job.root, t.name) for t in tasks] == [None, None]
+
+
+def test_a_build_that_is_given_up_leaves_no_threads(tmp_path: Path, write_jsonl: Callable[..., str]):
+    for i in range(6):
+        write_jsonl(tmp_path / "corpus" / f"{i}.jsonl", ["some text"] * 500)
+    job, tasks = job_of(tmp_path / "out", tmp_path / "corpus")
+    parts = run_parts(job, tasks, batch_bytes=10)
+    next(parts)
+    parts.close()
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("headrace-")]
+
+
+class TestPrefetch:
+    @given(weights=st.lists(st.integers(0, 30), max_size=30), capacity=st.integers(1, 40))
+    def test_all_items_in_order_and_never_too_much_waiting(self, weights: list[int], capacity: int):
+        ahead = engine._Prefetch(iter(weights), weigh=lambda w: w, capacity=capacity)
+        got = []
+        for item in ahead:
+            with ahead._changed:
+                waiting = [w for _, w in ahead._waiting]
+                assert sum(waiting) == ahead._weight
+                assert ahead._weight <= capacity or len(waiting) == 1
+            got.append(item)
+        assert got == weights
+        ahead.close()
+
+    def test_the_reader_waits_for_the_consumer(self):
+        made: list[int] = []
+
+        def items() -> Iterator[int]:
+            for i in range(100):
+                made.append(i)
+                yield i
+
+        ahead = engine._Prefetch(items(), weigh=lambda _: 1, capacity=3)
+        assert next(iter(ahead)) == 0
+        time.sleep(0.1)
+        assert len(made) <= 1 + 3 + 1  # taken, waiting, in hand
+        ahead.close()
+        assert len(made) < 10
+        assert not ahead._thread.is_alive()
+
+    def test_an_error_comes_after_what_was_before_it(self):
+        def items() -> Iterator[int]:
+            yield from range(3)
+            raise SourceError("bad")
+
+        ahead = engine._Prefetch(items(), weigh=lambda _: 1, capacity=10)
+        got: list[int] = []
+        with pytest.raises(SourceError, match="bad"):
+            got.extend(ahead)
+        assert got == [0, 1, 2]
+        ahead.close()
+
+
+def test_a_document_larger_than_every_limit(tmp_path: Path, write_jsonl: Callable[..., str]):
+    write_jsonl(tmp_path / "corpus" / "a.jsonl", ["x", "y" * 3_000_000, "z"])
+    job, tasks = job_of(tmp_path / "out", tmp_path / "corpus")
+    job = replace(job, layout=CacheLayout("uint16"))
+    (record,) = run_parts(job, tasks, batch_bytes=1000)
+    assert (record.documents, record.tokens) == (3, 3_000_005)

@@ -1,0 +1,55 @@
+"""The plan: every file once, in order, parts of the wanted size, never too many; and its way through the ledger."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError
+from headrace.ingest.plan import MAX_PARTS, plan_parts, source_records, tasks_from_records
+from headrace.ingest.source import SourceConfig, SourceFile
+
+SIZES = st.lists(st.one_of(st.none(), st.integers(0, 1000)), min_size=1, max_size=60)
+
+
+def made(sizes: list[int | None]) -> list[SourceFile]:
+    return [SourceFile(f"{i:04d}.txt", "text", size=s, version=f"mtime:{i}") for i, s in enumerate(sizes)]
+
+
+@given(sizes=SIZES, part_bytes=st.integers(1, 2000))
+def test_every_file_once_in_order(sizes: list[int | None], part_bytes: int):
+    files = made(sizes)
+    tasks = plan_parts(files, part_bytes)
+    assert [f for t in tasks for f in t.files] == files
+    assert all(t.files for t in tasks)
+    assert [t.name for t in tasks] == [f"{i:05d}" for i in range(len(tasks))]
+
+
+@given(sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=60), part_bytes=st.integers(1, 2000))
+def test_a_part_ends_with_the_file_that_fills_it(sizes: list[int], part_bytes: int):
+    for task in plan_parts(made(sizes), part_bytes)[:-1]:
+        assert task.stored_bytes >= part_bytes
+        assert task.stored_bytes - (task.files[-1].size or 0) < part_bytes
+
+
+def test_a_huge_corpus_has_some_thousands_of_parts():
+    tasks = plan_parts(made([1 << 40] * 20_000), part_bytes=64 << 20)
+    assert MAX_PARTS // 2 < len(tasks) <= MAX_PARTS
+
+
+@pytest.mark.parametrize("sizes", [[1] * 50_000, [0] * 50_000, [None] * 50_000])
+def test_never_too_many_parts(sizes: list[int | None]):
+    assert len(plan_parts(made(sizes), part_bytes=1)) <= MAX_PARTS
+
+
+@given(sizes=SIZES, part_bytes=st.integers(1, 2000))
+def test_the_plan_survives_the_ledger_and_the_wire(sizes: list[int | None], part_bytes: int):
+    tasks = plan_parts(made(sizes), part_bytes)
+    assert tasks_from_records(source_records(tasks), SourceConfig(["."])) == tasks
+    assert pickle.loads(pickle.dumps(tasks)) == tasks
+
+
+def test_part_bytes_must_be_positive():
+    with pytest.raises(ConfigError, match="part_bytes"):
+        plan_parts(made([1]), 0)

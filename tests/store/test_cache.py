@@ -1,0 +1,188 @@
+"""Opening caches, and what happens when something of one is lost or damaged: an error, never data."""
+
+import asyncio
+import concurrent.futures
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorstore
+
+from headrace.errors import (
+    CacheCorruptError,
+    CacheError,
+    CacheMissingError,
+    CacheUnfinishedError,
+    ConfigError,
+    ReadError,
+)
+from headrace.store.array import StoredArray, kvstore_spec
+from headrace.store.cache import TokenCache
+from headrace.store.layout import CacheLayout
+from headrace.store.ledger import Ledger, read_ledger, write_ledger
+from headrace.testing import random_documents, tiny_cache, write_cache
+
+LAYOUT = CacheLayout("uint8", chunk_elements=64, shard_chunks=4)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return write_cache(tmp_path / "cache", [random_documents(60, seed=k) for k in range(2)], layout=LAYOUT)
+
+
+def shards(cache, part="00001"):
+    return sorted(Path(cache.path, "parts", part, "input_ids", "data", "c").iterdir(), key=lambda p: int(p.name))
+
+
+def test_a_missing_cache_says_how_to_build_one(tmp_path):
+    with pytest.raises(CacheMissingError, match="there is no such folder") as caught:
+        TokenCache.open(f"{tmp_path}/nope")
+    assert (caught.value.field, caught.value.value) == ("cache", f"{tmp_path}/nope")
+    assert caught.value.cure == f"Build one: headrace build SOURCE --output {tmp_path}/nope"
+    with pytest.raises(CacheMissingError, match=r"holds no ledger\.json"):
+        TokenCache.open(tmp_path)
+
+
+def test_an_unfinished_cache_says_how_to_finish_it(tmp_path):
+    write_ledger(str(tmp_path), Ledger(False, {"vocab_size": 3}, LAYOUT.to_json()))
+    with pytest.raises(CacheUnfinishedError, match="was not finished") as caught:
+        TokenCache.open(tmp_path)
+    assert "Run the same `headrace build` command again" in (caught.value.cure or "")
+    assert f"headrace inspect {tmp_path}" in (caught.value.cure or "")
+    assert isinstance(caught.value, CacheError)
+
+
+def test_opening_reads_no_array(cache):
+    shutil.rmtree(Path(cache.path, "parts"))
+    opened = TokenCache.open(cache.path)
+    assert (opened.num_tokens, opened.num_documents, opened.vocab_size) == (cache.num_tokens, 120, 256)
+    assert "documents=120" in repr(opened)
+
+
+def test_a_lost_shard_is_an_error(cache):
+    shards(cache)[1].unlink()
+    first = cache.parts[0].record.tokens
+    assert cache.tokens(first, first + 256).size == 256  # the shard before it is there
+    with pytest.raises(ReadError, match=r"chunk 4 cannot be read .*is missing") as caught:
+        cache.tokens(first + 256, first + 258)
+    assert caught.value.value == cache.parts[1].data.url
+    assert "source locations" not in str(caught.value)
+    with pytest.raises(ReadError, match="chunks 4 to 7"):
+        cache.parts[1].data.read_into(np.empty(256, np.uint8), 256).result()
+    with pytest.raises(ReadError):
+        asyncio.run(_awaited(cache.parts[1].data.read(256, 300)))
+
+
+async def _awaited(future):
+    return await future
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_any_flipped_bit_is_an_error(tmp_path, compression):
+    """In a chunk, its checksum, or the index of the shard."""
+    layout = CacheLayout("uint8", 32, 4, compression)
+    cache = write_cache(tmp_path, [[np.arange(128) % 50]], layout=layout)
+    (shard,) = shards(cache, "00000")
+    content = shard.read_bytes()
+    for at in range(len(content)):
+        shard.write_bytes(bytes([*content[:at], content[at] ^ (1 << at % 8), *content[at + 1 :]]))
+        with pytest.raises(ReadError, match="cannot be read"):
+            TokenCache.open(tmp_path).tokens(0, 128)
+    shard.write_bytes(content)
+    assert TokenCache.open(tmp_path).tokens(0, 128).tolist() == (np.arange(128) % 50).tolist()
+
+
+def test_a_cut_off_shard_is_an_error(cache):
+    shard = shards(cache)[0]
+    shard.write_bytes(shard.read_bytes()[:100])
+    with pytest.raises(ReadError):
+        cache.tokens(cache.num_tokens - cache.parts[1].record.tokens, cache.num_tokens)
+
+
+def test_a_lost_array_is_an_error(cache):
+    Path(cache.path, "parts", "00000", "input_ids", "data", "zarr.json").unlink()
+    with pytest.raises(CacheError, match="cannot be opened") as caught:
+        cache.tokens(0, 1)
+    assert caught.value.value == cache.parts[0].data.url
+
+
+def test_parts_of_another_build_are_an_error(cache, tmp_path):
+    """Somebody copied a part over: lengths or dtype are not those of the ledger."""
+    other = write_cache(tmp_path / "other", [random_documents(10)], layout=CacheLayout("uint16", 64, 4))
+    target = Path(cache.path, "parts", "00000")
+    shutil.rmtree(target)
+    shutil.copytree(Path(other.path, "parts", "00000"), target)
+    with pytest.raises(CacheCorruptError, match=rf"holds {other.num_tokens} elements of uint16, but the ledger has"):
+        cache.tokens(0, 1)
+
+
+def test_a_ledger_with_an_unknown_layout(cache):
+    ledger = json.loads(Path(cache.path, "ledger.json").read_text())
+    ledger["layout"]["dtype"] = "float16"
+    Path(cache.path, "ledger.json").write_text(json.dumps(ledger))
+    with pytest.raises(ConfigError, match="is not a token dtype"):
+        TokenCache.open(cache.path)
+    assert read_ledger(cache.path) is not None
+
+
+def test_a_read_that_takes_longer_than_asked_goes_on(cache):
+    future = cache.parts[0].data.read(0, 64)
+    while True:
+        try:
+            data = future.result(timeout=0)
+        except TimeoutError:
+            continue
+        break
+    assert np.array_equal(data, cache.tokens(0, 64))
+
+
+def test_arrays_open_once_for_all_threads(cache, monkeypatch):
+    opened = []
+    really = tensorstore.open
+    monkeypatch.setattr(tensorstore, "open", lambda *a, **k: (opened.append(a), really(*a, **k))[1])
+    array = StoredArray(cache.parts[0].data.url, cache.parts[0].data.length, LAYOUT)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda k: array.read(k, k + 1).result()[0], range(64)))
+    assert len(opened) == 1
+    assert found == cache.tokens(0, 64).tolist()
+
+
+@pytest.mark.parametrize(
+    ("url", "spec"),
+    [
+        ("gs://b/x/y/", {"driver": "gcs", "bucket": "b", "path": "x/y/"}),
+        ("https://h:8/x", {"driver": "http", "base_url": "https://h:8", "path": "/x/"}),
+        ("file:///a/b", {"driver": "file", "path": "/a/b/"}),
+    ],
+)
+def test_stores_of_urls(url, spec, monkeypatch):
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    assert kvstore_spec(url) == spec
+
+
+def test_s3_follows_the_variables_of_aws(monkeypatch):
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID"):
+        monkeypatch.delenv(name, raising=False)
+    plain = {"driver": "s3", "bucket": "b", "path": "x/"}
+    assert kvstore_spec("s3://b/x") == plain
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    plain["aws_credentials"] = {"type": "environment"}
+    assert kvstore_spec("s3://b/x") == plain
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000/")
+    assert kvstore_spec("s3://b/x") == plain | {"endpoint": "http://minio:9000", "aws_region": "us-east-1"}
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://ceph:7480")
+    assert kvstore_spec("s3://b/x") == plain | {"endpoint": "http://ceph:7480", "aws_region": "eu-west-1"}
+
+
+def test_no_store_for_other_schemes():
+    with pytest.raises(ConfigError, match="cannot be stored under"):
+        kvstore_spec("hdfs://x/y")
+
+
+def test_tiny_caches_tell_their_tokenizer(tmp_path):
+    """Like every cache: what opens a cache finds the keys that a built one has."""
+    record = tiny_cache(tmp_path, documents=3).ledger.tokenizer
+    assert {"path", "file", "fingerprint", "vocab_size", "bos", "bos_id", "eos", "eos_id"} <= set(record)

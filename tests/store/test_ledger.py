@@ -1,0 +1,64 @@
+"""Ledgers: the same ledger is the same bytes, and anything that is none says so."""
+
+import json
+
+import pytest
+
+from headrace.errors import CacheCorruptError, CacheError
+from headrace.store.layout import CacheLayout
+from headrace.store.ledger import Ledger, PartRecord, read_ledger, read_part_record, write_ledger, write_part_record
+
+LEDGER = Ledger(False, {"vocab_size": 10, "fingerprint": "f", "eos": "Ω"}, CacheLayout().to_json(), [{"name": "a"}])
+PART = PartRecord("00000", 3, 40, "sha256:0", {"skipped_lines": 1})
+
+
+def test_ledgers_read_back(tmp_path):
+    assert read_ledger(str(tmp_path)) is None
+    write_ledger(str(tmp_path), LEDGER)
+    assert read_ledger(str(tmp_path)) == LEDGER
+    done = LEDGER.complete([PART], seconds=3)
+    assert (done.finished, done.parts, done.metadata) == (True, [PART], {"seconds": 3})
+    write_ledger(str(tmp_path), done)
+    first = (tmp_path / "ledger.json").read_bytes()
+    assert read_ledger(str(tmp_path)) == done
+    write_ledger(str(tmp_path), LEDGER.complete([PART], seconds=3))
+    assert (tmp_path / "ledger.json").read_bytes() == first
+
+
+def test_part_records_read_back(tmp_path):
+    assert read_part_record(str(tmp_path), "00000") is None
+    write_part_record(str(tmp_path), PART)
+    assert read_part_record(str(tmp_path), "00000") == PART
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{", "is not JSON"),
+        ("[1, 2]", "is not JSON"),
+        ("{}", "format_version None"),
+        (json.dumps({"format_version": 99}), "has format_version 99; this release reads 1"),
+        (json.dumps({"format_version": 1}), "is not a ledger"),
+        (json.dumps({"format_version": 1, "parts": [{"nom": 1}]}), "is not a ledger"),
+        (json.dumps({"format_version": 1, "parts": [], "more": 1}), "is not a ledger"),
+    ],
+)
+def test_what_is_no_ledger(tmp_path, content, problem):
+    (tmp_path / "ledger.json").write_text(content)
+    with pytest.raises(CacheCorruptError, match=problem) as caught:
+        read_ledger(str(tmp_path))
+    assert "ledger.json" in str(caught.value)
+    assert caught.value.cure
+
+
+def test_what_is_no_part_record(tmp_path):
+    (tmp_path / "parts" / "7").mkdir(parents=True)
+    (tmp_path / "parts" / "7" / "part.json").write_text('{"name": "7"}')
+    with pytest.raises(CacheCorruptError, match="is not a part's record"):
+        read_part_record(str(tmp_path), "7")
+
+
+def test_a_ledger_that_cannot_be_read_is_not_a_missing_one(tmp_path):
+    (tmp_path / "ledger.json").mkdir()
+    with pytest.raises(CacheError, match="cannot be read"):
+        read_ledger(str(tmp_path))

@@ -1,0 +1,165 @@
+"""Runs: a manifest that tells runs apart and nothing else, a state of a few bytes, and refusals that show why."""
+
+import concurrent.futures
+import json
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError, PlanMismatchError
+from headrace.state import LoaderState, RunManifest, differences, open_run
+
+
+class Fake:
+    """A loader as far as manifests care."""
+
+    def __init__(self, **described):
+        self.described = described
+
+    def describe(self):
+        return self.described
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(described=st.dictionaries(st.text(max_size=4), json_values, max_size=4))
+def test_a_manifest_survives_json(described):
+    manifest = RunManifest.of(Fake(**{"x": described}))
+    again = RunManifest(json.loads(json.dumps(manifest.resolved)))
+    assert again == manifest
+    assert again.fingerprint == manifest.fingerprint
+    assert len(manifest.fingerprint) == 32
+    assert differences(manifest.resolved, again.resolved) == []
+
+
+@given(a=json_values, b=json_values)
+def test_runs_differ_if_and_only_if_their_descriptions_do(a, b):
+    one, other = RunManifest.of(Fake(x=a)), RunManifest.of(Fake(x=b))
+    same = json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
+    assert (one.fingerprint == other.fingerprint) == same
+
+
+def test_the_fingerprint_is_that_of_the_content_not_of_its_order_or_types():
+    one = RunManifest.of(Fake(a=1, b={0: np.int64(3), 10: (1, 2)}, c=np.float64(0.5)))
+    other = RunManifest.of(Fake(c=0.5, b={"10": [1, 2], "0": 3}, a=np.int32(1)))
+    assert one.fingerprint == other.fingerprint
+
+
+def test_the_fingerprint_is_pinned():
+    """A change of its definition would refuse every run that is under way."""
+    assert RunManifest({"a": 1, "b": [0.5, "é"]}).fingerprint == "acb5b609e779d5dd36f68bcd2f676b26"
+
+
+def test_what_is_no_json_says_so():
+    with pytest.raises(TypeError, match="set is no JSON value"):
+        RunManifest.of(Fake(a={1, 2}))
+
+
+def test_a_run_is_started_once_and_then_recognised(tmp_path):
+    folder = f"{tmp_path}/runs/one"
+    assert RunManifest.load(folder) is None
+    started = open_run(folder, Fake(seed=1))
+    assert open_run(folder, Fake(seed=1)) == started == RunManifest.load(folder)
+    assert os.listdir(folder) == ["manifest.json"]
+
+
+def test_another_run_is_refused_with_the_difference(tmp_path):
+    open_run(str(tmp_path), Fake(dataset={"seed": 1, "old": 2, "same": 3}, batch_size=8))
+    with pytest.raises(PlanMismatchError) as caught:
+        open_run(str(tmp_path), Fake(dataset={"seed": 4, "same": 3, "new": [5]}, batch_size=8))
+    message = str(caught.value)
+    for difference in ("dataset.seed: 1 -> 4", "dataset.old: 2 -> nothing", "dataset.new: nothing -> [5]"):
+        assert difference in message
+    assert "batch_size" not in message
+    assert "same" not in message
+    assert isinstance(caught.value, ConfigError)
+    assert "Go back to the run's config" in (caught.value.cure or "")
+
+
+def test_many_differences_are_cut_short(tmp_path):
+    open_run(str(tmp_path), Fake(**{f"k{i}": 0 for i in range(30)}))
+    with pytest.raises(PlanMismatchError, match="; and 10 more"):
+        open_run(str(tmp_path), Fake(**{f"k{i}": 1 for i in range(30)}))
+
+
+def test_long_values_are_cut_short():
+    (line,) = differences({"a": "x" * 100}, {"a": 1})
+    assert len(line) < 80
+    assert line.endswith("... -> 1")
+
+
+def test_all_processes_of_a_run_may_open_it_together(tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: open_run(f"{tmp_path}/run", Fake(a=list(range(5000)))), range(16)))
+    assert len({m.fingerprint for m in found}) == 1
+    assert os.listdir(tmp_path / "run") == ["manifest.json"]
+
+
+def test_a_state_belongs_to_its_run():
+    mine, other = RunManifest.of(Fake(seed=1)), RunManifest.of(Fake(seed=2))
+    state = LoaderState.from_json(json.loads(json.dumps(mine.state(120).to_json())))
+    assert state == LoaderState(120, mine.fingerprint)
+    mine.check(state)
+    with pytest.raises(PlanMismatchError, match="belongs to another run") as caught:
+        other.check(state)
+    assert (caught.value.field, caught.value.value) == ("state.fingerprint", mine.fingerprint)
+
+
+@pytest.mark.parametrize("data", [{}, {"step": 1}, {"step": "1", "fingerprint": "a"}, {"step": 1, "fingerprint": 2}])
+def test_what_is_no_state(data):
+    with pytest.raises(ConfigError, match="is not a loader's state") as caught:
+        LoaderState.from_json(data)
+    assert caught.value.cure == "It needs 'step' and 'fingerprint'."
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"resolved": 3}'])
+def test_what_is_no_manifest(tmp_path, content):
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(ConfigError, match="is not a run's manifest") as caught:
+        open_run(str(tmp_path), Fake(a=1))
+    assert caught.value.field == "manifest"
+
+
+def mixture(stages, components=("a",), **more):
+    described = {"stages": stages, "components": {c: {"seed": 1} for c in components}, "limits": {}}
+    return Fake(dataset=described, **more)
+
+
+FIRST = {"step": 0, "weights": {"a": 1}}
+SECOND = {"step": 100, "weights": {"b": 1}}
+
+
+def test_a_declared_change_from_a_later_step_on_is_recorded(tmp_path):
+    folder = str(tmp_path)
+    started = open_run(folder, mixture([FIRST]))
+    amended = open_run(folder, mixture([FIRST, SECOND], ("a", "b")), step=80)
+    assert amended.history == ({"fingerprint": started.fingerprint, "until_step": 100},)
+    assert RunManifest.load(folder) == amended
+    amended.check(started.state(100))  # a checkpoint of before still belongs to it
+    amended.check(amended.state(120))
+    with pytest.raises(PlanMismatchError):
+        amended.check(started.state(101))
+    assert open_run(folder, mixture([FIRST, SECOND], ("a", "b")), step=150) == amended
+
+
+@pytest.mark.parametrize(
+    ("loader", "problem"),
+    [
+        (mixture([FIRST, SECOND], ("a", "b"), seed=2), "another plan"),
+        (mixture([{**FIRST, "weights": {"a": 2}}, SECOND]), "another plan"),
+        (mixture([]), "another plan"),
+        (mixture([FIRST, {**SECOND, "step": 79}], ("a", "b")), "touches the past: 80 steps are done"),
+    ],
+)
+def test_changes_that_are_more_than_declared_stages(tmp_path, loader, problem):
+    open_run(str(tmp_path), mixture([FIRST], seed=1) if "seed" in loader.described else mixture([FIRST]))
+    with pytest.raises(PlanMismatchError, match=problem):
+        open_run(str(tmp_path), loader, step=80)
