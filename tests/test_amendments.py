@@ -81,7 +81,7 @@ def test_an_amendment_of_an_amended_run(caches, tmp_path):
 def test_the_past_may_not_be_touched(caches, tmp_path):
     folder = str(tmp_path)
     open_run(folder, config(caches).loader())
-    with pytest.raises(PlanMismatchError, match=r"touches the past: 25 steps are done\. Let it begin at step 25"):
+    with pytest.raises(PlanMismatchError, match=r"may touch the past: 25 steps are done\. Begin it at step 25"):
         open_run(folder, config(caches, "abc", amendments=[AmendmentConfig(20, {"c": 3})]).loader(), step=25)
 
 
@@ -105,13 +105,30 @@ def test_what_is_not_declared_is_refused(caches, tmp_path, changes):
 def test_taking_an_amendment_back_is_refused(caches, tmp_path):
     folder = str(tmp_path)
     open_run(folder, config(caches, "abc", amendments=[AmendmentConfig(20, {"c": 3})]).loader())
-    with pytest.raises(PlanMismatchError, match="stages"):
+    with pytest.raises(PlanMismatchError, match="another plan"):
         open_run(folder, config(caches).loader())
 
 
-def test_the_order_of_components_is_part_of_the_run(caches):
-    one, other = config(caches, "ab"), config(caches, "ba")
+def test_an_amendment_needs_the_step_that_the_run_has_reached(caches, tmp_path):
+    folder = str(tmp_path)
+    before = open_run(folder, config(caches).loader())
+    with pytest.raises(PlanMismatchError, match="Give open_run the step"):
+        open_run(folder, config(caches, "abc", amendments=[AmendmentConfig(20, {"c": 3})]).loader())
+    assert RunManifest.load(folder) == before  # nothing was overwritten
+
+
+@pytest.mark.parametrize("weights", [None, {"a": 1, "b": 2}])
+def test_the_order_of_components_is_part_of_the_run(caches, weights):
+    one, other = config(caches, "ab", weights=weights), config(caches, "ba", weights=weights)
     assert RunManifest.of(one.loader()).fingerprint != RunManifest.of(other.loader()).fingerprint
+
+
+def test_an_added_component_must_stand_behind_the_others(caches, tmp_path):
+    folder = str(tmp_path)
+    open_run(folder, config(caches, weights={"a": 1, "b": 2}).loader())
+    moved = config(caches, "cab", weights={"a": 1, "b": 2}, amendments=[AmendmentConfig(20, {"c": 3})]).loader()
+    with pytest.raises(PlanMismatchError, match="names"):
+        open_run(folder, moved, step=10)
 
 
 @pytest.mark.parametrize(

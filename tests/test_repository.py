@@ -165,9 +165,9 @@ def test_files_stay_readable():
         assert len(path.read_text().splitlines()) <= 450, path
 
 
-def test_the_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+def test_the_examples_of_the_readme_run(tmp_path, monkeypatch, capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 1
+    assert len(blocks) == 2
     for name, text in (("code", "def f(x):\n    return x\n"), ("docs", "Water runs to the wheel. ")):
         (tmp_path / "texts" / name).mkdir(parents=True)
         (tmp_path / "texts" / name / "one.txt").write_text(text * 500)
@@ -176,11 +176,16 @@ def test_the_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     lines = capsys.readouterr().out.strip().splitlines()
     assert [line.split(" ", 1)[0] for line in lines] == ["0", "1", "2"]
     assert all("(32, 128)" in line for line in lines)
+    components = "{code: {cache: caches/code}, docs: {cache: caches/docs, weight: 2}}"
+    Path("run.yaml").write_text(f"seq_len: 128\nbatch_size: 16\ncomponents: {components}\n")
+    names: dict[str, object] = {}
+    exec(compile(blocks[1], "README.md", "exec"), names)
+    assert getattr(names["state"], "step", None) == 1200
 
 
 def test_readme_shows_only_commands_that_exist():
     readme = (ROOT / "README.md").read_text() + (LIBRARY / "README.md").read_text()
-    commands = sorted(set(re.findall(r"headrace (build|inspect|demo)\b", readme)))
+    commands = sorted(set(re.findall(r"headrace (build|inspect|simulate|demo)\b", readme)))
     helped = subprocess.run(
         [Path(sys.executable).parent / "headrace", "--help"], capture_output=True, text=True, check=False
     )

@@ -117,3 +117,20 @@ def test_bad_questions(cache, hosts, extra, said):
 def test_an_unknown_source_is_named():
     with pytest.raises(ConfigError, match="Did you mean 'c0'"):
         big(1).dataset({"c00": virtual_cache("c00", 10**9)})
+
+
+def test_limits_that_end_the_run_too_early_are_named():
+    config = big(2, max_epochs=1.0)
+    dataset = config.dataset({name: virtual_cache(name, 10**8) for name in config.components})
+    with pytest.raises(ConfigError, match=r"enough for \d+ steps"):
+        simulate(dataset, dataset.batch_schedule, hosts=[1], num_steps=1000)
+
+
+def test_caches_with_other_chunks_are_read_once_too():
+    config = big(2)
+    small = CacheLayout("uint32", chunk_elements=8192)
+    caches = {"c0": virtual_cache("c0", 10**10), "c1": virtual_cache("c1", 10**10, layout=small)}
+    dataset = config.dataset(caches)
+    forecast = simulate(dataset, dataset.batch_schedule, hosts=[1], max_rows=1 << 17).by_hosts[0]
+    assert 0.9 < forecast.reads_per_block < 1.1
+    assert forecast.bytes_per_step == pytest.approx(256 * 4096 * 4, rel=0.1)

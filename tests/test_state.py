@@ -129,7 +129,8 @@ def test_what_is_no_manifest(tmp_path, content):
 
 
 def mixture(stages, components=("a",), **more):
-    described = {"stages": stages, "components": {c: {"seed": 1} for c in components}, "limits": {}}
+    described = {"stages": stages, "names": list(components), "limits": {}}
+    described["components"] = {c: {"seed": 1} for c in components}
     return Fake(dataset=described, **more)
 
 
@@ -156,10 +157,17 @@ def test_a_declared_change_from_a_later_step_on_is_recorded(tmp_path):
         (mixture([FIRST, SECOND], ("a", "b"), seed=2), "another plan"),
         (mixture([{**FIRST, "weights": {"a": 2}}, SECOND]), "another plan"),
         (mixture([]), "another plan"),
-        (mixture([FIRST, {**SECOND, "step": 79}], ("a", "b")), "touches the past: 80 steps are done"),
+        (mixture([FIRST, {**SECOND, "step": 79}], ("a", "b")), "touch the past: 80 steps are done"),
     ],
 )
 def test_changes_that_are_more_than_declared_stages(tmp_path, loader, problem):
     open_run(str(tmp_path), mixture([FIRST], seed=1) if "seed" in loader.described else mixture([FIRST]))
     with pytest.raises(PlanMismatchError, match=problem):
         open_run(str(tmp_path), loader, step=80)
+
+
+def test_an_amendment_needs_the_step(tmp_path):
+    open_run(str(tmp_path), mixture([FIRST]))
+    with pytest.raises(PlanMismatchError, match="how many steps are done was not said") as caught:
+        open_run(str(tmp_path), mixture([FIRST, SECOND], ("a", "b")))
+    assert caught.value.cure == "Give open_run the step of the checkpoint."

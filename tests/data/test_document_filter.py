@@ -44,8 +44,7 @@ def test_files_mean_the_same(tmp_path):
 def test_a_filter_is_read_from_a_url():
     import fsspec
 
-    with fsspec.open("memory://filters/ids.txt", "wb") as f:
-        f.write(b"4\n5\n")
+    fsspec.filesystem("memory").pipe_file("/filters/ids.txt", b"4\n5\n")
     assert members(DocumentFilter.load("memory://filters/ids.txt").among(6)) == [4, 5]
 
 

@@ -199,7 +199,8 @@ def test_early_ends_of_all_kinds(cache):
     next(batches)
     shared.close()
     shared.close()
-    assert next(batches, None) is None
+    with pytest.raises(ReadError, match="was closed before its end"):
+        next(batches)
     assert not running()
     assert shared.batch_at(0).batch_size == 8  # a closed loader may go on
     with shared as again, again.iter_from_step(31) as last:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.errors import ReadError
 from headrace.feed.prefetch import Prefetched
 from headrace.metrics import QueueStats
 
@@ -36,7 +37,6 @@ def test_items_come_in_order_and_end(n, depth, taken):
     with Prefetched(lambda: iter(range(n)), depth) as items:
         assert [next(items, None) for _ in range(taken)] == [k if k < n else None for k in range(taken)]
     assert not running()
-    assert next(items, None) is None
 
 
 def test_an_error_comes_after_the_items_before_it():
@@ -99,12 +99,17 @@ def test_whatever_ends_the_loop_ends_the_thread(how):
     until(lambda: not running())
 
 
-def test_nothing_comes_after_close():
+def test_after_close_comes_an_error_and_not_what_looks_like_the_end():
     items = Prefetched(endless, 4)
     next(items)
     items.close()
-    with pytest.raises(StopIteration):
+    with pytest.raises(ReadError, match="was closed before its end") as caught:
         next(items)
+    assert "loader.iter_from_step(step)" in (caught.value.cure or "")
+    ended = Prefetched(lambda: iter([1]), 4)
+    assert list(ended) == [1]
+    ended.close()
+    assert list(ended) == []
 
 
 def test_closing_wakes_a_consumer_that_waits_in_another_thread():
@@ -116,13 +121,18 @@ def test_closing_wakes_a_consumer_that_waits_in_another_thread():
 
     items = Prefetched(stuck, 1, interrupt=go.set)
     found = []
-    consumer = threading.Thread(target=lambda: found.append(list(items)))
+
+    def consume():
+        with pytest.raises(ReadError, match="was closed before its end"):
+            found.append(next(items))
+
+    consumer = threading.Thread(target=consume)
     consumer.start()
     time.sleep(0.05)
     items.close()
     consumer.join(5)
     assert not consumer.is_alive()
-    assert found == [[]]
+    assert found == []
 
 
 def test_closing_interrupts_what_is_waited_for():

@@ -103,7 +103,7 @@ class RangeHandler(SimpleHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content[start:stop])
 
-    def log_message(self, *args: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's name)
         pass
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headrace.config_parsing import decode, dump, read_mapping, with_overrides
 from headrace.errors import ConfigError, did_you_mean
 from headrace.index.limits import STOP_STRATEGIES
+from headrace.index.phases import phase_lengths
 from headrace.index.policies import POLICIES
 from headrace.index.schedule import BatchSchedule, weight_from_config
 from headrace.index.seeds import derive
@@ -40,6 +41,7 @@ if TYPE_CHECKING:  # jax comes in with these; a config can be read and checked w
 
     from headrace.data.dataset import PlannedDataset
     from headrace.data.mixture import MixtureDataset
+    from headrace.data.phased import PhasedDataset
     from headrace.data.token_seq import TokenSeqDataset
     from headrace.feed.loader import DataLoader
 
@@ -76,7 +78,8 @@ class LmDataConfig:
 
     Attributes:
         components: Sources by name.
-        seq_len: Tokens in a row.
+        seq_len: Tokens in a row, or ``{step: tokens}``: each source then goes on with what no row has touched; see
+            :mod:`headrace.index.phases`.
         batch_size: Rows of the global batch, or ``{step: rows}``.
         seed: Integer seed of all shuffles.
         shuffle: How components are shuffled; see ``ShuffleConfig``.
@@ -98,7 +101,7 @@ class LmDataConfig:
     """
 
     components: dict[str, ComponentConfig] = field(default_factory=dict[str, ComponentConfig])
-    seq_len: int = 2048
+    seq_len: int | dict[int, int] = 2048
     batch_size: int | dict[int, int] = 32
     seed: int = 0
     shuffle: ShuffleConfig = field(default_factory=BraidShuffleConfig)
@@ -115,8 +118,7 @@ class LmDataConfig:
     prefetch_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
-        if self.seq_len < 2:
-            raise ConfigError("must be at least 2", field="seq_len", value=self.seq_len, cure="Give tokens a row.")
+        self._check_phases()
         if self.prefetch_bytes < 1:
             raise ConfigError("must be positive", field="prefetch_bytes", value=self.prefetch_bytes, cure="In bytes.")
         for name, known in (
@@ -136,6 +138,21 @@ class LmDataConfig:
             if component.shuffle is not None:
                 check_shuffle(component.shuffle, f"components.{name}.shuffle")
 
+    @property
+    def phases(self) -> tuple[tuple[int, int], ...]:
+        """First step and row length of each phase; one, unless ``seq_len`` changes."""
+        return phase_lengths(self.seq_len)
+
+    def _check_phases(self) -> None:
+        if len(self.phases) == 1:
+            return
+        problem, cure = "does not go with a seq_len that changes", "Use restart, with max_epochs or max_tokens."
+        if self.stop_strategy != "restart":
+            raise ConfigError(problem, field="stop_strategy", value=self.stop_strategy, cure=cure)
+        for number, stage in enumerate(self.stages):
+            if stage.tokens is not None:
+                raise ConfigError(problem, field=f"stages[{number}].tokens", cure="Give the stages steps.")
+
     def resolved_stages(self) -> list[Stage]:
         """The mixtures of the run, in order, amendments included.
 
@@ -148,7 +165,7 @@ class LmDataConfig:
             self.stages,
             self.amendments,
             batch=BatchSchedule(self.batch_size),
-            seq_len=self.seq_len,
+            seq_len=self.phases[0][1],
             max_share={n: c.max_share for n, c in self.components.items() if c.max_share is not None},
         )
 
@@ -168,7 +185,7 @@ class LmDataConfig:
                         "does not exist, and there is no source to build it from",
                         field=f"components.{name}.cache",
                         value=component.cache,
-                        cure=f"Add components.{name}.source, or run: headrace build SOURCE --output {component.cache}",
+                        cure=f"Add components.{name}.source, or: headrace build SOURCE -t FILE -o {component.cache}",
                     )
                 continue  # begun by hand: opening it says how to finish
             build_cache(component.source, self.tokenizer or TokenizerConfig(), component.cache, progress=progress)
@@ -195,8 +212,8 @@ class LmDataConfig:
         return {name: given.get(name) or caches[name] for name in self.components}
 
     def datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, TokenSeqDataset]:
-        """The components as they are stored, without the documents to leave out, before they are split, shuffled and
-        mixed; ``instead`` as in :meth:`open_caches`.
+        """The components as they are stored, without the documents to leave out, in rows of the first phase; before
+        they are split, shuffled and mixed. ``instead`` as in :meth:`open_caches`.
         """
         from headrace.data.document_filter import DocumentFilter
         from headrace.data.token_seq import TokenSeqDataset
@@ -208,57 +225,81 @@ class LmDataConfig:
         }
         return {
             name: TokenSeqDataset(
-                cache, self.seq_len, split_documents=self.split_documents, name=name, removed=removed.get(name)
+                cache, self.phases[0][1], split_documents=self.split_documents, name=name, removed=removed.get(name)
             )
             for name, cache in self.open_caches(instead).items()
         }
 
     def train_datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, PlannedDataset]:
         """What is not held out of :meth:`datasets`."""
-        return {name: self._sides(name, dataset)[0] for name, dataset in self.datasets(instead).items()}
+        return {name: self._sides(name, dataset, None)[0] for name, dataset in self.datasets(instead).items()}
 
-    def validation_datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, PlannedDataset]:
-        """What is held out of :meth:`datasets`, in stored order; the same whatever the shuffle.
+    def validation_datasets(
+        self, instead: Mapping[str, TokenCache] | None = None, *, seq_len: int | None = None
+    ) -> dict[str, PlannedDataset]:
+        """What is held out of :meth:`datasets`, in stored order; the same tokens whatever the shuffle.
+
+        Args:
+            instead: As in :meth:`open_caches`.
+            seq_len: Tokens in a row, at most those of a block; None: as in the first phase.
 
         Raises:
-            ConfigError: the config holds nothing out.
+            ConfigError: the config holds nothing out, or rows are longer than a block.
         """
         if self.validation is None:
             raise ConfigError("is not set", field="validation", cure="Write validation: {one_in: 100}.")
-        return {name: self._sides(name, dataset)[1] for name, dataset in self.datasets(instead).items()}
+        return {name: self._sides(name, dataset, seq_len)[1] for name, dataset in self.datasets(instead).items()}
 
-    def _sides(self, name: str, dataset: TokenSeqDataset) -> tuple[PlannedDataset, PlannedDataset]:
+    def _sides(self, name: str, dataset: TokenSeqDataset, seq_len: int | None) -> tuple[PlannedDataset, PlannedDataset]:
         """Train and validation side of a component."""
-        split = self.validation
-        if split is None:
-            return dataset, dataset
-        try:
-            if split.by == "documents":
-                return dataset.holdout_documents(split.groups_of, seed=split.seed)
-            sides = dataset.holdout(split.groups_of, seed=split.seed, io_block_size=split.io_block_size)
-            return cast("tuple[PlannedDataset, PlannedDataset]", sides)
-        except ConfigError as error:
-            problem = f"does not fit component {name!r} ({error})"
-            raise ConfigError(
-                problem, field="validation", cure="Hold out more of everything, or leave it out."
-            ) from error
+        from headrace.data.phased_mixture import block_of_phases
+        from headrace.data.validation import split_sides
 
-    def dataset(self, instead: Mapping[str, TokenCache] | None = None) -> MixtureDataset:
+        if self.validation is None:
+            return dataset, dataset
+        lengths = [length for _, length in self.phases]
+        block = block_of_phases(dataset, lengths, self._shuffle(name)) if len(lengths) > 1 else None
+        try:
+            return split_sides(dataset, self.validation, block_tokens=block, seq_len=seq_len)
+        except ConfigError as error:
+            problem, cure = f"does not fit component {name!r} ({error})", "Hold out more of everything, or nothing."
+            raise ConfigError(problem, field="validation", cure=cure) from error
+
+    def _shuffle(self, name: str) -> ShuffleConfig:
+        own = self.components[name].shuffle
+        return self.shuffle if own is None else own
+
+    def dataset(self, instead: Mapping[str, TokenCache] | None = None) -> MixtureDataset | PhasedDataset:
         """All components, shuffled and mixed; ``instead`` as in :meth:`open_caches`."""
         from headrace.data.mixture import MixtureDataset
+        from headrace.data.phased_mixture import phased_mixture
         from headrace.data.shuffle import shuffle_components
 
         stages, batch = self.resolved_stages(), BatchSchedule(self.batch_size)
-        datasets = self.train_datasets(instead)
-        shuffles = {n: self.shuffle if c.shuffle is None else c.shuffle for n, c in self.components.items()}
+        shuffles = {name: self._shuffle(name) for name in self.components}
         epochs = {n: self.max_epochs if c.max_epochs is None else c.max_epochs for n, c in self.components.items()}
+        bounded = {name: most for name, most in epochs.items() if most is not None}
         tokens = {n: c.max_tokens for n, c in self.components.items() if c.max_tokens is not None}
+        (_, seq_len), *later = self.phases
+        if later:
+            return phased_mixture(
+                self.datasets(instead),
+                self.phases,
+                shuffles,
+                stages,
+                batch,
+                self.seed,
+                validation=self.validation,
+                max_epochs=bounded,
+                max_tokens=tokens,
+                policy=self.policy,
+            )
         return MixtureDataset(
-            shuffle_components(datasets, shuffles, stages, batch, self.seed),
+            shuffle_components(self.train_datasets(instead), shuffles, stages, batch, self.seed),
             stages,
             batch,
-            max_epochs={name: most for name, most in epochs.items() if most is not None},
-            max_examples={name: most // self.seq_len for name, most in tokens.items()},
+            max_epochs=bounded,
+            max_examples={name: most // seq_len for name, most in tokens.items()},
             stop_strategy=self.stop_strategy,
             policy=self.policy,
         )
@@ -275,14 +316,16 @@ class LmDataConfig:
             prefetch_bytes=self.prefetch_bytes,
             row_order="locality" if self.row_order == "locality" else "stream",
         )
-        self._check_memory(dataset, loader.local_share)
+        for step, _ in self.phases:
+            mixture, _ = dataset.phase_at(step)
+            self._check_memory(cast("MixtureDataset", mixture), loader.local_share)
         return loader
 
     def _check_memory(self, dataset: MixtureDataset, local_share: float) -> None:
         """Refuses a run whose shuffle keeps more blocks open than the host may hold: it would read each many times."""
         from headrace.data.shuffle import open_bytes
 
-        windows = {n: self.shuffle if c.shuffle is None else c.shuffle for n, c in self.components.items()}
+        windows = {name: self._shuffle(name) for name in self.components}
         repeats = {n: s.cache_windows if isinstance(s, BlockShuffleConfig) else 1 for n, s in windows.items()}
         held = {n: open_bytes(c) * repeats[n] for n, c in zip(dataset.names, dataset.components, strict=True)}
         needed = int(sum(held.values()) * local_share)

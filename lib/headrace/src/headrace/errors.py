@@ -11,8 +11,7 @@
     │   ├── CacheMissingError    nothing is there
     │   ├── CacheUnfinishedError a build was interrupted: says how to finish it
     │   └── CacheCorruptError    what is stored is not what was written: names array and chunk
-    └── ReadError                a read that failed for good: names array, chunk and step
-        └── LoaderError          the background loader failed; the cause is chained
+    └── ReadError                a read that failed: names array, chunk and step
 
 The command line prints ``str(error)`` and exits with status 2; Python users catch the class they mean.
 """
@@ -88,11 +87,7 @@ class CacheCorruptError(CacheError):
 
 
 class ReadError(HeadraceError):
-    """A read failed for good, after its retries."""
-
-
-class LoaderError(ReadError):
-    """The loader's background work failed; ``__cause__`` says why."""
+    """A read failed; array, chunk and step are named."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

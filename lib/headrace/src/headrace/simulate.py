@@ -18,8 +18,10 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.data.dataset import PlannedDataset
+from headrace.data.mixture import MixtureDataset
 from headrace.errors import ConfigError
 from headrace.feed.plan import BlockSpace, RowOrder, stored_blocks
+from headrace.index.limits import require_supply
 from headrace.index.reads import ReadForecast, forecast_reads
 from headrace.index.schedule import BatchSchedule
 from headrace.store.cache import TokenCache
@@ -130,9 +132,12 @@ def simulate(
         max_rows: Rows that are looked at, at most.
 
     Raises:
-        ConfigError: no step to look at, more hosts than rows, a cache that does not hold one batch.
+        ConfigError: no step to look at, more hosts than rows, a cache that does not hold one batch, limits of the
+            components that end the mixture before ``num_steps``.
     """
     total = num_steps
+    if total is not None and isinstance(dataset, MixtureDataset):
+        require_supply(dataset.draws, total)
     if total is None and dataset.length is not None:
         total = int(schedule.step_of(np.asarray([dataset.length]))[0])
     size = schedule.rows_at(first_step)[1]
@@ -144,13 +149,21 @@ def simulate(
     for number in hosts:
         if not 1 <= number <= size:
             raise ConfigError(f"must be 1 to the {size} rows of a batch", field="hosts", value=number)
+    dataset, until = dataset.phase_at(first_step)
+    steps = steps if until is None else min(steps, until - first_step)
     space = BlockSpace(dataset.sources)
     blocks = _blocks_of_steps(dataset, space, schedule, first_step, steps, size, row_order)
-    block_bytes = int((space.chunk * np.asarray([a.dtype.itemsize for a in space.arrays])).max())
-    rows_per_block = float(space.chunk.max()) / dataset.seq_len
+    chunk_bytes = space.chunk * np.asarray([a.dtype.itemsize for a in space.arrays])
+    block_bytes = int(chunk_bytes.max())  # what a block takes in the loader's memory, whose slots are equal
+    array = space.array_of(blocks.ravel())
+    blocks_per_use = dataset.seq_len / space.chunk[array]  # of caches with other chunks: the mean over what is used
+    rows_per_block = blocks.size / float(blocks_per_use.sum())
+    read_bytes = float((chunk_bytes[array] * blocks_per_use).sum() / blocks_per_use.sum())
     cache_blocks = None if cache_bytes is None else cache_bytes // block_bytes
     found = [
-        _of_hosts(forecast_reads(blocks, n, cache_blocks), n, blocks, rows_per_block, size, block_bytes, prices)
+        _of_hosts(
+            forecast_reads(blocks, n, cache_blocks), n, blocks, rows_per_block, size, block_bytes, read_bytes, prices
+        )
         for n in hosts
     ]
     return Forecast(
@@ -240,6 +253,7 @@ def _of_hosts(
     rows_per_block: float,
     size: int,
     block_bytes: int,
+    read_bytes: float,
     prices: Prices | None,
 ) -> HostForecast:
     prices = prices or Prices()
@@ -251,16 +265,16 @@ def _of_hosts(
     rate = float(reads.mean())
     busiest = float(forecast.reads_by_host.max() / max(forecast.reads_by_host.mean(), 1e-12))
     cold = _cold_start(blocks[0], hosts)
-    money = rate * (prices.per_1000_reads / 1000 + block_bytes / 2**30 * prices.per_gib)
+    money = rate * (prices.per_1000_reads / 1000 + read_bytes / 2**30 * prices.per_gib)
     return HostForecast(
         hosts=hosts,
         reads_per_step=rate / hosts,
         reads_per_step_busiest=rate / hosts * busiest,
-        bytes_per_step=rate / hosts * block_bytes,
+        bytes_per_step=rate / hosts * read_bytes,
         reads_per_block=rate * rows_per_block / size,
         resident_bytes=int(forecast.peak_blocks.max()) * block_bytes,
         cold_start_reads=cold,
-        cold_start_bytes=cold * block_bytes,
+        cold_start_bytes=round(cold * read_bytes),
         burst=float(reads.max() / rate) if rate else 0.0,
         cost_per_1000_steps=1000 * money,
         horizon=forecast.horizon,

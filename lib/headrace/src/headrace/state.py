@@ -122,6 +122,7 @@ class RunManifest:
         mine, theirs = copy.deepcopy(self.resolved), copy.deepcopy(earlier.resolved)
         try:
             old, new = theirs["dataset"].pop("stages"), mine["dataset"].pop("stages")
+            mine["dataset"]["names"] = mine["dataset"]["names"][: len(theirs["dataset"]["names"])]  # new ones come last
             known = theirs["dataset"]["components"]
             for part in ("components", "limits"):  # what only the new stages use may be new
                 mine["dataset"][part] = {k: v for k, v in mine["dataset"][part].items() if k in known}
@@ -154,13 +155,13 @@ class RunManifest:
             raise ConfigError(f"is not a run's manifest ({error})", field="manifest", value=url) from error
 
 
-def open_run(folder: str, loader: Described, step: int = 0) -> RunManifest:
+def open_run(folder: str, loader: Described, step: int | None = None) -> RunManifest:
     """Starts a run in ``folder``, or makes sure that the run there is the same one.
 
     Args:
         folder: Path or URL of the run's folder.
         loader: The run's loader.
-        step: Steps that are done. Amendments must begin there or later; they are recorded.
+        step: Steps that are done. Needed for an amendment, which must begin there or later and is then recorded.
 
     Raises:
         PlanMismatchError: the folder holds another run (the differences are shown), or an amendment touches the past.
@@ -174,12 +175,13 @@ def open_run(folder: str, loader: Described, step: int = 0) -> RunManifest:
     first = mine.amends(theirs)
     if first is None:
         theirs.check_same(mine)
-    elif first < step:
+    elif step is None or first < step:
+        done = "how many steps are done was not said" if step is None else f"{step} steps are done"
         raise PlanMismatchError(
-            f"touches the past: {step} steps are done",
+            f"may touch the past: {done}",
             field="amendments.step",
             value=first,
-            cure=f"Let it begin at step {step} or later.",
+            cure="Give open_run the step of the checkpoint." if step is None else f"Begin it at step {step} or later.",
         )
     record = {"fingerprint": theirs.fingerprint, "until_step": first}
     amended = RunManifest(mine.resolved, (*theirs.history, record))

@@ -1,34 +1,35 @@
 """The command line: one file a command, each with a function ``command``.
 
 ``headrace --help`` must answer at once, so command modules import what they need inside the function; errors that
-headrace raises on purpose are printed as one message and end with status 2, Ctrl-C with 130.
+headrace raises on purpose are printed as one message and end with status 2.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from headrace.errors import HeadraceError
 
+_HELP = "Data for language-model training in JAX: build token caches, look into them, see it all work."
 COMMANDS = ("demo", "build", "inspect", "simulate")
-INTERRUPTED = 130
 
 
 def application() -> typer.Typer:
     """The typer application with all commands."""
     app = typer.Typer(
         name="headrace",
-        help="Data for language-model training in JAX: build token caches, look into them, see it all work.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_version)
+    app.callback(help=_HELP)(_options)
     for name in COMMANDS:
         app.command(name)(importlib.import_module(f"headrace.cli.{name}").command)
     return app
@@ -36,26 +37,24 @@ def application() -> typer.Typer:
 
 def main() -> None:
     """Entry point of ``headrace``."""
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         application()()
     except HeadraceError as error:
-        errors.print(f"[bold red]error[/] [default]{_escaped(str(error))}[/]")
+        Console(stderr=True, soft_wrap=True).print(Text.assemble(("error", "bold red"), " ", str(error)))
         sys.exit(2)
-    except KeyboardInterrupt:
-        errors.print("interrupted: the same command goes on from here")
-        sys.exit(INTERRUPTED)
 
 
-def _version(
-    version: bool = typer.Option(False, "--version", help="Show the version and leave.", is_eager=True),
-) -> None:
-    if version:
-        from importlib.metadata import version as installed
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
 
-        typer.echo(f"headrace {installed('headrace')}")
+        typer.echo(f"headrace {version('headrace')}")
         raise typer.Exit
 
 
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and leave.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of ``headrace`` itself."""

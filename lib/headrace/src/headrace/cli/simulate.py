@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from headrace.data.mixture import MixtureDataset
     from headrace.simulate import Forecast
 
 
@@ -17,7 +16,9 @@ def command(
     settings: Annotated[
         list[str] | None, typer.Argument(help="Settings over the file, e.g. batch_size=512.", metavar="[NAME=VALUE]...")
     ] = None,
-    hosts: Annotated[str, typer.Option(help="Numbers of hosts to forecast for.", metavar="N,N,...")] = "1,8,64",
+    hosts: Annotated[
+        str | None, typer.Option(help="Numbers of hosts to forecast for; 1,8,64 by default.", metavar="N,N,...")
+    ] = None,
     cache_mib: Annotated[
         int | None, typer.Option(help="Memory for blocks on a host, in MiB; prefetch_bytes by default.", metavar="MIB")
     ] = None,
@@ -48,14 +49,14 @@ def command(
     from headrace.config import load_config
     from headrace.simulate import Prices, simulate, virtual_cache
 
-    numbers = _numbers(hosts)
+    numbers = None if hosts is None else _numbers(hosts)
     resolved = load_config(config, settings or [])
     sizes = dict(_size(item) for item in tokens or [])
     dataset = resolved.dataset({name: virtual_cache(name, size) for name, size in sizes.items()})
     forecast = simulate(
         dataset,
         dataset.batch_schedule,
-        hosts=numbers,
+        hosts=numbers or [n for n in (1, 8, 64) if n <= dataset.batch_schedule.rows_at(first_step)[1]],
         cache_bytes=resolved.prefetch_bytes if cache_mib is None else cache_mib << 20,
         num_steps=num_steps,
         first_step=first_step,
@@ -66,10 +67,10 @@ def command(
     if as_json:
         typer.echo(json.dumps(forecast.to_json()))
     else:
-        show(forecast, dataset)
+        show(forecast, len(resolved.components), dataset.phase_at(first_step)[0].seq_len)
 
 
-def show(forecast: Forecast, dataset: MixtureDataset) -> None:
+def show(forecast: Forecast, components: int, seq_len: int) -> None:
     """Prints a forecast as two tables."""
     from rich.console import Console
     from rich.table import Table
@@ -78,7 +79,7 @@ def show(forecast: Forecast, dataset: MixtureDataset) -> None:
     last = forecast.first_step + forecast.steps - 1
     looked = "all of the run" if forecast.exact else "a sample: the figures hold for these steps"
     console.print(
-        f"{len(dataset.names)} components, batches of {forecast.batch_size:,} rows of {dataset.seq_len:,} tokens,"
+        f"{components} components, batches of {forecast.batch_size:,} rows of {seq_len:,} tokens,"
         f" blocks of {forecast.block_bytes / 1024:,.0f} KiB"
     )
     console.print(f"Steps {forecast.first_step:,} to {last:,}, {looked}.")

@@ -102,6 +102,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         batch_size: int | None = None,
         strands: int | None = None,
         lap: float | None = None,
+        first_strand: int | None = None,
         io_block_size: int | None = None,
     ) -> AsyncDataset[T_co]:
         """Braided shuffle, the default of configs; see :mod:`headrace.index.braid`.
@@ -111,6 +112,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             batch_size: Examples that this dataset gives to one batch; 8 x as many strands are opened.
             strands: Blocks that are open at a time, over all hosts; instead of ``batch_size``.
             lap: Draws in which the reading front passes once over the store; None: ``batch_size``, or ``strands``.
+            first_strand: Strands of all components before this one; see :class:`~headrace.index.braid.BraidShuffle`.
             io_block_size: Examples in a block; None: one stored chunk.
         """
         n = self._finite_length("braid_shuffle")
@@ -120,7 +122,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             plan = resolve_strands(np.asarray([n]), np.ones(1), batch_size=batch_size)
             strands, lap = int(plan.strands[0]), float(plan.laps[0])
         size = io_block_size if io_block_size is not None else self.default_io_block_size()
-        order = BraidShuffle(n, io_block_size=size, strands=strands, lap=lap, seed=seed)
+        order = BraidShuffle(n, io_block_size=size, strands=strands, lap=lap, seed=seed, first_strand=first_strand)
         return self.block_aligned(size).reordered(order)
 
     def era_shuffle(self, era_length: int, *, seed: int, perm_type: str = "feistel") -> AsyncDataset[T_co]:
@@ -151,13 +153,19 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         """
         n = self._finite_length("holdout")
         self.check_stored_order()
-        size = (
-            min(self.default_io_block_size(), max(n // max(one_in, 1), 1)) if io_block_size is None else io_block_size
-        )
-        train = TrainSplit(n, one_in=one_in, block=size, seed=seed)
-        validation = ValidationSplit(n, one_in=one_in, block=size, seed=seed)
-        blocks = self.block_aligned(size)
-        return blocks.reordered(train), blocks.reordered(validation)
+        size = self.holdout_block_size(one_in) if io_block_size is None else io_block_size
+        blocks = self.full_blocks(size) if size > 0 else None
+        train = TrainSplit(n, one_in=one_in, block=size, seed=seed, blocks=blocks)
+        validation = ValidationSplit(n, one_in=one_in, block=size, seed=seed, blocks=blocks)
+        aligned = self.block_aligned(size)
+        return aligned.reordered(train), aligned.reordered(validation)
+
+    def holdout_block_size(self, one_in: int) -> int:
+        """Examples in a block of :meth:`holdout`: one stored chunk, halved until there are ``one_in`` of them."""
+        size = self.default_io_block_size()
+        while size > 1 and self.full_blocks(size) < one_in:
+            size //= 2
+        return size
 
     def slice(self, start: int | None = None, stop: int | None = None) -> AsyncDataset[T_co]:
         """Examples ``start .. stop``, by Python's rules for slices."""
@@ -190,6 +198,10 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
     def block_aligned(self, io_block_size: int) -> AsyncDataset[T_co]:
         """The same examples, numbered so that blocks of ``io_block_size`` do not straddle stored arrays."""
         return self
+
+    def full_blocks(self, io_block_size: int) -> int:
+        """Blocks that do not straddle stored arrays; they come first in :meth:`block_aligned`."""
+        return self._finite_length("full_blocks") // io_block_size
 
     def check_stored_order(self) -> None:
         """Raises ConfigError if examples change places from epoch to epoch, or come twice in one."""
@@ -229,6 +241,15 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
     @abc.abstractmethod
     def read_stats(self) -> ReadStats:
         """Counters of :meth:`get_batch` (a loader has its own)."""
+
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        """Tokens in a row, of each phase: more than one if rows change their length in the course of a run."""
+        return (self.seq_len,)
+
+    def phase_at(self, step: int) -> tuple[PlannedDataset, int | None]:
+        """The dataset that serves a step, and the first step that it no longer serves (None: it serves all)."""
+        return self, None
 
     @abc.abstractmethod
     def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
@@ -334,6 +355,9 @@ class MappedDataset(AsyncDataset[U]):
 
     def block_aligned(self, io_block_size: int) -> MappedDataset[U]:
         return MappedDataset(self.base.block_aligned(io_block_size), self.fn)
+
+    def full_blocks(self, io_block_size: int) -> int:
+        return self.base.full_blocks(io_block_size)
 
     def check_stored_order(self) -> None:
         self.base.check_stored_order()

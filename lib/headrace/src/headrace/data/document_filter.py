@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int64
@@ -27,6 +28,28 @@ _RUN_CHUNKS = 16  # 2 MiB of offsets a read
 _CURE = (
     "Give document numbers, one a line or as an integer .npy file, or a boolean .npy file with one entry a document."
 )
+
+
+@dataclass(frozen=True, eq=False)
+class RemovedDocuments:
+    """What is left out of a cache.
+
+    Attributes:
+        documents: Numbers of documents.
+        tokens: Where these lie in the token stream of the whole cache, all parts end to end.
+    """
+
+    documents: Intervals
+    tokens: Intervals
+
+    @classmethod
+    def of(cls, cache: TokenCache, documents: Intervals) -> RemovedDocuments:
+        """These documents, once their offsets were read.
+
+        Raises:
+            ReadError: offsets cannot be read.
+        """
+        return cls(documents, token_ranges(cache, documents))
 
 
 class DocumentFilter:

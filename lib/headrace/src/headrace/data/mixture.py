@@ -105,6 +105,7 @@ class MixtureDataset(PlannedDataset):
 
     def describe(self) -> dict[str, Any]:
         return {
+            "names": list(self.names),  # sources are numbered in this order
             "components": {n: c.describe() for n, c in zip(self.names, self.components, strict=True)},
             "stages": [
                 {

@@ -7,13 +7,14 @@ the largest share that each component ever gets.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 from jaxtyping import Float64
 
 from headrace.data.batch import PackedBatch
 from headrace.data.dataset import AsyncDataset, PlannedDataset, ReorderedDataset
+from headrace.data.phased import Continued
 from headrace.errors import ConfigError
 from headrace.index.blend import Blend
 from headrace.index.block_shuffle import BlockShuffle
@@ -51,6 +52,8 @@ def shuffle_components(
     for stage in stages:
         new = [n for n in stage.blend.names if n not in orders and isinstance(shuffles.get(n), BraidShuffleConfig)]
         orders |= dict(zip(new, _strands(new, components, shuffles, stage.blend, batch), strict=True))
+    strands_before = accumulate((strands for strands, _ in orders.values()), initial=0)
+    first_strands = dict(zip(orders, strands_before, strict=False))
     result: dict[str, AsyncDataset[PackedBatch]] = {}
     for name, dataset in components.items():
         key, shuffle = derive(seed, "component", name), shuffles[name]
@@ -59,7 +62,11 @@ def shuffle_components(
                 raise ConfigError("has no weight in any stage", field=f"components.{name}.weight", cure="Give it one.")
             strands, lap = orders[name]
             result[name] = dataset.braid_shuffle(
-                seed=key, strands=strands, lap=lap, io_block_size=shuffle.io_block_size
+                seed=key,
+                strands=strands,
+                lap=lap,
+                first_strand=first_strands[name],
+                io_block_size=shuffle.io_block_size,
             )
         elif isinstance(shuffle, BlockShuffleConfig):
             result[name] = dataset.block_shuffle(
@@ -94,6 +101,8 @@ def largest_shares(blend: Blend, num_steps: int | None = None) -> Float64[np.nda
 
 def open_bytes(dataset: PlannedDataset) -> int:
     """Bytes of stored blocks that a dataset's shuffle keeps open at a time, over all hosts; 0 if it has no window."""
+    if isinstance(dataset, Continued):
+        return max(open_bytes(dataset.whole), 0 if dataset.rest is None else open_bytes(dataset.rest))
     if not isinstance(dataset, ReorderedDataset):
         return 0
     order = dataset.order

@@ -13,7 +13,7 @@ from headrace.index.windows import Windows
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 
-_CLEAN_ROWS = 256
+CLEAN_ROWS = 256
 """Behind a gap, rows begin anew at a chunk's border if as many rows follow without a gap: it drops less than one."""
 
 
@@ -30,6 +30,8 @@ class TokenRows:
         removed: Tokens that are left out, in the stream of all parts end to end. Rows close up over the gaps: one that
             runs over a gap has a piece on either side.
         block_tokens: See :class:`~headrace.index.windows.Windows`.
+        clean_run: Tokens without a gap from which on rows begin anew; None: 256 rows. To cut the same blocks into rows
+            of another length, give the same number.
 
     Attributes:
         stretch_tokens: int64: tokens of each stretch.
@@ -43,17 +45,19 @@ class TokenRows:
         name: str,
         removed: Intervals,
         block_tokens: int | None = None,
+        clean_run: int | None = None,
     ) -> None:
         self.name = name
         self.row_elements = seq_len
         self.arrays: Sequence[StoredArray] = tuple(p.data for p in cache.parts)
         ends = np.cumsum([0, *(a.length for a in self.arrays)])
+        self.clean_run = CLEAN_ROWS * seq_len if clean_run is None else clean_run
         self._removal = None
         self._array_of = np.arange(len(self.arrays))  # by stretch
         self.stretch_tokens = np.diff(ends)
         if removed.total:
             self._removal = Removal(int(ends[-1]), removed)
-            borders = clean_borders(removed, ends, cache.layout.chunk_elements, _CLEAN_ROWS * seq_len)
+            borders = clean_borders(removed, ends, cache.layout.chunk_elements, self.clean_run)
             stretches = np.sort(np.concatenate([ends, borders]))
             left = self._removal.kept_before(stretches)
             self._array_of = np.searchsorted(ends, stretches[:-1], side="right") - 1

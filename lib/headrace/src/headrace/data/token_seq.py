@@ -23,13 +23,14 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.data.dataset import PlannedDataset
-from headrace.data.document_filter import DocumentFilter, token_ranges
+from headrace.data.document_filter import DocumentFilter, RemovedDocuments
 from headrace.data.rows import Rows, RowSource
 from headrace.data.token_rows import TokenRows
 from headrace.errors import ConfigError
 from headrace.index.aligned import BlockAligned
 from headrace.index.holdout import held_out
 from headrace.index.intervals import Intervals
+from headrace.index.windows import Windows
 from headrace.metrics import ReadStats
 from headrace.store.cache import TokenCache
 
@@ -46,6 +47,7 @@ class TokenSeqDataset(PlannedDataset):
         removed: Documents to leave out. A row may then run on from one document to one that lay further on.
         block_tokens: Tokens of a block that rows may not cross (see :class:`~headrace.index.windows.Windows`); None:
             rows follow each other over a whole part.
+        clean_run: See :class:`~headrace.data.token_rows.TokenRows`.
 
     Raises:
         ConfigError: ``seq_len`` below 2 or longer than the data; ``split_documents`` without an end-of-text token; a
@@ -66,15 +68,18 @@ class TokenSeqDataset(PlannedDataset):
         *,
         split_documents: bool = False,
         name: str | None = None,
-        removed: DocumentFilter | None = None,
+        removed: DocumentFilter | RemovedDocuments | None = None,
         block_tokens: int | None = None,
+        clean_run: int | None = None,
     ) -> None:
         self.cache = cache if isinstance(cache, TokenCache) else TokenCache.open(cache)
-        if seq_len < 2:
+        if not isinstance(seq_len, int | np.integer) or seq_len < 2:
             raise ConfigError("must be at least 2", field="seq_len", value=seq_len, cure="E.g. 2048 tokens.")
-        self._documents = Intervals.empty() if removed is None else removed.among(self.cache.num_documents)
-        self._ranges = token_ranges(self.cache, self._documents)
-        self._rows = TokenRows(self.cache, seq_len, name or self.cache.path, self._ranges, block_tokens)
+        if not isinstance(removed, RemovedDocuments):
+            documents = Intervals.empty() if removed is None else removed.among(self.cache.num_documents)
+            removed = RemovedDocuments.of(self.cache, documents)
+        self._removed = removed
+        self._rows = TokenRows(self.cache, seq_len, name or self.cache.path, removed.tokens, block_tokens, clean_run)
         self._check_not_empty()
         self._eos_id = self._end_of_text() if split_documents else None
         self._stats = ReadStats()
@@ -112,17 +117,17 @@ class TokenSeqDataset(PlannedDataset):
     @property
     def block_tokens(self) -> int | None:
         """Tokens of a block that rows may not cross, if there is one."""
-        return self._rows.windows.block_tokens
+        return self.windows.block_tokens
 
     @property
     def removed_documents(self) -> int:
         """Documents of the cache that are left out."""
-        return self._documents.total
+        return self._removed.documents.total
 
     @property
     def removed_tokens(self) -> int:
         """Tokens of these documents."""
-        return self._ranges.total
+        return self._removed.tokens.total
 
     @property
     def dropped_tokens(self) -> int:
@@ -133,17 +138,33 @@ class TokenSeqDataset(PlannedDataset):
         return Rows(np.zeros_like(indices), indices, indices / max(self.length, 1))
 
     def default_io_block_size(self) -> int:
-        return max(self.cache.layout.chunk_elements // self.seq_len, 1)
+        return max((self.block_tokens or self.cache.layout.chunk_elements) // self.seq_len, 1)
+
+    def full_blocks(self, io_block_size: int) -> int:
+        if self.block_tokens is not None:
+            return self.windows.num_blocks
+        return int((self.windows.rows_of_part // io_block_size).sum())
+
+    @property
+    def windows(self) -> Windows:
+        """How rows are numbered."""
+        return self._rows.windows
 
     def block_aligned(self, io_block_size: int) -> PlannedDataset:
         if self._rows.stretch_tokens.size == 1 or self.block_tokens is not None:
             return self
-        return self.reordered(BlockAligned(self._rows.windows.rows_of_part, io_block_size))
+        return self.reordered(BlockAligned(self.windows.rows_of_part, io_block_size))
 
     def _describe_removed(self) -> dict[str, Any]:
         """Equal for filters that leave the same tokens."""
-        digest = hashlib.sha256(np.stack([self._ranges.start, self._ranges.stop]).astype("<i8").tobytes())
-        return {"documents": self.removed_documents, "tokens": self.removed_tokens, "digest": digest.hexdigest()[:32]}
+        ranges = self._removed.tokens
+        digest = hashlib.sha256(np.stack([ranges.start, ranges.stop]).astype("<i8").tobytes())
+        return {
+            "documents": self.removed_documents,
+            "tokens": self.removed_tokens,
+            "digest": digest.hexdigest()[:32],
+            "clean_run": self._rows.clean_run,
+        }
 
     def _check_not_empty(self) -> None:
         if self.length:
@@ -191,13 +212,22 @@ class TokenSeqDataset(PlannedDataset):
         return self._without(held), self._without(held.complement(documents))
 
     def _without(self, documents: Intervals) -> TokenSeqDataset:
+        every = Intervals.union([self._removed.documents, documents])
+        return self._with(self.seq_len, self.block_tokens, RemovedDocuments.of(self.cache, every))
+
+    def with_rows(self, seq_len: int, *, block_tokens: int | None = None) -> TokenSeqDataset:
+        """The same tokens in rows of another length. Equal ``block_tokens`` give the same blocks."""
+        return self._with(seq_len, block_tokens, self._removed)
+
+    def _with(self, seq_len: int, block_tokens: int | None, removed: RemovedDocuments) -> TokenSeqDataset:
         return TokenSeqDataset(
             self.cache,
-            self.seq_len,
+            seq_len,
             split_documents=self.eos_id is not None,
             name=self._rows.name,
-            removed=DocumentFilter(Intervals.union([self._documents, documents])),
-            block_tokens=self.block_tokens,
+            removed=removed,
+            block_tokens=block_tokens,
+            clean_run=self._rows.clean_run,
         )
 
     def _end_of_text(self) -> int:

@@ -33,7 +33,7 @@ def data_alone(config: LmDataConfig, mesh: Mesh, steps: int) -> tuple[list[str],
     started = time.perf_counter()
     with config.loader(mesh) as loader, loader.iter_from_step(0) as batches:
         digests = [digest(next(batches)) for _ in range(steps)]
-        tokens = int(loader.schedule.offset_at(np.array([steps]))[0]) * config.seq_len
+        tokens = int(loader.schedule.offset_at(np.array([steps]))[0]) * config.phases[0][1]
     return digests, tokens / (time.perf_counter() - started)
 
 

@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from headrace.data.dataset import AsyncDataset, MappedDataset, PlannedDataset
 from headrace.data.mixture import MixtureDataset
+from headrace.data.phased import PhasedDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.delivery import Delivery
 from headrace.feed.placement import Placement, batch_sharding
@@ -43,9 +44,11 @@ class DataLoader:
         mesh: Device mesh; None: all devices along one axis ``"data"``.
         batch_axis: Mesh axis, or axes, that rows are split over; None: ``"data"``, or the mesh's first axis.
         sharding: Sharding of ``[B, S]`` arrays, instead of ``mesh`` and ``batch_axis``.
-        prefetch_bytes: Budget on this host for stored blocks in memory and in flight, and for ready batches.
+        prefetch_bytes: Budget on this host, of each iteration, for stored blocks in memory and in flight; another
+            eighth for ready batches.
         row_order: ``"locality"`` orders the rows within a batch by where they lie in the store, so that each host reads
-            its own part; ``"stream"`` leaves them in the order of the mixture. The batch as a set is the same.
+            its own part; ``"stream"`` leaves them in the order of the mixture. The batch as a set is the same. Datasets
+            that do not say where their rows lie (``map``, or of your own) are read in the order of the stream.
 
     Raises:
         ConfigError: a batch size that does not divide over the mesh, a missing axis, a batch size that differs from the
@@ -76,6 +79,8 @@ class DataLoader:
     ) -> None:
         if row_order not in ("locality", "stream"):
             raise ConfigError("is not an order", field="row_order", value=row_order, cure="Use 'locality' or 'stream'.")
+        if prefetch_bytes < 1:
+            raise ConfigError("must be positive", field="prefetch_bytes", value=prefetch_bytes, cure="In bytes.")
         if sharding is not None and (mesh is not None or batch_axis is not None):
             raise ConfigError("goes without mesh and batch_axis", field="sharding", cure="Give one or the other.")
         self.dataset = dataset
@@ -83,9 +88,10 @@ class DataLoader:
         self.placement = Placement(sharding if sharding is not None else batch_sharding(mesh, batch_axis))
         self.row_order: RowOrder = row_order
         self.prefetch_bytes = prefetch_bytes
-        seq_len = dataset.seq_len if isinstance(dataset, PlannedDataset) else 0
+        seq_lens = dataset.seq_lens if isinstance(dataset, PlannedDataset) else (0,)
         for size in self.schedule.unique_sizes:
-            self.placement.check(size, seq_len)
+            for seq_len in seq_lens:
+                self.placement.check(size, seq_len)
         self._reads, self._watch, self._queue = ReadStats(), Stopwatch(), QueueStats()
         self._readers: weakref.WeakSet[BatchReader] = weakref.WeakSet()
         self._open: weakref.WeakSet[Prefetched[Any]] = weakref.WeakSet()
@@ -207,9 +213,15 @@ class DataLoader:
             return jax.tree.map(self._leaf_to_devices, host)
 
     def _leaf_to_devices(self, leaf: Any) -> jax.Array:
-        rows = int(leaf.shape[0])
-        whole = next(s for s in self.schedule.unique_sizes if self.placement.local_rows(s).size == rows)
-        return self.placement.to_global(np.asarray(leaf), whole)
+        shape = np.shape(leaf)
+        for size in self.schedule.unique_sizes:
+            if shape and self.placement.local_rows(size).size == shape[0]:
+                return self.placement.to_global(np.asarray(leaf), size)
+        raise ConfigError(
+            f"gives an array of shape {shape}, whose first axis does not run over the rows of a batch",
+            field="dataset",
+            cure="get_batch, and functions given to map(), must give one entry a row in every array.",
+        )
 
     def _ready_batches(self) -> int:
         row_bytes = 4 * self.dataset.seq_len if isinstance(self.dataset, PlannedDataset) else 1 << 16
@@ -240,7 +252,7 @@ def _batches(reader: BatchReader, step: int, stop: int | None, to_devices: Any) 
 def _schedule(dataset: AsyncDataset[Any], batch_size: int | Mapping[int, int] | BatchSchedule | None) -> BatchSchedule:
     while isinstance(dataset, MappedDataset):
         dataset = dataset.base
-    own = dataset.batch_schedule if isinstance(dataset, MixtureDataset) else None
+    own = dataset.batch_schedule if isinstance(dataset, MixtureDataset | PhasedDataset) else None
     given = batch_size if isinstance(batch_size, BatchSchedule | None) else BatchSchedule(batch_size)
     if own is not None and given is not None and given != own:
         raise ConfigError(

@@ -52,6 +52,7 @@ class WindowPlan:
     lists each block once, in order of first use; step k is the first to use ``block_bounds[k]:block_bounds[k + 1]``.
 
     Attributes:
+        row_elements: Elements of a row.
         batch_sizes: Global batch size of each step.
         num_valid: Rows of each global batch that hold data; the rest is padding.
         source: Source of each row.
@@ -68,6 +69,7 @@ class WindowPlan:
 
     first_step: int
     steps: int
+    row_elements: int
     batch_sizes: Int64[np.ndarray, " steps"]
     num_valid: Int64[np.ndarray, " steps"]
     row_bounds: Int64[np.ndarray, " steps1"]
@@ -94,15 +96,17 @@ def plan_window(
     steps: int,
     row_order: RowOrder,
 ) -> WindowPlan:
-    """Plans ``steps`` steps from ``first_step`` on.
+    """Plans ``steps`` steps from ``first_step`` on, fewer if rows change their length within them.
 
     Rows of a step are first ordered by locality (unless ``row_order`` is ``"stream"``), over the global batch, and then
     cut for this process: the global order does not depend on the number of processes.
     """
+    length = dataset.length
+    dataset, until = dataset.phase_at(first_step)
+    steps = steps if until is None else min(steps, until - first_step)
     numbers = np.arange(first_step, first_step + steps)
     sizes = schedule.size_at(numbers)
     begin = schedule.offset_at(numbers)
-    length = dataset.length
     valid = sizes if length is None else np.clip(length - begin, 0, sizes)
     step_of_row = np.repeat(np.arange(steps), valid)
     indices = np.arange(int(valid.sum())) + (begin - (np.cumsum(valid) - valid))[step_of_row]
@@ -121,6 +125,7 @@ def plan_window(
     return WindowPlan(
         first_step=first_step,
         steps=steps,
+        row_elements=dataset.seq_len,
         batch_sizes=sizes,
         num_valid=valid,
         row_bounds=row_bounds,

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from headrace.errors import ReadError
 from headrace.metrics import QueueStats
 
 T = TypeVar("T")
@@ -29,6 +30,8 @@ class _End:
 
 class Prefetched(Iterator[T], Generic[T]):
     """Items of ``make()``, made in a background thread up to ``depth`` ahead.
+
+    Asked for more after it was closed it raises ReadError: an end that is none must not look like one.
 
     Use it as a context manager, or call :meth:`close`, to stop early; dropping it does the same.
 
@@ -66,8 +69,10 @@ class Prefetched(Iterator[T], Generic[T]):
         return self
 
     def __next__(self) -> T:
-        if self._ended is not None or not self._finalizer.alive:
+        if self._ended is not None:
             raise StopIteration
+        if not self._finalizer.alive:
+            raise _closed()
         occupancy = self._queue.qsize() / self._depth
         started = time.perf_counter()
         item = self._queue.get()
@@ -93,19 +98,19 @@ class Prefetched(Iterator[T], Generic[T]):
 
 def _produce(make: Callable[[], Iterator[T]], out: queue.Queue[T | _End], stop: threading.Event) -> None:
     error: BaseException | None = None
-    items: Iterator[T] | None = None
     try:
         items = make()
-        for item in items:
-            if not _put(out, item, stop):
-                break
-            del item  # a ready batch belongs to the queue alone
+        try:
+            for item in items:
+                if not _put(out, item, stop):
+                    break
+                del item  # a ready batch belongs to the queue alone
+        finally:
+            close = getattr(items, "close", None)
+            if close is not None:
+                close()
     except BaseException as raised:  # noqa: BLE001  # whatever it is, the consumer gets it
         error = raised
-    finally:
-        close = getattr(items, "close", None)
-        if close is not None:
-            close()
     _put(out, _End(error), stop)
     error = None  # its traceback leads back to this frame: nothing would be freed before the next garbage collection
 
@@ -133,7 +138,13 @@ def _shut_down(
     if thread is not threading.current_thread():
         thread.join()
         _empty(out)
-        out.put_nowait(_End(None))  # for a consumer that waits in another thread
+        out.put_nowait(_End(_closed()))  # for a consumer that waits in another thread
+
+
+def _closed() -> ReadError:
+    return ReadError(
+        "was closed before its end", field="iterator", cure="Go on with a new one: loader.iter_from_step(step)."
+    )
 
 
 def _empty(out: queue.Queue[T | _End]) -> None:

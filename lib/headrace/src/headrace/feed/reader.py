@@ -160,7 +160,7 @@ class PlannedReader:
         with self._watch.phase("read"):
             self._cache.wait(plan, step)
         with self._watch.phase("gather"):
-            tokens = self._cache.gather(plan, window.slots, step, self._dataset.seq_len)
+            tokens = self._cache.gather(plan, window.slots, step, plan.row_elements)
             rows = slice(int(plan.row_bounds[step]), int(plan.row_bounds[step + 1]))
             self._count(plan, step)
             batch_size = int(plan.batch_sizes[step])

@@ -39,18 +39,20 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from headrace.index.braid_spec import LAP_BITS, BraidSpec, braid_spec
+from headrace.index.braid_spec import GOLDEN32, LAP_BITS, MAX_STRANDS, BraidSpec, braid_spec
+from headrace.index.intervals import Intervals
 from headrace.index.permutation import permute
 from headrace.index.remap import IndexMap
 from headrace.index.seeds import derive, fold
 
 _SLICE = 8192  # rows per pass: the temporaries stay in the second-level cache
-_GOLDEN32 = np.uint64(0x9E3779B9)  # 2**32 / phi: multiples modulo 2**32 are evenly spread
-_PLASTIC32 = np.uint64(0x91E10DA5)  # 2**32 / plastic number squared: independent of the former
+_PLASTIC32 = np.uint64(0x91E10DA5)  # 2**32 / plastic number squared: independent of GOLDEN32
 _LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 _LAP_BITS, _EPOCHS = np.uint64(LAP_BITS), np.uint64((1 << 21) - 1)
 _ONE = np.uint64(1)
 _EXACT = np.uint64(1 << 40)  # draws times cells stay below 2**63; beyond, gaps are whole numbers
+_LAST = np.uint64(8)  # blocks of a strand over which that is spread: fewer give bursts, more disturb the others' times
+_LONG = np.uint64(16)  # blocks of a strand from which on it is rare that neighbours meet in one block
 # What a child key is for. Vectors: numpy warns of overflow, which hashing needs, for scalars only.
 _PHASE, _BLOCK, _INSIDE = (np.array([k], np.uint64) for k in (1, 2, 3))
 
@@ -99,12 +101,13 @@ class _Spot(NamedTuple):
     """A draw's strand, and where it is on it."""
 
     strand: np.ndarray
-    turn: np.ndarray  # examples of the strand that were drawn before
+    rounds_before: np.ndarray  # over all strands, in earlier epochs
+    turn: np.ndarray  # examples of the strand that were drawn before in this one
     start: np.ndarray  # of the strand, among the examples of ``draws`` that are not left over
     length: np.ndarray
     draws: np.ndarray  # of the epoch, of this kind
     base: np.ndarray  # where their examples begin
-    over: np.ndarray  # examples left over by whole laps, fewer than a lap; the last draws take them
+    over: np.ndarray  # examples left over by whole laps, less than a lap; the last draws take them
     late: np.ndarray  # int64: number of the last draws, from 0; negative for others
 
 
@@ -124,20 +127,27 @@ def _spot(i: np.ndarray, d: _Draw, s: BraidSpec) -> _Spot:
     cell = np.where(d.extra, visit * s.extra_step % s.extra, d.cell)
     rounds = draws // strands
     rest = draws - rounds * strands
-    longer = rest // cells  # laps whose strands are one longer
-    over = rest - longer * cells
-    # The strands of a cell that are next to each other are drawn `apart` laps apart, so that these are in other blocks
+    # Strands of many blocks lie in the order of their draws; the first of them are one longer. Of short strands, many
+    # share a block. So that successive draws do not, these lie in the order of their cells, and those of a cell that
+    # are next to each other are drawn `apart` laps apart. There, draws that make no whole lap are left over.
+    short = rounds < s.block * _LONG
+    longer = np.where(short, rest // cells, 0)  # laps whose strands are one longer
     apart = np.minimum(np.maximum(depth * rounds // s.block, _ONE), depth)
     nth, column = _transposed(lap, depth, apart)
     above = longer // apart
     column_longer = longer - above * apart
     longer_before = column * above + np.minimum(column, column_longer)
     longer_before += np.minimum(lap // apart, above + (column < column_longer))
+    strand = cell * depth + nth
+    over = np.where(short, rest - longer * cells, 0)
     return _Spot(
-        strand=cell * depth + nth + s.regular * d.extra,
+        strand=strand + s.regular * d.extra,
+        rounds_before=np.where(d.extra, d.begin - before, before) // strands,
         turn=turn,
-        start=(cell * depth + nth) * rounds + cell * longer + longer_before,
-        length=rounds + (lap < longer),
+        start=np.where(
+            short, strand * rounds + cell * longer + longer_before, visit * rounds + np.minimum(visit, rest)
+        ),
+        length=rounds + np.where(short, lap < longer, visit < rest),
         draws=draws,
         base=regular * d.extra,
         over=over,
@@ -155,12 +165,12 @@ def _transposed(k: np.ndarray, n: np.ndarray, columns: np.ndarray) -> tuple[np.n
 
 def _virtual(at: _Spot, key: np.ndarray, s: BraidSpec) -> np.ndarray:
     """Place in the epoch's sequence of blocks."""
-    # Strand k changes blocks when its virtual place is a multiple of the block: spread that, not the phase itself. It
-    # begins at any of its blocks, so that strands come round to their begin, and cut a block, at any time of the epoch.
-    spread = (at.strand * _GOLDEN32 + key) & _LOW32
-    inside, wanted = _with_gaps(at.start, at) % s.block, (spread * s.block) >> _S32
+    # A strand changes blocks when its virtual place is a multiple of the block: spread that, not the phase itself. It
+    # begins at one of its first blocks and so comes round to its begin, which cuts two blocks, near the epoch's end.
+    spread = (at.strand * GOLDEN32 + s.spread) & _LOW32
+    inside, wanted = _with_gaps(at.start, at) % s.block, (((spread * s.block) >> _S32) + at.rounds_before) % s.block
     blocks = at.length // s.block
-    turned = ((((at.strand * _PLASTIC32 + (key >> _S32)) & _LOW32) * np.minimum(blocks, _LOW32)) >> _S32) * s.block
+    turned = ((((at.strand * _PLASTIC32 + (key >> _S32)) & _LOW32) * np.minimum(blocks, _LAST)) >> _S32) * s.block
     phase = np.where(
         blocks > 0,
         wanted - inside + s.block * (wanted < inside) + turned,
@@ -233,6 +243,16 @@ def braid(
     return rows, where
 
 
+class _Places(NamedTuple):
+    """Places of draws in the epoch's sequence; all int64."""
+
+    strand: np.ndarray
+    begin: np.ndarray  # of the strand
+    place: np.ndarray
+    end: np.ndarray  # of the strand
+    single: np.ndarray  # places of the draws that belong to no strand: the last ones
+
+
 class BraidShuffle(IndexMap):
     """Braided shuffle of ``n`` examples; see the module.
 
@@ -243,6 +263,8 @@ class BraidShuffle(IndexMap):
         seed: Integer seed.
         lap: Draws in which the front passes over the whole store once: best the rows that this dataset gives to one
             batch, also where that is no whole number. A whole number divides ``strands``; None for ``strands``.
+        first_strand: Number of the first strand among those of all components of a job (the sum of the strands of
+            those before): strands of the whole job then change blocks at different times. None: taken from the seed.
 
     Raises:
         ConfigError: a size below 1, more strands than examples, a lap that does not fit the strands.
@@ -258,15 +280,32 @@ class BraidShuffle(IndexMap):
     bijective = True
     reorders = True
 
-    def __init__(self, n: int, *, io_block_size: int, strands: int, seed: int, lap: float | None = None) -> None:
+    def __init__(
+        self,
+        n: int,
+        *,
+        io_block_size: int,
+        strands: int,
+        seed: int,
+        lap: float | None = None,
+        first_strand: int | None = None,
+    ) -> None:
         super().__init__(n, n)
         self.io_block_size, self.strands, self.seed = io_block_size, strands, seed
         self.lap = float(strands if lap is None else lap)
-        self._spec = braid_spec(n, io_block_size=io_block_size, strands=strands, lap=lap, key=braid_key(seed))
+        self.first_strand = derive(seed, "braid", "first") % MAX_STRANDS if first_strand is None else first_strand
+        self._spec = braid_spec(
+            n,
+            io_block_size=io_block_size,
+            strands=strands,
+            lap=lap,
+            key=braid_key(seed),
+            first_strand=self.first_strand,
+        )
 
     @property
     def described(self) -> tuple[str, ...]:
-        return ("length", "io_block_size", "strands", "lap", "seed")
+        return ("length", "io_block_size", "strands", "lap", "seed", "first_strand")
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         return braid(i, epoch, self._spec)[0]
@@ -281,6 +320,59 @@ class BraidShuffle(IndexMap):
         """Strand of each position, int64 in ``[0, strands)``."""
         at = _spot(i.astype(np.uint64), self._draw(i, epoch), self._spec)
         return at.strand.astype(np.int64)
+
+    def block_permutation(self, epoch: int) -> tuple[str, int, int]:
+        """Family, length and key of the permutation of full blocks."""
+        key = fold(fold(self._spec.key, np.array([epoch], np.uint64)), _BLOCK)
+        return "feistel", int(self._spec.full_blocks[0]), int(key[0])
+
+    def touched_blocks(self, drawn: int, epoch: int) -> Intervals:
+        """Blocks of the epoch's sequence that hold any of the rows at its first ``drawn`` positions.
+
+        A strand goes through neighbouring places, from its begin on when it has come to its end: its first and its last
+        draw say all that it has touched. Some blocks that only the last draws of an epoch will touch may be among them.
+        Costs 2 to 5 us a strand.
+        """
+        start, stop = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for strands, extra in ((int(self._spec.regular[0]), False), (int(self._spec.extra[0]), True)):
+            draws = int(self._count(np.array([drawn], np.uint64), epoch, extra)[0])
+            if draws <= 3 * strands:
+                places = self._places(np.arange(draws), epoch, extra)
+                start += [places.place, places.single]
+                stop += [places.place + 1, places.single + 1]
+                continue
+            # Fewer than `strands` draws belong to no strand, the last ones of an epoch
+            first = self._places(np.arange(strands), epoch, extra)
+            last = self._places(np.arange(draws - 1, draws - 2 * strands - 1, -1), epoch, extra)
+            at, of = np.argsort(first.strand), np.unique(last.strand, return_index=True)[1]
+            begin, end, place, upto = first.begin[at], first.end[at], first.place[at], last.place[of] + 1
+            round_again = upto <= place
+            start += [place, begin[round_again], last.single]
+            stop += [np.where(round_again, end, upto), upto[round_again], last.single + 1]
+        block = int(self._spec.block[0])
+        return Intervals(np.concatenate(start) // block, -(-np.concatenate(stop) // block))
+
+    def _count(self, drawn: np.ndarray, epoch: int, extra: bool) -> np.ndarray:
+        """Draws of one kind among the first ``drawn`` of an epoch."""
+        begin = _draw(np.zeros(1, np.uint64), np.array([epoch], np.uint64), self._spec).begin
+        regular = _laps(begin + drawn, self._spec)[0] - _laps(begin, self._spec)[0]
+        return drawn - regular if extra else regular
+
+    def _places(self, nth: np.ndarray, epoch: int, extra: bool) -> _Places:
+        """Places of the draws of one kind with these numbers, from 0, in an epoch."""
+        low, high = np.zeros(nth.size, np.uint64), np.full(nth.size, self.length, np.uint64)
+        while (low < high).any():  # bisect
+            middle = (low + high) >> _ONE
+            before = self._count(middle + _ONE, epoch, extra) <= nth.astype(np.uint64)
+            low, high = np.where(before & (low < high), middle + _ONE, low), np.where(before, high, middle)
+        d = _draw(low, np.full(nth.size, epoch, np.uint64), self._spec)
+        at = _spot(low, d, self._spec)
+        place = _virtual(at, fold(d.key, _PHASE), self._spec).view(np.int64)
+        held = at.late < 0
+        begin = _with_gaps(at.start, at) + at.base
+        end = _with_gaps(at.start + np.maximum(at.length, _ONE) - _ONE, at) + at.base + _ONE
+        of_strands = (x[held].astype(np.int64) for x in (at.strand, begin, place, end))
+        return _Places(*of_strands, single=place[~held])
 
     def _draw(self, i: np.ndarray, epoch: np.ndarray | None) -> _Draw:
         epoch = np.zeros_like(i) if epoch is None else epoch

@@ -21,6 +21,8 @@ MAX_STRANDS = 1 << 22
 MAX_BLOCK = 1 << 31
 LAP_BITS = 20
 """Laps are counted in 2**-20 of a row: after a million batches, lap and batch are half a row apart at most."""
+GOLDEN32 = np.uint64(0x9E3779B9)
+"""2**32 / phi: multiples modulo 2**32 are evenly spread. Strand k changes blocks k of these after the first one."""
 _EDGE = 2.0**-10  # localities below belong to the rows that come and go
 _CELL = np.array([4], np.uint64)  # what the child key is for; 1 to 3 are used by braid.py, with the epoch's key
 _LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -50,6 +52,7 @@ class BraidSpec(NamedTuple):
     step: np.ndarray  # lattice step and shift over the ring
     shift: np.ndarray
     key: np.ndarray
+    spread: np.ndarray  # of the first strand; see GOLDEN32
     corner: np.ndarray  # where in its cell the component sits, so that components do not tie
     low: np.ndarray  # locality of the ring's begin
     pitch: np.ndarray  # locality from cell to cell
@@ -66,6 +69,7 @@ def braid_spec(
     strands: Int64[np.ndarray, " d"] | int,
     lap: Float64[np.ndarray, " d"] | float | None = None,
     key: UInt64[np.ndarray, " d"] | int,
+    first_strand: Int64[np.ndarray, " d"] | int = 0,
 ) -> BraidSpec:
     """Checks and prepares the parameters of ``d`` braids (scalars: of one).
 
@@ -75,12 +79,13 @@ def braid_spec(
         strands: Strands, 1 to ``n`` and at most 2**22 (1 if there is no example).
         lap: Draws of a lap, 2**-20 to ``strands``; a whole number divides ``strands``. None for ``strands``.
         key: 64-bit key.
+        first_strand: Number of the first strand among those of all components of a job.
 
     Raises:
         ConfigError: a size below 1, more strands than examples, a lap that does not fit the strands.
     """
-    lengths, blocks, counts, laps, keys = np.broadcast_arrays(
-        *(np.atleast_1d(x) for x in (n, io_block_size, strands, strands if lap is None else lap)),
+    lengths, blocks, counts, laps, firsts, keys = np.broadcast_arrays(
+        *(np.atleast_1d(x) for x in (n, io_block_size, strands, strands if lap is None else lap, first_strand)),
         np.atleast_1d(np.asarray(key, np.uint64)),
     )
     _check_sizes(lengths, blocks, counts, laps)
@@ -123,6 +128,7 @@ def braid_spec(
         **{name: values.astype(np.uint64) for name, values in integers.items()},
         shift=((corner_bits & _LOW32) * ring.astype(np.uint64)) >> _S32,
         key=keys,
+        spread=(firsts.astype(np.uint64) * GOLDEN32) & _LOW32,
         corner=(corner_bits >> np.uint64(44)).astype(np.float64) / 2.0**20,
         low=low,
         pitch=(1.0 - low) / ring,

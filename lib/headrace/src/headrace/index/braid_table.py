@@ -33,14 +33,15 @@ class BraidTable:
         strands: Strands of each component, see :func:`~headrace.index.strands.resolve_strands`.
         seeds: Integer seed of each component.
         laps: Lap of each component; None for ``strands``.
+        first_strands: Number of each component's first strand; None: counted over the components.
 
     Raises:
         ConfigError: as :class:`BraidShuffle`; an empty component.
 
     Example:
-        >>> table = BraidTable(np.array([10, 100]), io_block_size=4, strands=np.array([2, 20]), seeds=[7, 8])
+        >>> table = BraidTable.of([BraidShuffle(n, io_block_size=4, strands=n // 5, seed=n) for n in (10, 100)])
         >>> rows, locality = table(np.array([0, 1, 0]), np.array([3, 99, 13]))  # 13: the second epoch of component 0
-        >>> bool(rows[2] == BraidShuffle(10, io_block_size=4, strands=2, seed=7).at(np.array([3]), np.array([1]))[0])
+        >>> bool(rows[2] == BraidShuffle(10, io_block_size=4, strands=2, seed=10).at(np.array([3]), np.array([1]))[0])
         True
     """
 
@@ -52,6 +53,7 @@ class BraidTable:
         strands: Int64[np.ndarray, " d"],
         seeds: Sequence[int],
         laps: Float64[np.ndarray, " d"] | None = None,
+        first_strands: Int64[np.ndarray, " d"] | None = None,
     ) -> None:
         lengths = np.asarray(lengths, np.int64)
         if (lengths < 1).any():
@@ -59,7 +61,11 @@ class BraidTable:
                 "cannot be mixed: it is empty", field=f"component {int(lengths.argmin())}", cure="Leave it out."
             )
         keys = np.array([braid_key(seed) for seed in seeds], np.uint64)
-        self.spec = braid_spec(lengths, io_block_size=io_block_size, strands=strands, lap=laps, key=keys)
+        if first_strands is None:
+            first_strands = np.cumsum(strands) - strands
+        self.spec = braid_spec(
+            lengths, io_block_size=io_block_size, strands=strands, lap=laps, key=keys, first_strand=first_strands
+        )
         self.lengths = lengths
 
     @classmethod
@@ -71,6 +77,7 @@ class BraidTable:
             strands=np.asarray([o.strands for o in orders]),
             seeds=[o.seed for o in orders],
             laps=np.asarray([o.lap for o in orders]),
+            first_strands=np.asarray([o.first_strand for o in orders]),
         )
 
     def __call__(

@@ -2,7 +2,7 @@
 
 Blocks of rows go in groups of ``one_in``; one of each group, drawn by the seed and the group's number, is held out.
 Both sides are closed forms: any row, in any order of asking, in O(1) memory. Whole blocks stay together, so that
-shuffles of either side still read whole chunks. A short last group, and a partial last block, belong to train.
+shuffles of either side still read whole chunks. A short last group, and what fills no block, belong to train.
 
 Invariants: each row lies on exactly one side; the split follows from (rows, block, one_in, seed) alone, not from
 shuffles, epochs or batches; what is appended to the corpus changes no group that was full.
@@ -63,6 +63,7 @@ class TrainSplit(IndexMap):
         one_in: Of so many blocks, one is held out; at least 2.
         block: Rows in a block.
         seed: Integer seed.
+        blocks: Full blocks that rows begin with; what follows belongs to train. None: as many as there are.
 
     Raises:
         ConfigError: a size out of range, or fewer full blocks than ``one_in``.
@@ -73,14 +74,14 @@ class TrainSplit(IndexMap):
         [0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17, 18, 19]
     """
 
-    def __init__(self, n: int, *, one_in: int, block: int, seed: int) -> None:
-        self.groups = _groups_of_rows(n, one_in, block, seed)
+    def __init__(self, n: int, *, one_in: int, block: int, seed: int, blocks: int | None = None) -> None:
+        self.groups = _groups_of_rows(n, one_in, block, seed, blocks)
         super().__init__(n - self.groups * block, n)
         self.one_in, self.block, self.seed = one_in, block, seed
 
     @property
     def described(self) -> tuple[str, ...]:
-        return ("rows", "one_in", "block", "seed")
+        return ("rows", "one_in", "block", "seed", "groups")
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         block = i // self.block
@@ -97,6 +98,7 @@ class ValidationSplit(IndexMap):
         one_in: Of so many blocks, one is held out; at least 2.
         block: Rows in a block.
         seed: Integer seed.
+        blocks: Full blocks that rows begin with; what follows belongs to train. None: as many as there are.
 
     Raises:
         ConfigError: a size out of range, or fewer full blocks than ``one_in``.
@@ -107,21 +109,24 @@ class ValidationSplit(IndexMap):
         [6, 7, 8, 9, 10, 11]
     """
 
-    def __init__(self, n: int, *, one_in: int, block: int, seed: int) -> None:
-        self.groups = _groups_of_rows(n, one_in, block, seed)
+    def __init__(self, n: int, *, one_in: int, block: int, seed: int, blocks: int | None = None) -> None:
+        self.groups = _groups_of_rows(n, one_in, block, seed, blocks)
         super().__init__(self.groups * block, n)
         self.one_in, self.block, self.seed = one_in, block, seed
 
     @property
     def described(self) -> tuple[str, ...]:
-        return ("rows", "one_in", "block", "seed")
+        return ("rows", "one_in", "block", "seed", "groups")
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         group, place = np.divmod(i, self.block)
         return (group * self.one_in + _member(group, self.one_in, self.seed)) * self.block + place
 
 
-def _groups_of_rows(n: int, one_in: int, block: int, seed: int) -> int:
+def _groups_of_rows(n: int, one_in: int, block: int, seed: int, blocks: int | None) -> int:
     if block < 1:
         raise ConfigError("must be at least 1", field="io_block_size", value=block, cure="Count in examples.")
-    return _num_groups(n // block, one_in, seed, f"blocks of {block} examples")
+    if blocks is not None and not 0 <= blocks <= n // block:
+        raise ConfigError(f"do not fit into {n} rows", field="blocks", value=blocks)
+    members = n // block if blocks is None else blocks
+    return _num_groups(members, one_in, seed, f"blocks of {block} examples")

@@ -256,8 +256,8 @@ def build_interleaved_dataset(
     if mix is not None and token_counts is not None:
         raise ConfigError("is part of mix", field="token_counts", value=dict(token_counts), cure="Give one of the two.")
     if mix is None:
-        counts = {s: int((token_counts or {}).get(s, 0)) for s in sources}
-        state = {"datasets": [{"spec": s, "token_offset": n} for s, n in counts.items()]}
+        counts = token_counts or {}  # a source without a count is new: it starts at the smallest of the others
+        state = {"datasets": [{"spec": s, "token_offset": int(n)} for s, n in counts.items()]}
         mix = LeastConsumed(list(sources), seed, state)
     if set(sources) != set(mix.specs):
         raise ConfigError("are not those of mix", field="sources", value=sorted(sources), cure=f"Expected {mix.specs}.")

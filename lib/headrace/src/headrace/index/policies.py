@@ -50,14 +50,26 @@ def make_policy(
         raise ConfigError("is no policy", field="policy", value=policy, cure=did_you_mean(policy, POLICIES))
     if policy == "quota":
         return Stages(names, stages, batch, limits)
-    if len(stages) > 1 or any(limit is not None for limit in limits):
-        what = "stages" if len(stages) > 1 else "limits"
-        raise ConfigError(f"knows no {what}", field="policy", value=policy, cure="Use policy: quota.")
-    weights = _constant_weights(stages[0].blend, policy)
+    unknown = {
+        "stages": len(stages) > 1,
+        "limits": any(limit is not None for limit in limits),
+        "largest shares": bool(stages[0].max_share),
+    }
+    for what, given in unknown.items():
+        if given:
+            raise ConfigError(f"knows no {what}", field="policy", value=policy, cure="Use policy: quota.")
+    weights = _constant_weights(stages[0].blend, policy, names)
     if policy == "swrr":
         return SmoothRoundRobin(weights, batch)
     if policy == "greedy":
         return GreedyBlend(weights, batch)
+    if len(set(weights)) > 1:
+        raise ConfigError(
+            "takes no weights: sizes or tokens decide",
+            field="policy",
+            value=policy,
+            cure="Give equal weights, or none.",
+        )
     finite = [size for size in sizes if size is not None]
     if len(finite) < len(sizes):
         raise ConfigError("needs components with an end", field="policy", value=policy, cure="Leave out repeat().")
@@ -66,7 +78,8 @@ def make_policy(
     return LeastConsumedPlan([np.full(size, tokens) for size in finite], batch)
 
 
-def _constant_weights(blend: Blend, policy: str) -> list[float]:
+def _constant_weights(blend: Blend, policy: str, names: Sequence[str]) -> list[float]:
+    """Weights in the order of ``names``; the blend may list its leaves in another."""
     if not blend.is_constant:
         raise ConfigError(
             "knows constant weights only, and these change with the step",
@@ -74,4 +87,9 @@ def _constant_weights(blend: Blend, policy: str) -> list[float]:
             value=policy,
             cure="Use policy: quota.",
         )
-    return blend.at(np.zeros(1, np.int64))[0].tolist()
+    if blend.flat is not None:  # as written: the originals normalise themselves, and twice is not the same to the bit
+        weights = [w.points[0][1] * w.scale for w in blend.flat]
+    else:
+        weights = blend.at(np.zeros(1, np.int64))[0].tolist()
+    of = dict(zip(blend.names, weights, strict=True))
+    return [of.get(name, 0.0) for name in names]

@@ -39,6 +39,11 @@ class StrandPlan:
     strands: Int64[np.ndarray, " d"]
     laps: Float64[np.ndarray, " d"]
 
+    @property
+    def first_strands(self) -> Int64[np.ndarray, " d"]:
+        """Number of each component's first strand, counted over all components."""
+        return np.cumsum(self.strands) - self.strands
+
     def open_bytes(self, block_bytes: Int64[np.ndarray, " d"] | int) -> int:
         """Bytes of the blocks that are open at a time, over all hosts together."""
         return int((self.strands * np.asarray(block_bytes, np.int64)).sum())

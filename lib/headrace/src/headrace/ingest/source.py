@@ -245,12 +245,13 @@ def _local_entry(path: str) -> _Entry:
 def _list_remote(url: str) -> _Listing | None:
     fs, path = files.filesystem(url)
     try:
-        if glob.has_magic(path):
-            infos = list(fs.glob(path, detail=True).values())
-            return ("files", _remote_entries(fs, infos)) if infos else None
-        if fs.isdir(path):
-            return "folder", _remote_entries(fs, fs.find(path, detail=True).values())
-        return "files", [_remote_entry(url, fs.info(path))]
+        with files.client_errors(url):
+            if glob.has_magic(path):
+                infos = list(fs.glob(path, detail=True).values())
+                return ("files", _remote_entries(fs, infos)) if infos else None
+            if fs.isdir(path):
+                return "folder", _remote_entries(fs, fs.find(path, detail=True).values())
+            return "files", [_remote_entry(url, fs.info(path))]
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -73,7 +73,7 @@ class TokenCache:
                 f"is not a token cache ({there})",
                 field="cache",
                 value=path,
-                cure=f"Build one: headrace build SOURCE --output {path}",
+                cure=f"Build one: headrace build SOURCE --tokenizer FILE --output {path}",
             )
         if not ledger.finished:
             raise CacheUnfinishedError(

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
 import fsspec
 from fsspec.core import split_protocol, url_to_fs
 
-from headrace.errors import CacheError, ConfigError
+from headrace.errors import CacheError, ConfigError, HeadraceError
 
 _EXTRA_OF_PROTOCOL = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
 
@@ -64,18 +66,42 @@ def filesystem(url: str) -> tuple[Any, str]:
     return fs, path
 
 
+@contextmanager
+def client_errors(url: str) -> Iterator[None]:
+    """Turns what clients of object stores raise into a :class:`CacheError` about ``url``.
+
+    OSError, of which FileNotFoundError is one, and headrace's own errors pass through: they are said elsewhere.
+    """
+    try:
+        yield
+    except (OSError, HeadraceError):
+        raise
+    except Exception as error:  # botocore, google.auth and aiohttp have no common base
+        raise CacheError(
+            f"cannot be reached ({type(error).__name__}: {error})",
+            field="path",
+            value=url,
+            cure="Check the address, the network and the credentials of this machine.",
+        ) from error
+
+
 def open_read(url: str) -> IO[bytes]:
     """``url`` opened for reading bytes. FileNotFoundError passes through."""
     if is_local(url):
         return local_path(url).open("rb")
     fs, path = filesystem(url)
-    return cast("IO[bytes]", fs.open(path, "rb"))
+    with client_errors(url):
+        return cast("IO[bytes]", fs.open(path, "rb"))
 
 
 def read_bytes(url: str) -> bytes | None:
-    """The content of ``url``; None if there is no such file."""
+    """The content of ``url``; None if there is no such file.
+
+    Raises:
+        CacheError: the store cannot be reached.
+    """
     try:
-        with open_read(url) as f:
+        with client_errors(url), open_read(url) as f:
             return f.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -95,7 +121,8 @@ def write_atomic(url: str, data: bytes, *, writer: str = "") -> None:
     try:
         if not is_local(url):
             fs, path = filesystem(url)
-            fs.pipe_file(path, data)
+            with client_errors(url):
+                fs.pipe_file(path, data)
             return
         path = local_path(url)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +147,8 @@ def exists(url: str) -> bool:
     if is_local(url):
         return local_path(url).exists()
     fs, path = filesystem(url)
-    return bool(fs.exists(path))
+    with client_errors(url):
+        return bool(fs.exists(path))
 
 
 def remove_tree(url: str) -> None:
