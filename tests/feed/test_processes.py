@@ -111,7 +111,8 @@ def test_two_hosts_load_together_what_one_loads_alone(root):
 HANGS = (
     COMMON
     + """
-import time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored it
 from headrace.store.cache import TokenCache
 from headrace.store.array import StoredArray
 from headrace.testing import with_arrays
@@ -135,12 +136,15 @@ with DataLoader(TokenSeqDataset(cache, 8), batch_size=8).iter_from_step(0) as ba
 
 def test_ctrl_c_ends_a_run_whose_store_hangs(root):
     with start(HANGS, root) as process:
-        assert process.stdout.readline() == "waiting\n"
-        time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        started = time.monotonic()
-        _, said = process.communicate(timeout=30)
-        assert time.monotonic() - started < 10
+        try:
+            assert process.stdout.readline() == "waiting\n"
+            time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            started = time.monotonic()
+            _, said = process.communicate(timeout=30)
+            assert time.monotonic() - started < 10
+        finally:
+            process.kill()
     assert "KeyboardInterrupt" in said
     assert process.returncode != 0
 
