@@ -57,6 +57,7 @@ class _Window:
         self.plan = plan
         self.slots = np.full(plan.blocks.size, -1, np.int64)
         self.admitted = 0
+        self.distinct, self.ranges = _distinct_and_ranges(plan)
 
     def admit(self, cache: BlockCache) -> None:
         self.admitted = cache.admit(self.plan, self.slots, self.admitted)
@@ -162,7 +163,9 @@ class PlannedReader:
         with self._watch.phase("gather"):
             tokens = self._cache.gather(plan, window.slots, step, plan.row_elements)
             rows = slice(int(plan.row_bounds[step]), int(plan.row_bounds[step + 1]))
-            self._count(plan, step)
+            self._stats.examples_requested += rows.stop - rows.start
+            self._stats.unique_examples += int(window.distinct[step])
+            self._stats.coalesced_ranges += int(window.ranges[step])
             batch_size = int(plan.batch_sizes[step])
             padding = self._placement.local_rows(batch_size).size - tokens.shape[0]
             source_id = plan.source[rows].astype(np.int32)
@@ -171,13 +174,16 @@ class PlannedReader:
                 source_id = np.concatenate([source_id, np.zeros(padding, np.int32)])
         return HostRows(tokens, source_id, batch_size, int(plan.num_valid[step]))
 
-    def _count(self, plan: WindowPlan, step: int) -> None:
-        """Rows asked for, distinct ones, and runs of neighbours (rows numbered through, a gap between sources)."""
-        rows = slice(int(plan.row_bounds[step]), int(plan.row_bounds[step + 1]))
-        place = np.unique(plan.row[rows] + (plan.source[rows] << 44))
-        self._stats.examples_requested += rows.stop - rows.start
-        self._stats.unique_examples += place.size
-        self._stats.coalesced_ranges += int(place.size > 0) + int(np.count_nonzero(np.diff(place) != 1))
+
+def _distinct_and_ranges(plan: WindowPlan) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct rows of each step, and their runs of neighbours (rows numbered through, a gap between sources)."""
+    step = np.repeat(np.arange(plan.steps), np.diff(plan.row_bounds))
+    place = plan.row + (plan.source << 44)
+    order = np.lexsort((place, step))
+    place, step = place[order], step[order]
+    gap = np.diff(place, prepend=-2)
+    gap[np.flatnonzero(np.diff(step, prepend=-1))] = 2  # the first row of a step begins a run
+    return np.bincount(step[gap != 0], minlength=plan.steps), np.bincount(step[gap > 1], minlength=plan.steps)
 
 
 class AsyncReader:
