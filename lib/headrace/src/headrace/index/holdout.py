@@ -13,6 +13,8 @@ rows that are not in it, and a corpus that grows is cut elsewhere.
 
 from __future__ import annotations
 
+import abc
+
 import numpy as np
 from jaxtyping import Int64
 
@@ -55,18 +57,25 @@ def _member(group: Int64[np.ndarray, " n"], one_in: int, seed: int) -> Int64[np.
     return (derive_keys(seed, "holdout", last=group) % np.uint64(one_in)).astype(np.int64)
 
 
-class TrainSplit(IndexMap):
-    """The rows that are not held out, in stored order; see the module.
+class _SplitSide(IndexMap):
+    """One side of the split of rows by blocks: what both need to know. Arguments: see :class:`ValidationSplit`."""
 
-    Args:
-        n: Rows to split.
-        one_in: Of so many blocks, one is held out; at least 2.
-        block: Rows in a block.
-        seed: Integer seed.
-        blocks: Full blocks that rows begin with; what follows belongs to train. None: as many as there are.
+    def __init__(self, n: int, *, one_in: int, block: int, seed: int, blocks: int | None = None) -> None:
+        self.groups = _groups_of_rows(n, one_in, block, seed, blocks)
+        super().__init__(self._length(n, self.groups * block), n)
+        self.one_in, self.block, self.seed = one_in, block, seed
 
-    Raises:
-        ConfigError: a size out of range, or fewer full blocks than ``one_in``.
+    @abc.abstractmethod
+    def _length(self, n: int, held_out: int) -> int:
+        """Rows on this side, of ``n`` of which ``held_out`` are held out."""
+
+    @property
+    def described(self) -> tuple[str, ...]:
+        return ("rows", "one_in", "block", "seed", "groups")
+
+
+class TrainSplit(_SplitSide):
+    """The rows that are not held out, in stored order; see the module. Arguments as of :class:`ValidationSplit`.
 
     Example:
         >>> train = TrainSplit(20, one_in=3, block=3, seed=0)  # two groups of three blocks, and two rows
@@ -74,14 +83,8 @@ class TrainSplit(IndexMap):
         [0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17, 18, 19]
     """
 
-    def __init__(self, n: int, *, one_in: int, block: int, seed: int, blocks: int | None = None) -> None:
-        self.groups = _groups_of_rows(n, one_in, block, seed, blocks)
-        super().__init__(n - self.groups * block, n)
-        self.one_in, self.block, self.seed = one_in, block, seed
-
-    @property
-    def described(self) -> tuple[str, ...]:
-        return ("rows", "one_in", "block", "seed", "groups")
+    def _length(self, n: int, held_out: int) -> int:
+        return n - held_out
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         block = i // self.block
@@ -90,7 +93,7 @@ class TrainSplit(IndexMap):
         return i + (np.minimum(group, self.groups) + behind) * self.block
 
 
-class ValidationSplit(IndexMap):
+class ValidationSplit(_SplitSide):
     """The rows that are held out, in stored order; see the module.
 
     Args:
@@ -109,14 +112,8 @@ class ValidationSplit(IndexMap):
         [6, 7, 8, 9, 10, 11]
     """
 
-    def __init__(self, n: int, *, one_in: int, block: int, seed: int, blocks: int | None = None) -> None:
-        self.groups = _groups_of_rows(n, one_in, block, seed, blocks)
-        super().__init__(self.groups * block, n)
-        self.one_in, self.block, self.seed = one_in, block, seed
-
-    @property
-    def described(self) -> tuple[str, ...]:
-        return ("rows", "one_in", "block", "seed", "groups")
+    def _length(self, n: int, held_out: int) -> int:
+        return held_out
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         group, place = np.divmod(i, self.block)
