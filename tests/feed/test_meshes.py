@@ -1,0 +1,190 @@
+"""Real jobs of several JAX processes on all kinds of meshes: together they hold what one process holds alone."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from headrace.data.mixture import MixtureDataset
+from headrace.data.token_seq import TokenSeqDataset
+from headrace.feed.loader import DataLoader
+from headrace.store.layout import CacheLayout
+from headrace.testing import write_cache
+
+LEAVES = ("token_ids", "source_id", "valid")
+
+HOST = """
+import json, os, sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+sys.path.insert(0, sys.argv[1])
+from test_meshes import LEAVES, mixture, mesh_of
+from headrace import DataLoader
+
+root, address, job = sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+number = int(sys.argv[5])
+jax.distributed.initialize(address, job["processes"], number)
+assert jax.process_count() == job["processes"]
+total = jax.jit(lambda batch: (batch.token_weights.sum(), (batch.labels * batch.token_weights).sum()))
+for name, mesh, spec in job["meshes"]:
+    loader = DataLoader(mixture(root), sharding=mesh_of(mesh, spec))
+    for step, batch in enumerate(loader.iter_from_step(job["step"]), job["step"]):
+        shards = {"sums": np.asarray([float(x) for x in total(batch)])}
+        for leaf in LEAVES:
+            for shard in getattr(batch, leaf).addressable_shards:
+                begin = "/".join(str(s.start or 0) for s in shard.index)
+                shards[f"{leaf}@{begin}"] = np.asarray(shard.data)
+        at = f"{root}/{name}-{step}-{number}.npz"
+        np.savez(at + ".tmp.npz", **shards)
+        os.replace(at + ".tmp.npz", at)
+        if step + 1 == job.get("hang_at"):  # a job that only a kill ends
+            import time
+            time.sleep(600)
+"""
+
+
+def mixture(root):
+    """Two sources of different dtype; the batch grows; the last one is padded."""
+    a, b = (TokenSeqDataset(f"{root}/{n}", 8, split_documents=True) for n in "ab")
+    sources = {"a": a.braid_shuffle(strands=4, seed=1), "b": b.shuffle(2)}
+    return MixtureDataset(sources, {"a": 3, "b": 1}, {0: 8, 3: 16}, stop_strategy="first_exhausted")
+
+
+def mesh_of(shape, spec):
+    """A sharding over all devices of the job: ``shape`` is {axis: size}, ``spec`` an axis (or None) a dimension."""
+    mesh = Mesh(np.asarray(jax.devices()).reshape(*shape.values()), tuple(shape))
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("caches")
+    for name, dtype, rows in (("a", "uint8", 93), ("b", "uint16", 70)):
+        tokens = [np.append((np.arange(7) * 3 + 5 * r) % 255, 255) for r in range(rows)]
+        write_cache(root / name, [tokens], eos_id=255, layout=CacheLayout(dtype, 32, 2))
+    return root
+
+
+@pytest.fixture(scope="module")
+def expected(root):
+    """Every batch as one process on one device loads it."""
+    loader = DataLoader(mixture(root), mesh=Mesh(np.asarray(jax.devices()[:1]), ("data",)))
+    batches = [{n: np.asarray(getattr(b, n)) for n in LEAVES} for b in loader]
+    assert len(batches) > 6
+    assert not batches[-1]["valid"].all()
+    return batches
+
+
+@contextmanager
+def job(root, processes, devices, meshes, step=0, hang_at=None):
+    """Starts a job that loads all steps on one mesh after the other; whatever happens, none of its processes stays.
+
+    A mesh is (name, {axis: size}, an axis or None for each dimension of a batch).
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    settings = {"processes": processes, "meshes": meshes, "step": step, "hang_at": hang_at}
+    hosts = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOST, str(Path(__file__).parent), str(root), address, json.dumps(settings), str(n)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for n in range(processes)
+    ]
+    try:
+        yield hosts
+    finally:
+        for host in hosts:
+            host.kill()
+        for host in hosts:
+            host.communicate()
+
+
+def finish(hosts):
+    said = [host.communicate(timeout=150) for host in hosts]
+    assert [host.returncode for host in hosts] == [0] * len(hosts), said
+
+
+def loaded(root, name, processes, step, shapes):
+    """The global arrays of a step, put together from what the processes held; and each process's sums."""
+    whole: dict[str, Any] = dict.fromkeys(LEAVES)
+    sums = []
+    for number in range(processes):
+        with np.load(root / f"{name}-{step}-{number}.npz") as held:
+            sums.append(held["sums"].tolist())
+            for key in held.files:
+                if "@" not in key:
+                    continue
+                leaf, begin = key.split("@")
+                shard = held[key]
+                if whole[leaf] is None:
+                    whole[leaf] = np.full(shapes[leaf], 77, shard.dtype)
+                at = tuple(slice(int(b), int(b) + n) for b, n in zip(begin.split("/"), shard.shape, strict=True))
+                whole[leaf][at] = shard
+    return whole, sums
+
+
+def check_equal(root, name, processes, steps, expected):
+    for step in steps:
+        shapes = {n: a.shape for n, a in expected[step].items()}
+        whole, sums = loaded(root, name, processes, step, shapes)
+        for leaf in LEAVES:
+            assert whole[leaf].dtype == expected[step][leaf].dtype
+            assert np.array_equal(whole[leaf], expected[step][leaf]), (step, leaf)
+        assert all(s == sums[0] for s in sums)
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices", "meshes"),
+    [
+        (4, 1, [("data4", {"data": 4}, ["data"]), ("seq4", {"seq": 4}, [None, "seq"])]),
+        (
+            2,
+            2,
+            [
+                ("data2-model2", {"data": 2, "model": 2}, ["data"]),
+                ("model2-data2", {"model": 2, "data": 2}, ["data"]),  # every process holds every row
+                ("seq2-data2", {"seq": 2, "data": 2}, ["data", "seq"]),  # a process holds half of each row
+            ],
+        ),
+        (2, 4, [("data2-seq2-model2", {"data": 2, "seq": 2, "model": 2}, ["data", "seq"])]),
+    ],
+    ids=["4x1", "2x2", "2x4"],
+)
+def test_a_job_loads_what_one_process_loads(root, expected, processes, devices, meshes):
+    with job(root, processes, devices, meshes) as hosts:
+        finish(hosts)
+    for name, *_ in meshes:
+        check_equal(root, name, processes, range(len(expected)), expected)
+
+
+def test_killed_and_restarted_on_another_number_of_processes_the_order_goes_on(root, expected):
+    with job(root, 4, 1, [("before", {"data": 4}, ["data"])], hang_at=4) as hosts:
+        deadline = time.monotonic() + 150
+        while not all((root / f"before-3-{n}.npz").exists() for n in range(4)):
+            assert time.monotonic() < deadline
+            assert all(h.poll() is None for h in hosts), [h.communicate() for h in hosts if h.poll() is not None]
+            time.sleep(0.05)
+        for host in hosts:
+            host.send_signal(signal.SIGKILL)
+    check_equal(root, "before", 4, range(4), expected)
+    with job(root, 2, 2, [("after", {"data": 2, "seq": 2}, ["data", "seq"])], step=4) as hosts:
+        finish(hosts)
+    check_equal(root, "after", 2, range(4, len(expected)), expected)
