@@ -69,6 +69,36 @@ def test_a_run_records_its_amendment(caches, tmp_path):
         recorded.check(manifest.state(21))  # made by the old mixture at a step that is the new one's
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weights": {"a": {"linear": {0: 1, 4000: 5}}, "b": 2}},
+        {"stages": [StageConfig({"a": 3, "b": 1}), StageConfig({"b": 1}, step=900), StageConfig({"a": 1}, step=901)]},
+        {"policy": "greedy"},
+        {"policy": "swrr"},
+        {"policy": "least_consumed"},
+        {"seq_len": {0: 16, 1000: 32}},
+    ],
+    ids=str,
+)
+def test_a_checkpoint_leaves_an_anchor_and_a_resumed_run_takes_it(caches, tmp_path, changes):
+    folder, more = str(tmp_path), {"seq_len": 16} | changes
+    components = {n: ComponentConfig(caches[n]) for n in "ab"}
+    make = lambda: LmDataConfig(components, batch_size=BATCH, **more).loader()  # noqa: E731
+    first = make()
+    run = open_run(folder, first)
+    run.state(2500)
+    resumed = make()
+    assert open_run(folder, resumed, 2500) == run
+    assert (tmp_path / "anchors.json").stat().st_size < 20_000
+    plain = make()
+    for step in (2499, 2500, 2600):
+        index = np.arange(step * BATCH, (step + 1) * BATCH)
+        wanted, got = (x.dataset.phase_at(step)[0].locate(index) for x in (plain, resumed))
+        assert got.source.tolist() == wanted.source.tolist()
+        assert got.row.tolist() == wanted.row.tolist()
+
+
 def test_an_amendment_of_an_amended_run(caches, tmp_path):
     folder = str(tmp_path)
     first = AmendmentConfig(20, {"c": 3})
@@ -143,7 +173,11 @@ def test_an_added_component_must_stand_behind_the_others(caches, tmp_path):
         ({"amendments": [AmendmentConfig(9, weights={"bb": 1})]}, "Did you mean 'b'"),
         ({"amendments": [AmendmentConfig(9, drop=["c"])]}, r"amendments\[0\].drop = 'c': is not in the mixture"),
         ({"amendments": [AmendmentConfig(9, drop=["a", "b"])]}, "needs at least one source"),
-        ({"amendments": [AmendmentConfig(9, weights={"a": 0, "b": 0})]}, "all weights are zero at step 0"),
+        ({"amendments": [AmendmentConfig(9, weights={"a": 0, "b": 0})]}, "all weights are zero at step 9"),
+        (
+            {"amendments": [AmendmentConfig(9, weights={"a": {"linear": {0: 1, 20: 0}}}, drop=["b"])]},
+            r"amendments\[0\].weights: all weights are zero at step 20",
+        ),
         ({"weights": {"a": 1}, "stages": [StageConfig({"a": 1})]}, "beside stages"),
         ({"stages": [StageConfig({"a": 1}), StageConfig({"b": 1})]}, r"stages\[1\].step: has no beginning"),
         (
@@ -157,6 +191,13 @@ def test_an_added_component_must_stand_behind_the_others(caches, tmp_path):
 def test_bad_plans(caches, changes, said):
     with pytest.raises(ConfigError, match=said):
         config(caches, **changes).dataset()
+
+
+def test_a_mixture_is_checked_on_its_own_steps_only(caches):
+    until_20, from_20 = {"linear": {0: 1, 20: 0}}, {"step": {0: 0, 20: 1}}
+    stages = [StageConfig({"a": until_20}), StageConfig({"b": from_20}, step=20), StageConfig({"a": 1}, step=30)]
+    drawn = [s for s, _ in rows(config(caches, stages=stages), 0, 40)]
+    assert drawn == [0] * 20 * BATCH + [1] * 10 * BATCH + [0] * 10 * BATCH
 
 
 def test_stages_by_tokens_begin_after_whole_steps(caches):

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.state import LoaderState, RunManifest, differences, open_run
+from headrace.index.draws import Draws
+from headrace.index.schedule import BatchSchedule
+from headrace.state import Anchors, LoaderState, RunManifest, differences, open_run
 
 
 class Fake:
@@ -171,3 +173,120 @@ def test_an_amendment_needs_the_step(tmp_path):
     with pytest.raises(PlanMismatchError, match="how many steps are done was not said") as caught:
         open_run(str(tmp_path), mixture([FIRST, SECOND], ("a", "b")))
     assert caught.value.cure == "Give open_run the step of the checkpoint."
+
+
+class Mixed(Fake):
+    """A loader whose dataset is a mixture as far as anchors care: it counts how often one is used."""
+
+    def __init__(self, seed=0, wrap=lambda draws: draws):
+        super().__init__(seed=seed)
+        self.draws = Draws({"a": {"linear": {0: 1, 10**6: 3}}, "b": 1, "c": 0.3}, BatchSchedule(4))
+        self.used = []
+        use = self.draws.use_anchor
+        self.draws.use_anchor = lambda anchor: (use(anchor), self.used.append(anchor["step"]))
+        self.dataset = wrap(self.draws)
+
+
+class Phased:
+    """A dataset whose first phase ends at step 100."""
+
+    def __init__(self, phases):
+        self.phases = phases
+
+    def phase_at(self, step):
+        return (self.phases[step >= 100], None)
+
+
+class Mapped:
+    def __init__(self, base):
+        self.base = base
+
+
+def counts(loader, step):
+    return loader.draws.starts_at(step).tolist()
+
+
+def test_checkpoints_leave_anchors_that_change_nothing_but_time(tmp_path):
+    folder, first = str(tmp_path), Mixed()
+    run = open_run(folder, first)
+    assert os.listdir(folder) == ["manifest.json"]
+    for step in (3_000, 40_000, 70_000):
+        assert run.state(step).to_json() == {"step": step, "fingerprint": run.fingerprint}
+    for step, expected in ((70_000, [70_000]), (69_999, [40_000]), (10**5, [70_000]), (2_999, []), (0, [])):
+        resumed = Mixed()
+        assert open_run(folder, resumed, step) == run
+        assert resumed.used == expected
+        assert min(resumed.draws.policy._chunks[1:], default=0) >= min(expected, default=0) // 256  # no walk to there
+        assert counts(resumed, step + 9) == counts(Mixed(), step + 9)
+    os.remove(tmp_path / "anchors.json")
+    without = Mixed()
+    open_run(folder, without, 70_000)
+    assert without.used == []
+    assert counts(without, 70_009) == counts(first, 70_009)
+    assert 70_000 in Anchors(folder, run.fingerprint, without).load()  # and it is there again
+
+
+def test_anchors_are_found_behind_maps_and_phases(tmp_path):
+    for number, wrap in enumerate((Mapped, lambda d: Phased([None, d]), lambda d: Mapped(Phased([None, Mapped(d)])))):
+        folder = f"{tmp_path}/{number}"
+        open_run(folder, Mixed(wrap=wrap)).state(5_000)
+        resumed = Mixed(wrap=wrap)
+        open_run(folder, resumed, 5_000).state(50)  # a phase that has none
+        assert resumed.used == [5_000]
+
+
+def test_anchors_of_another_run_are_not_used(tmp_path):
+    folder = str(tmp_path)
+    open_run(folder, Mixed()).state(5_000)
+    os.remove(tmp_path / "manifest.json")  # a new run in an old folder
+    other = Mixed(seed=1)
+    run = open_run(folder, other, 5_000)
+    assert other.used == []
+    assert list(Anchors(folder, run.fingerprint, other).load()) == [5_000]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace('"late": 0', '"late": 1'),
+        lambda text: text.replace('"5000"', '"500"'),
+        lambda text: "[]",
+        lambda text: "\x00\xff" * 9,
+    ],
+)
+def test_damaged_anchors_are_walked_past_and_written_again(tmp_path, damage):
+    folder = str(tmp_path)
+    open_run(folder, Mixed()).state(5_000)
+    path = tmp_path / "anchors.json"
+    good = path.read_text()
+    path.write_text(damage(good), encoding="latin-1")
+    loader = Mixed()
+    run = open_run(folder, loader, 5_000)
+    assert loader.used == []
+    assert counts(loader, 5_000) == counts(Mixed(), 5_000)
+    assert path.read_text() == good
+    path.write_text(damage(good), encoding="latin-1")
+    run.state(6_000)  # a checkpoint does not fail on it
+    assert list(Anchors(folder, run.fingerprint, loader).load()) == [6_000]
+
+
+def test_anchors_do_not_pile_up(tmp_path):
+    loader = Mixed()
+    run = open_run(str(tmp_path), loader)
+    for step in range(300, 30_300, 300):
+        run.state(step)
+    steps = sorted(Anchors(str(tmp_path), run.fingerprint, loader).load())
+    assert len(steps) == 32
+    assert steps[-2:] == [29_700, 30_000]
+    assert np.diff([0, *steps]).max() <= 2_400
+
+
+def test_a_folder_that_takes_no_anchor_does_not_stop_a_checkpoint(tmp_path):
+    run = open_run(str(tmp_path), Mixed())
+    (tmp_path / "anchors.json").mkdir()
+    assert run.state(5_000).step == 5_000
+    loader = Mixed()
+    open_run(str(tmp_path), loader, 5_000)
+    assert loader.used == []

@@ -5,25 +5,42 @@
 20 Zipf components, braided shuffle at the default budget: ``Draws.route``, ``BraidTable``, then the sort by locality.
 Batches follow each other, so nothing is mapped twice. The machine may be busy: the fastest of many batches counts, and
 flatness is the ratio of two settings measured in turns.
+
+Then the first batch of a process that starts at a far step, with a saved anchor and without, and a million steps of
+ramped weights prepared at once; each in processes of their own, from the imports on, the fastest of several, in seconds
+of processor time (one thread; on an idle machine the same as by the clock).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from _common import Report, run_bench
 
+from headrace.index.blend import Blend
 from headrace.index.braid_table import BraidTable
 from headrace.index.draws import Draws
 from headrace.index.permutation import Feistel
 from headrace.index.schedule import BatchSchedule, weight_from_config
+from headrace.index.stages import Stage, Stages
 from headrace.index.strands import resolve_strands
 
 LENGTHS = (10**6, 10**9, 10**12)
 COMPONENTS = 20
+FAR = 10**6
+BATCH = 1024
+WIDTHS = (20, 64)
+WINDOW_STEPS = 32  # the loader plans as many before it gives the first batch
 
 
 def mapping(n: int, batch: int) -> Callable[[int], np.ndarray]:
@@ -54,6 +71,110 @@ def best_us(maps: list[Callable[[int], np.ndarray]], batch: int, rounds: int) ->
     return best
 
 
+def draws_of(components: int, ramps: bool) -> Draws:
+    """A run of two million steps whose weights all change with the step, or not at all."""
+    start = np.random.default_rng(0).lognormal(0, 1.5, (2, components)) + 0.01
+    names = [str(d) for d in range(components)]
+    ramped = {n: {"linear": {0: a, 2 * FAR: b}} for n, a, b in zip(names, *start.tolist(), strict=True)}
+    blend = Blend(ramped if ramps else dict(zip(names, start[0].tolist(), strict=True)))
+    return Draws(Stages(names, [Stage(0, blend)], BatchSchedule(BATCH)))
+
+
+def child(what: str, components: int, ramps: bool, step: int, anchor: str) -> dict[str, Any]:
+    """Runs in a process of its own: what it is asked for, timed."""
+    if what == "prepare":
+        policy = draws_of(components, ramps).policy
+        before = peak_mib()
+        started = time.process_time()
+        policy.prepare(FAR)  # pyright: ignore[reportAttributeAccessIssue]
+        seconds = time.process_time() - started
+        late = policy.late_steps  # pyright: ignore[reportAttributeAccessIssue]
+        return {"seconds": seconds, "mib": peak_mib() - before, "late": late}
+    if what == "save":
+        draws = draws_of(components, ramps)
+        Path(anchor).write_text(json.dumps(draws.anchor_at(step)))
+        return {"bytes": Path(anchor).stat().st_size, "starts": draws.starts_at(step).tolist()}
+    lengths = np.full(components, 10**9)
+    plan = resolve_strands(lengths, np.full(components, 1 / components), batch_size=BATCH, strands=8 * BATCH)
+    table = BraidTable(lengths, io_block_size=32, strands=plan.strands, laps=plan.laps, seeds=range(components))
+    draws_of(components, ramps)  # numpy loads its random numbers only now
+    started = time.process_time()
+    draws = draws_of(components, ramps)
+    if anchor:
+        draws.use_anchor(json.loads(Path(anchor).read_text()))
+    one = _rows(draws, table, step)
+    seconds = time.process_time() - started
+    for ahead in range(1, WINDOW_STEPS):
+        _rows(draws, table, step + ahead)
+    window = time.process_time() - started
+    return {"seconds": seconds, "window": window, "rows": int(one.sum()), "starts": draws.starts_at(step).tolist()}
+
+
+def _rows(draws: Draws, table: BraidTable, step: int) -> np.ndarray:
+    rows, locality = table(*draws.route(np.arange(step * BATCH, (step + 1) * BATCH)))
+    return rows[np.argsort(locality, kind="stable")]
+
+
+def peak_mib() -> float:
+    """Most memory that this process ever held."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # pyright: ignore[reportOptionalSubscript]
+
+
+def in_a_process(what: str, components: int, ramps: bool, step: int = 0, anchor: str = "") -> dict[str, Any]:
+    command = [sys.executable, __file__, "--child", json.dumps([what, components, ramps, step, anchor])]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def first_batches(report: Report, tries: int, folder: str) -> None:
+    """First batch of a fresh process, at the start and far out."""
+    rows = []
+    for components in WIDTHS:
+        anchor = f"{folder}/{components}.json"
+        saved = in_a_process("save", components, True, FAR, anchor)
+        report.number(f"bytes of an anchor, {components} components", saved["bytes"])
+        cases = {
+            "changing weights, step 0": (True, 0, ""),
+            "changing weights, step 1e6, saved anchor": (True, FAR, anchor),
+            "changing weights, step 1e6, no anchor": (True, FAR, ""),
+            "constant weights, step 0": (False, 0, ""),
+            "constant weights, step 1e6, no anchor": (False, FAR, ""),
+        }
+        best = {name: [float("inf")] * 2 for name in cases}
+        for number in range(tries):  # in turns, so that a busy machine is busy for all
+            for name, case in cases.items():
+                if number and case == (True, FAR, ""):
+                    continue  # seconds, once is enough
+                found = in_a_process("first", components, *case)
+                best[name] = [min(best[name][0], found["seconds"]), min(best[name][1], found["window"])]
+                if case[:2] == (True, FAR) and found["starts"] != saved["starts"]:
+                    raise SystemExit("an anchor changed the order")
+        rows += [[components, name, *(1e3 * s for s in seconds)] for name, seconds in best.items()]
+        near, far = list(best.values())[:2]
+        report.number(
+            f"step 1e6 with its anchor over step 0, {components} components, first batch alone", far[0] / near[0]
+        )
+        where = f"{components} components: step 1e6 with its anchor over step 0"
+        report.bar(f"{where}, first window", far[1] / near[1], at_most=1.1)
+    columns = ["components", "a fresh process at", "first batch, ms", f"first {WINDOW_STEPS} steps, ms"]
+    report.table(
+        f"Processor time to the first batch of {BATCH}, imports not counted, reading an anchor counted", columns, rows
+    )
+
+
+def prepared(report: Report, tries: int) -> None:
+    """A million steps of ramped weights."""
+    rows = []
+    for components in WIDTHS:
+        found = [in_a_process("prepare", components, True) for _ in range(tries)]
+        seconds, mib = min(f["seconds"] for f in found), max(f["mib"] for f in found)
+        rows.append([components, seconds, mib, found[0]["late"]])
+        if components == max(WIDTHS):
+            report.bar("a million steps of 64 ramped components, seconds", seconds, at_most=5.0)
+            report.bar("a million steps of 64 ramped components, peak MiB", mib, at_most=100.0)
+    report.table("A million steps of linear ramps prepared", ["components", "seconds", "peak MiB", "late steps"], rows)
+
+
 def measure(args: argparse.Namespace, report: Report) -> None:
     rounds = 40 if args.quick else 200
     rows = []
@@ -69,6 +190,9 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         ["batch", *(f"n = {n:.0e}" for n in LENGTHS)],
         rows,
     )
+    with tempfile.TemporaryDirectory() as folder:
+        first_batches(report, 5 if args.quick else 15, folder)
+    prepared(report, 1 if args.quick else 3)
     i = np.arange(10**6)
     full = Feistel(10**9, seed=0)
     seconds = min(_seconds(lambda: full(i)) for _ in range(3))
@@ -82,5 +206,7 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and "--child" in sys.argv[1:]:
+    print(json.dumps(child(*json.loads(sys.argv[2]))))
+elif __name__ == "__main__":
     run_bench("bench_index_speed", __doc__, measure)

@@ -44,8 +44,18 @@ SHUFFLES = {
 
 weights = st.one_of(
     st.floats(0.01, 9),
-    st.builds(lambda a, b, at: {"linear": {0: a, at: b}}, st.floats(0.01, 4), st.floats(0, 4), st.integers(1, 40)),
-    st.builds(lambda a, b, at: {"step": {0: a, at: b}}, st.floats(0.01, 4), st.floats(0, 4), st.integers(1, 40)),
+    st.builds(
+        lambda a, b, at: {"linear": {0: a, at: b}},
+        st.floats(0.01, 4),
+        st.floats(0, 4, allow_subnormal=False),
+        st.integers(1, 40),
+    ),
+    st.builds(
+        lambda a, b, at: {"step": {0: a, at: b}},
+        st.floats(0.01, 4),
+        st.floats(0, 4, allow_subnormal=False),
+        st.integers(1, 40),
+    ),
 )
 
 
@@ -126,7 +136,7 @@ def test_bad_mixtures(components, tmp_path):
     ones = dict.fromkeys(components, 1)
     assert field("has no components", {}, {}, 8) == "components"
     assert field(r"is not a component\. Did you mean 'a'\?", components, ones | {"aa": 1}, 8) == "weights.aa"
-    assert field("is missing", components, {"a": 1, "b": 1}, 8) == "weights.c"
+    assert field("has no weight anywhere", components, {"a": 1, "b": 1}, 8) == "components.c"
     assert field("must be finite and not negative", components, ones | {"b": -1}, 8) == "weights.b"
     assert field("all weights are zero at step 0", components, dict.fromkeys(components, 0), 8) == "weights"
     zero_later = {name: {"step": {0: 1, 9: 0}} for name in components}

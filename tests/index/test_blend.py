@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError
 from headrace.index.blend import Blend, blend_of, temperature_weights, unimax_weights
 from headrace.index.schedule import MAX_STEP, weight_from_config
+from headrace.index.shares import fixed_point
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "energon_weight_compose.json").read_text())
 at = np.arange(70)
-knots = st.dictionaries(st.integers(0, 60), st.sampled_from([0, 0, 1, 2.5]), min_size=1, max_size=4)
+knots = st.dictionaries(st.integers(0, 60), st.sampled_from([0, 0, 1, 2.5]), min_size=1, max_size=4).map(
+    lambda d: dict(sorted(d.items()))
+)
 weights = st.sampled_from([0, 1, 3]) | st.builds(lambda k, p: {k: p}, st.sampled_from(["step", "linear"]), knots)
 
 
@@ -36,6 +39,33 @@ def test_an_all_zero_step_is_refused_exactly_when_there_is_one_and_the_first_is_
             Blend(config, num_steps=int(empty[0]))  # never reached
     else:
         np.testing.assert_allclose(Blend(config).at(at), (raw / raw.sum(axis=0)).T, rtol=1e-12)
+
+
+@given(st.lists(weights, min_size=1, max_size=3), st.integers(0, 69), st.integers(1, 70))
+def test_only_the_steps_of_its_use_are_checked(ws, first, size):
+    config, stop = {f"w{i}": w for i, w in enumerate(ws)}, min(first + size, 70)
+    raw = np.stack([weight_from_config(w).at(at) for w in ws]).sum(axis=0)
+    empty = first + np.flatnonzero(raw[first:stop] == 0)
+    if empty.size:
+        with pytest.raises(ConfigError, match=rf"at step {empty[0]}\b"):
+            Blend(config, first_step=first, num_steps=stop)
+    else:
+        got = Blend(config, first_step=first, num_steps=stop).at(at[first:stop])
+        np.testing.assert_allclose(got.sum(axis=1), 1, rtol=1e-12)
+        outside = Blend(config, first_step=first, num_steps=stop).at(at)
+        assert (outside[:first] == got[0]).all()
+        assert (outside[stop:] == got[-1]).all()
+
+
+def test_a_weight_whose_product_vanishes_is_kept_or_refused():
+    inner = {"weight": 1e-150, "blend": {"x": 1e100, "y": 1e-150}}
+    row = Blend({"a": 1e100, "n": inner, "z": 0}).at(np.array([0]))[0]
+    assert (row > 0).tolist() == [True, True, True, False]
+    assert (fixed_point(row[None])[0] > 0).tolist() == [True, True, True, False]
+    with pytest.raises(ConfigError, match="too small to count"):
+        Blend({"n": {"weight": 1e-200, "blend": {"a": 1e-200, "b": 1e-200}}})
+    with pytest.raises(ConfigError, match="too small to count"):
+        Blend({"n": {"step": {0: 1e-200}, "scale": 1e-200}})
 
 
 def test_an_all_zero_step_far_out_is_found_without_scanning():

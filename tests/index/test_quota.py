@@ -80,7 +80,7 @@ def test_forty_skewed_components_over_twenty_thousand_steps(kind, seed, size):
 )
 def test_constant_weights_keep_the_bound_in_exact_fractions(weights, sizes, first):
     d, total = len(weights), sum(weights)
-    quota = Quota(rows_of([weights]), d, BatchSchedule({0: first, **sizes}))
+    quota = Quota(rows_of([weights]), d, BatchSchedule({0: first, **dict(sorted(sizes.items()))}))
     drawn, size = [0] * d, 0
     for s in range(280):
         size += quota.batch.rows_at(s)[1]
@@ -126,7 +126,7 @@ def test_promises_under_any_schedule(case):
 def test_bits_and_numpy_walk_to_the_same_counts(case):
     rows, batch = case
     quota, slow = (Quota(rows_of(rows), rows.shape[1], batch) for _ in range(2))
-    slow._walk_bits = slow._walk_steps
+    slow._walk._bits = slow._walk._one_by_one
     assert np.array_equal(counts(quota, len(rows)), counts(slow, len(rows)))
 
 
@@ -271,7 +271,7 @@ def test_a_late_component_that_is_switched_off_gets_nothing_more():
     rows = served_and_switched_off()
     rows[3:] = [d == int(Quota(rows_of(rows[:3]), 4, BatchSchedule(1)).counts_at(2).argmax()) for d in range(4)]
     quota, slow = (Quota(rows_of(rows), 4, BatchSchedule(1)) for _ in range(2))
-    slow._walk_bits = slow._walk_steps
+    slow._walk._bits = slow._walk._one_by_one
     for q in (quota, slow):
         assert not counts(q, 12)[rows == 0].any()
 

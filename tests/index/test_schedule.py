@@ -26,10 +26,11 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 ENERGON = json.loads((GOLDEN / "energon_weight_schedule.json").read_text())
 COMPOSE = json.loads((GOLDEN / "energon_weight_compose.json").read_text())
 
-values = st.floats(0, 1e6)
-points = st.dictionaries(st.integers(0, 300), values, min_size=1, max_size=6)
+values = st.just(0.0) | st.floats(1e-150, 1e6)
+scales = st.just(0.0) | st.floats(1e-150, 10)
+points = st.dictionaries(st.integers(0, 300), values, min_size=1, max_size=6).map(lambda d: dict(sorted(d.items())))
 configs = st.one_of(
-    values, st.builds(lambda k, p, s: {k: p, "scale": s}, st.sampled_from(["step", "linear"]), points, st.floats(0, 10))
+    values, st.builds(lambda k, p, s: {k: p, "scale": s}, st.sampled_from(["step", "linear"]), points, scales)
 )
 steps = np.arange(310)
 
@@ -91,7 +92,7 @@ def test_config_round_trips_also_through_text(c):
     assert weight_from_config(yaml.safe_load(yaml.safe_dump(w.to_config()))) == w
 
 
-@given(configs, st.floats(0, 100))
+@given(configs, st.just(0.0) | st.floats(1e-3, 100))
 def test_a_constant_scales_a_schedule_from_either_side(c, factor):
     w, f = weight_from_config(c), weight_from_config(factor)
     for product in (compose_weights(w, f), compose_weights(f, w)):
@@ -113,6 +114,8 @@ def test_two_schedules_on_one_path_are_refused_with_both_paths():
         (math.inf, "finite"),
         (math.nan, "finite"),
         (1e101, "1e100"),
+        (1e-310, "too small to count"),
+        ({"step": {0: 1, 5: 1e-200}, "scale": 1e-200}, "too small to count"),
         (True, "not a weight"),
         (None, "not a weight"),
         ("much", "not a weight"),
@@ -147,12 +150,27 @@ def test_bad_weights_are_refused_with_field_and_reason(config, word):
     assert word in str(e.value)
 
 
-def test_points_may_come_as_text_unsorted_or_as_pairs():
+def test_points_may_come_as_text_or_as_pairs():
     w = Weight("step", ((0, 1.0), (1000, 0.5)))
-    assert weight_from_config({"step": {"1_000": 0.5, "0": 1}}) == w
+    assert weight_from_config({"step": {"0": 1, "1_000": 0.5}}) == w
     assert weight_from_config({"step": [(0, 1), (1000, 0.5)]}) == w
     assert weight_from_config("1e-3").at(np.array([0])).tolist() == [1e-3]  # YAML reads 1e-3 as text
     assert weight_from_config(w) is w
+
+
+@pytest.mark.parametrize("points_", [{1000: 0.5, 0: 1}, [(1000, 0.5), (0, 1)], {"10": 1, "9": 2}, {5: 1, "5": 2}])
+def test_unsorted_points_are_refused_with_field_value_and_cure(points_):
+    for kind in ("step", "linear"):
+        with pytest.raises(ConfigError, match="after step") as caught:
+            weight_from_config({kind: points_}, "weights.web")
+        assert (caught.value.field, caught.value.value) == (f"weights.web.{kind}", points_)
+        assert "Sort the points by step" in caught.value.cure
+    with pytest.raises(ConfigError) as caught:
+        BatchSchedule(points_)
+    assert (caught.value.field, caught.value.value) == ("batch_size", points_)
+    with pytest.raises(ConfigError, match="is not a step") as caught:
+        BatchSchedule({-4: 8})
+    assert (caught.value.field, caught.value.value) == ("batch_size", -4)
 
 
 def test_weights_reach_the_last_step():
@@ -161,7 +179,7 @@ def test_weights_reach_the_last_step():
 
 
 schedules = st.dictionaries(st.integers(1, 60), st.integers(1, 9), max_size=4).flatmap(
-    lambda d: st.builds(lambda b: {0: b, **d}, st.integers(1, 9))
+    lambda d: st.builds(lambda b: {0: b, **dict(sorted(d.items()))}, st.integers(1, 9))
 )
 
 

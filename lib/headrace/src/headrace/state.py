@@ -3,24 +3,33 @@
 ``RunManifest`` describes everything that determines the batches and carries its fingerprint. It is written once, into
 the run's folder; a resumed run must resolve to the same one, or is refused with the difference shown. Devices, hosts,
 budgets and paths are not part of it: they may change freely.
+
+Beside the manifest lie **anchors** (:mod:`headrace.index.anchors`): what the mixture's counts were at the checkpoints,
+so that a resumed run need not count up to there. They are no part of the state. A file of another run, damaged or
+deleted costs time only: 2 us a step where weights change with the step, nothing to speak of where they do not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 import hashlib
 import json
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from headrace.errors import ConfigError, PlanMismatchError
+from headrace.errors import ConfigError, HeadraceError, IndexOutOfRangeError, PlanMismatchError
+from headrace.index.anchors import Anchor, Anchored
 from headrace.store import files
 
 MANIFEST_NAME = "manifest.json"
+ANCHORS_NAME = "anchors.json"
+_MOST_ANCHORS = 32
 _SHOWN_DIFFERENCES = 20
 
 
@@ -73,10 +82,12 @@ class RunManifest:
         resolved: Description of the loader with all defaults and derived values filled in, JSON values.
         history: Manifests that this one amends, oldest first: ``fingerprint``, and ``until_step``, the first step that
             is no longer theirs.
+        anchors: Where :meth:`state` leaves an anchor; set by :func:`open_run`, no part of the manifest's identity.
     """
 
     resolved: dict[str, Any]
     history: tuple[dict[str, Any], ...] = ()
+    anchors: Anchors | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, loader: Described) -> RunManifest:
@@ -90,7 +101,9 @@ class RunManifest:
         return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
     def state(self, step: int) -> LoaderState:
-        """The state to save after ``step`` steps are done."""
+        """The state to save after ``step`` steps are done. In an opened run, an anchor is left in its folder."""
+        if self.anchors is not None:
+            self.anchors.save(step)
         return LoaderState(step, self.fingerprint)
 
     def check(self, state: LoaderState) -> None:
@@ -121,15 +134,11 @@ class RunManifest:
         """The step from which on this run differs from an earlier one by declared stages alone; None if by more."""
         mine, theirs = copy.deepcopy(self.resolved), copy.deepcopy(earlier.resolved)
         try:
-            old, new = theirs["dataset"].pop("stages"), mine["dataset"].pop("stages")
-            mine["dataset"]["names"] = mine["dataset"]["names"][: len(theirs["dataset"]["names"])]  # new ones come last
-            known = theirs["dataset"]["components"]
-            for part in ("components", "limits"):  # what only the new stages use may be new
-                mine["dataset"][part] = {k: v for k, v in mine["dataset"][part].items() if k in known}
-        except (KeyError, TypeError):  # not a mixture
+            new, old = mine.pop("dataset"), theirs.pop("dataset")
+            first = _phases_amended(new["phases"], old["phases"]) if "phases" in new else _mixture_amended(new, old)
+        except (KeyError, TypeError, IndexError):  # not a mixture
             return None
-        added = new[len(old) :]
-        return int(added[0]["step"]) if added and new[: len(old)] == old and mine == theirs else None
+        return first if mine == theirs else None
 
     def save(self, folder: str) -> None:
         """Writes the manifest into a run's folder, atomically. All processes of a run may do so at the same time."""
@@ -155,17 +164,131 @@ class RunManifest:
             raise ConfigError(f"is not a run's manifest ({error})", field="manifest", value=url) from error
 
 
+def _mixture_amended(new: dict[str, Any], old: dict[str, Any], *, future: bool = False) -> int | None:
+    """The step from which on a mixture differs from an old one by stages added at the end; None if by more.
+
+    Args:
+        new: Description of the mixture, changed here.
+        old: That of the old one, changed here.
+        future: All of it lies behind the added stages, so that what follows from the draws before may differ too.
+    """
+    before, after = old.pop("stages"), new.pop("stages")
+    new["names"] = new["names"][: len(old["names"])]  # new components come last
+    known = old["components"]
+    for part in ("components", "limits"):  # what only the new stages use may be new
+        new[part] = {k: v for k, v in new[part].items() if k in known}
+    if future:
+        for mixture in (new, old):
+            del mixture["limits"]
+            mixture["components"] = {name: part["whole"] for name, part in mixture["components"].items()}
+    added = after[len(before) :]
+    return int(added[0]["step"]) if added and after[: len(before)] == before and new == old else None
+
+
+def _phases_amended(new: list[dict[str, Any]], old: list[dict[str, Any]]) -> int | None:
+    """The same for a mixture whose rows change their length. What phases after the amendment begin with may differ."""
+    if [phase["step"] for phase in new] != [phase["step"] for phase in old]:
+        return None
+    first = int(new[0]["dataset"]["stages"][len(old[0]["dataset"]["stages"])]["step"])
+    found = {
+        _mixture_amended(mine["dataset"], theirs["dataset"], future=mine["step"] > first)
+        for mine, theirs in zip(new, old, strict=True)
+    }
+    return first if found == {first} else None
+
+
+class Anchors:
+    """The anchors in a run's folder; they save time and decide nothing.
+
+    Args:
+        folder: Path or URL of the run's folder.
+        fingerprint: Of the run's manifest; anchors of another one are ignored.
+        loader: The run's loader.
+    """
+
+    def __init__(self, folder: str, fingerprint: str, loader: Described) -> None:
+        self._url, self._fingerprint, self._loader = files.join(folder, ANCHORS_NAME), fingerprint, loader
+
+    def load(self) -> dict[int, Anchor]:
+        """Anchors by their step; empty if there is no file, or one that is damaged or of another run."""
+        try:
+            content = json.loads(files.read_bytes(self._url) or b"{}")
+            found = cast(dict[str, Anchor], content["anchors"])
+            if content["fingerprint"] != self._fingerprint or content["sha256"] != _digest(found):
+                return {}
+            return {int(step): anchor for step, anchor in found.items()}
+        except (OSError, HeadraceError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def use(self, step: int | None) -> None:
+        """Give the loader the last anchor up to ``step`` (all, if it is not known), and leave one at ``step``."""
+        held = self.load()
+        wanted = [at for at in held if step is None or at <= step]
+        for at in wanted if step is None else sorted(wanted)[-1:]:
+            mixture = _anchored(self._loader, at)
+            if mixture is not None:
+                with contextlib.suppress(ConfigError):  # then the state is walked to
+                    mixture.use_anchor(held[at])
+        if step is not None and step not in held:
+            self.save(step)
+
+    def save(self, step: int) -> None:
+        """Leave an anchor at ``step``, if the dataset has any. All processes of a run may do so at the same time."""
+        mixture = _anchored(self._loader, step) if step > 0 else None
+        if mixture is None:
+            return
+        try:
+            anchor = mixture.anchor_at(step)
+        except IndexOutOfRangeError:  # behind the end
+            return
+        if anchor is None:
+            return
+        held = {**self.load(), step: anchor}
+        while len(held) > _MOST_ANCHORS:  # thin out where they are densest, but for the latest
+            steps = sorted(held)
+            gaps = [(after - before, at) for before, at, after in zip(steps, steps[1:], steps[2:-1], strict=False)]
+            del held[min(gaps)[1]]
+        anchors = {str(at): held[at] for at in sorted(held)}
+        content = {"fingerprint": self._fingerprint, "sha256": _digest(anchors), "anchors": anchors}
+        with contextlib.suppress(OSError, HeadraceError):  # a checkpoint must not fail for want of an accelerator
+            files.write_atomic(self._url, json.dumps(content).encode() + b"\n", writer=f".{uuid.uuid4().hex}")
+
+
+def _anchored(loader: object, step: int) -> Anchored | None:
+    """The part of the loader's dataset that counts at ``step``, behind what maps it or changes its row length."""
+    found: Any = getattr(loader, "dataset", None)
+    while found is not None and not isinstance(found, Anchored):
+        inner: Any = found.phase_at(step)[0] if hasattr(found, "phase_at") else found
+        found = getattr(found, "base", None) if inner is found else inner
+    return found
+
+
+def _digest(anchors: Mapping[str, Anchor]) -> str:
+    return hashlib.sha256(json.dumps(anchors, sort_keys=True).encode()).hexdigest()
+
+
 def open_run(folder: str, loader: Described, step: int | None = None) -> RunManifest:
     """Starts a run in ``folder``, or makes sure that the run there is the same one.
 
     Args:
         folder: Path or URL of the run's folder.
         loader: The run's loader.
-        step: Steps that are done. Needed for an amendment, which must begin there or later and is then recorded.
+        step: Steps that are done. Needed for an amendment, which must begin there or later and is then recorded. The
+            loader is made ready for this step: with an anchor of the folder at once, else by counting up to it.
+
+    Returns:
+        The manifest; its :meth:`~RunManifest.state` leaves an anchor in the folder at each checkpoint.
 
     Raises:
         PlanMismatchError: the folder holds another run (the differences are shown), or an amendment touches the past.
     """
+    opened = _opened(folder, loader, step)
+    anchors = Anchors(folder, opened.fingerprint, loader)
+    anchors.use(step)
+    return dataclasses.replace(opened, anchors=anchors)
+
+
+def _opened(folder: str, loader: Described, step: int | None) -> RunManifest:
     mine, theirs = RunManifest.of(loader), RunManifest.load(folder)
     if theirs is None:
         mine.save(folder)

@@ -14,19 +14,21 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from headrace.data.dataset import AsyncDataset, PlannedDataset, ReorderedDataset
+from headrace.data.braids import Braids
+from headrace.data.dataset import AsyncDataset, PlannedDataset
 from headrace.data.rows import Rows, RowSource
-from headrace.errors import ConfigError, did_you_mean
+from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.index.anchors import Anchor
 from headrace.index.blend import Blend
-from headrace.index.braid import BraidShuffle
-from headrace.index.braid_table import BraidTable
 from headrace.index.draws import Draws
 from headrace.index.limits import example_limits, mixture_length
 from headrace.index.policies import make_policy
-from headrace.index.remap import IndexMap, Repeat
+from headrace.index.remap import IndexMap
 from headrace.index.schedule import BatchSchedule
 from headrace.index.shares import UNLIMITED
-from headrace.index.stages import Stage
+from headrace.index.stage_config import stages_of_plan
+from headrace.index.stage_plan import StagePlan, StageStream
+from headrace.index.stages import Stage, check_components
 from headrace.metrics import ReadStats
 
 
@@ -38,13 +40,17 @@ class MixtureDataset(PlannedDataset):
             and ``stop_strategy`` let them.
         weights: A weight for each component: a number, ``{"step": {step: w}}`` or ``{"linear": {step: w}}``; or a
             nested :class:`~headrace.index.blend.Blend` with the components as leaves (normalised at each step and
-            node); or several :class:`~headrace.index.stages.Stage`, each over any of the components.
+            node); or several :class:`~headrace.index.stages.Stage`, each over any of the components; or nmoe's
+            :class:`~headrace.index.stage_plan.StagePlan`.
         batch_size: Rows in a step, an int or a :class:`~headrace.index.schedule.BatchSchedule`.
         max_epochs: Most passes over the components, one number or by name, fractions allowed. What a used-up component
             leaves goes to the others in proportion to their weights.
         max_examples: Most rows of components in the whole run, by name.
         stop_strategy: ``restart`` (go on for ever), ``first_exhausted`` or ``all_exhausted``.
         policy: Which rows come when; see :mod:`headrace.index.policies`.
+        num_steps: Steps of the run, after which the mixture ends, if limits do not end it before; None: it has no end
+            of its own. Changes no step.
+        draws: Of a mixture with the same names, weights, batch sizes, limits and policy: its walk is shared.
 
     Raises:
         ConfigError: names differ, rows of different length, all weights zero at some step, a component that does not
@@ -62,42 +68,83 @@ class MixtureDataset(PlannedDataset):
     def __init__(
         self,
         components: Mapping[str, AsyncDataset[Any]],
-        weights: Mapping[str, object] | Blend | Sequence[Stage],
+        weights: Mapping[str, object] | Blend | Sequence[Stage] | StagePlan,
         batch_size: int | Mapping[int, int] | BatchSchedule,
         *,
         max_epochs: float | Mapping[str, float] | None = None,
         max_examples: Mapping[str, int] | None = None,
         stop_strategy: str = "restart",
         policy: str = "quota",
+        num_steps: int | None = None,
+        draws: Draws | None = None,
     ) -> None:
         if not components:
             raise ConfigError("has no components", field="components", cure="Give at least one dataset.")
         self.names = tuple(components)
-        self.stages = _stages(weights)
-        _check_names(self.names, self.stages)
+        self.batch_schedule = batch_size if isinstance(batch_size, BatchSchedule) else BatchSchedule(batch_size)
+        self.plan = _plan(weights, self.names) if isinstance(weights, StagePlan) else None
+        self.stages = _stages(weights, self.batch_schedule)
+        check_components(self.names, self.stages)
         sizes = {name: dataset.length for name, dataset in components.items()}
         self.components = tuple(_repeated(name, dataset) for name, dataset in components.items())
         self._check_rows()
-        self.batch_schedule = batch_size if isinstance(batch_size, BatchSchedule) else BatchSchedule(batch_size)
         self.limits = _limits(sizes, max_epochs, max_examples)
         self.policy, self.stop_strategy = policy, stop_strategy
-        self.draws = Draws(
-            make_policy(
-                policy,
-                self.names,
-                self.stages,
-                self.batch_schedule,
-                sizes=[*sizes.values()],
-                limits=[*self.limits.values()],
-                tokens=self.seq_len,
-            )
-        )
-        endless = stop_strategy == "restart" and not any(limit is not None for limit in self.limits.values())
-        self._length = None if endless else mixture_length(self.draws, [*sizes.values()], stop_strategy)
-        self._braids = _Braids(self.components)
+        self.draws = self._draws([*sizes.values()]) if draws is None else draws
+        self._length = self._end([*sizes.values()], num_steps)
+        self._braids = Braids(self.components)
         self._sources = tuple(source for component in self.components for source in component.sources)
         self._first_source = np.cumsum([0] + [len(c.sources) for c in self.components])
         self._stats = ReadStats()
+
+    def _draws(self, sizes: list[int | None]) -> Draws:
+        limits = [*self.limits.values()]
+        if self.plan is not None:
+            if any(limit is not None for limit in limits) or self.policy != "quota":
+                problem = "brings its own policy, and knows no limits"
+                raise ConfigError(problem, field="weights", value="StagePlan", cure="Use Stage with limits.")
+            return Draws(StageStream(self.plan, self.batch_schedule))
+        return Draws(
+            make_policy(
+                self.policy,
+                self.names,
+                self.stages,
+                self.batch_schedule,
+                sizes=sizes,
+                limits=limits,
+                tokens=self.seq_len,
+            )
+        )
+
+    def _end(self, sizes: list[int | None], num_steps: int | None) -> int | None:
+        """Examples until limits, sources, a plan or the run's length end the mixture."""
+        end = None if num_steps is None else self.batch_schedule.rows_at(num_steps)[0]
+        if self.stop_strategy == "restart" and self.plan is None:
+            if self.policy != "exhaustive" and not any(limit is not None for limit in self.limits.values()):
+                return end
+            if num_steps is not None:
+                try:  # to the end of the run, which may be long before that of the limits
+                    self.draws.starts_at(num_steps)
+                except IndexOutOfRangeError:
+                    pass
+                else:
+                    return end
+        self._check_reached()
+        length = mixture_length(self.draws, sizes, self.stop_strategy)
+        return length if end is None or (length is not None and length < end) else end
+
+    def _check_reached(self) -> None:
+        """Raises ConfigError if limits end the mixture before a stage of it begins."""
+        for number, stage in enumerate(self.stages[1:] if self.plan is None else (), start=1):
+            try:
+                self.draws.starts_at(stage.first_step)
+            except IndexOutOfRangeError as error:
+                raise ConfigError(
+                    "is never reached: the limits end the mixture before",
+                    field=f"stages[{stage.name or number}].step",
+                    value=stage.first_step,
+                    cure="Raise max_epochs or max_tokens, add a source before, or let the stage begin earlier.",
+                ) from error
 
     @property
     def length(self) -> int | None:
@@ -121,7 +168,16 @@ class MixtureDataset(PlannedDataset):
             "limits": {name: limit for name, limit in self.limits.items() if limit is not None},
             "stop_strategy": self.stop_strategy,
             "policy": self.policy,
+            **({} if self.plan is None else {"plan": self.plan.digest}),
         }
+
+    def anchor_at(self, step: int) -> Anchor | None:
+        """The state of the draws near ``step``, see :meth:`Draws.anchor_at`; :mod:`headrace.state` keeps it."""
+        return self.draws.anchor_at(step)
+
+    def use_anchor(self, anchor: Mapping[str, object]) -> None:
+        """See :meth:`Draws.use_anchor`."""
+        self.draws.use_anchor(anchor)
 
     def weights_at(self, steps: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, "n d"]:
         """Wanted shares of the components at ``steps``, as the stages say, before limits."""
@@ -153,17 +209,21 @@ class MixtureDataset(PlannedDataset):
     def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
         component, ordinal = self.draws.route(indices)
         located = Rows(np.empty_like(indices), np.empty_like(indices), np.empty(indices.size))
+        part = self._braids.part_of(component, ordinal)
         braided = self._braids.held[component]
-        if braided.any():
-            ordinal, where = self._braids.resolve(component, ordinal, braided)
-            located.locality[braided] = where
-        for d in np.unique(component).tolist():
-            here = np.flatnonzero(component == d)
-            part = self._braids.below[d].locate(ordinal[here])
-            located.source[here] = part.source + self._first_source[d]
-            located.row[here] = part.row
+        if braided.all():
+            ordinal, located.locality[:] = self._braids.resolve(part, ordinal)
+        elif braided.any():
+            ordinal = ordinal.copy()  # a table that others share
+            ordinal[braided], located.locality[braided] = self._braids.resolve(part[braided], ordinal[braided])
+        for number in np.unique(part).tolist():
+            here = np.flatnonzero(part == number)
+            d = int(component[here[0]])
+            rows = self._braids.below[number].locate(ordinal[here])
+            located.source[here] = rows.source + self._first_source[d]
+            located.row[here] = rows.row
             if not self._braids.held[d]:
-                located.locality[here] = part.locality
+                located.locality[here] = rows.locality
         return located
 
     def _check_rows(self) -> None:
@@ -185,20 +245,18 @@ class MixtureDataset(PlannedDataset):
         )
 
 
-def _stages(weights: Mapping[str, object] | Blend | Sequence[Stage]) -> tuple[Stage, ...]:
+def _plan(plan: StagePlan, names: Sequence[str]) -> StagePlan:
+    return plan if plan.names == tuple(names) else StagePlan(plan.stages, plan.example_tokens, names)
+
+
+def _stages(
+    weights: Mapping[str, object] | Blend | Sequence[Stage] | StagePlan, batch: BatchSchedule
+) -> tuple[Stage, ...]:
+    if isinstance(weights, StagePlan):
+        return tuple(stages_of_plan(weights, batch))
     if isinstance(weights, Blend | Mapping):
         return (Stage(0, weights if isinstance(weights, Blend) else Blend(weights)),)
     return tuple(weights)
-
-
-def _check_names(names: Sequence[str], stages: Sequence[Stage]) -> None:
-    used = [name for stage in stages for name in stage.blend.names]
-    for name in used:
-        if name not in names:
-            raise ConfigError("is not a component", field=f"weights.{name}", cure=did_you_mean(name, names))
-    for name in names:
-        if name not in used:
-            raise ConfigError("is missing", field=f"weights.{name}", cure="Give it a weight; 0 is one.")
 
 
 def _limits(
@@ -225,39 +283,3 @@ def _repeated(name: str, dataset: AsyncDataset[Any]) -> PlannedDataset:
     repeated = dataset.repeat() if dataset.is_finite() else dataset
     assert isinstance(repeated, PlannedDataset)  # by construction: repeat() of a planned dataset is planned
     return repeated
-
-
-class _Braids:
-    """The components that are repeated braids, resolved together: one pass over all rows instead of one a component.
-
-    Attributes:
-        held: Which components these are.
-        below: By component, what the resolved rows are rows of: for the others, the component itself.
-    """
-
-    def __init__(self, components: Sequence[PlannedDataset]) -> None:
-        found = [_repeated_braid(c) for c in components]
-        self.held = np.asarray([f is not None for f in found])
-        self.below = [c if f is None else f[0] for c, f in zip(components, found, strict=True)]
-        self._number = np.cumsum(self.held) - 1
-        orders = [f[1] for f in found if f is not None]
-        self._table = BraidTable.of(orders) if orders else None
-
-    def resolve(
-        self, component: np.ndarray, ordinal: np.ndarray, braided: np.ndarray
-    ) -> tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " m"]]:
-        """Ordinals with those of braided components replaced by their rows, and the localities of these."""
-        assert self._table is not None  # there is a braided row, hence a table
-        if braided.all():
-            return self._table(self._number[component], ordinal)
-        rows = ordinal.copy()
-        rows[braided], where = self._table(self._number[component[braided]], ordinal[braided])
-        return rows, where
-
-
-def _repeated_braid(component: PlannedDataset) -> tuple[PlannedDataset, BraidShuffle] | None:
-    if isinstance(component, ReorderedDataset) and isinstance(component.order, Repeat):
-        inner = component.base
-        if isinstance(inner, ReorderedDataset) and isinstance(inner.order, BraidShuffle):
-            return inner.base, inner.order
-    return None

@@ -3,10 +3,12 @@
 A node's weights are divided by their sum at that step, and a leaf's weight is the product along its path. Adding a
 source inside a nested blend therefore does not change what the blend takes of the whole (the semantics that
 Megatron-Energon's schedules arrived at). A weight may be zero for a while; all weights of a node that is in use being
-zero is a :class:`ConfigError` that names the first such step, found from the break points without scanning.
+zero is a :class:`ConfigError` that names the first such step, found from the break points without scanning. A blend
+that is used for a part of the run only (a stage) is checked for that part.
 
-Invariant: rows of :meth:`Blend.at` are non-negative and sum to 1 (within a few ulp); a leaf with weight 0 is exactly 0.
-Sums run in a fixed order, so that the bits do not depend on the machine. Price: about 50 ns a step and leaf.
+Invariant: rows of :meth:`Blend.at` are non-negative and sum to 1 (within a few ulp); a leaf with weight 0 is exactly 0,
+and one with weight never is, however small the product along its path. Sums run in a fixed order, so that the bits do
+not depend on the machine. Price: about 50 ns a step and leaf.
 
 Also here: the two usual ways to choose constant weights from sizes, temperature sampling and UniMax.
 """
@@ -22,7 +24,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from headrace.errors import ConfigError, did_you_mean
-from headrace.index.schedule import Curves, Weight, compose_weights, weight_from_config
+from headrace.index.schedule import MAX_STEP, MIN_WEIGHT, Curves, Weight, compose_weights, weight_from_config
 
 WeightsAt: TypeAlias = Callable[[Int64[np.ndarray, " n"]], Float64[np.ndarray, "n d"]]
 """Vectorised weights: steps -> one row of component weights for each step. Pure, and row by row."""
@@ -42,11 +44,13 @@ class Blend:
         weights: ``{name: weight}``, or for a nested blend ``{name: {"weight": weight, "blend": {...}}}``; a weight is
             whatever :func:`weight_from_config` reads. ``weight`` may be left out and is then 1.
         path: Place in the config, for errors.
-        num_steps: Number of steps of the run, if known: what happens after it is no error.
+        num_steps: The step before which its use ends, if known: what is written for later steps does not count, the
+            weights of the last step stay.
+        first_step: The step from which on it is used; the same for earlier steps.
 
     Raises:
         ConfigError: empty; unknown keys; schedules twice on one path; a name used by two leaves; all weights of a node
-            in use are zero at some step.
+            in use are zero at some step of its use.
 
     Example:
         >>> b = Blend({"web": 1, "lib": {"weight": {"linear": {0: 0, 4: 3}}, "blend": {"code": 3, "docs": 1}}})
@@ -58,10 +62,20 @@ class Blend:
         >>> Blend({"a": {"step": {0: 1, 10: 0}}, "b": {"step": {0: 1, 7: 0}}})
         Traceback (most recent call last):
         headrace.errors.ConfigError: weights: all weights are zero at step 10. Give one of 'a', 'b' a weight there.
+        >>> Blend({"a": {"step": {0: 0, 10: 1, 20: 0}}}, first_step=10, num_steps=20).at(np.array([10]))
+        array([[1.]])
     """
 
-    def __init__(self, weights: Mapping[str, object], path: str = "weights", num_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, object],
+        path: str = "weights",
+        num_steps: int | None = None,
+        first_step: int = 0,
+    ) -> None:
         self._root = _read(weights, path, ())
+        self.path = path
+        """Place in the config, for errors."""
         self.names: tuple[str, ...] = tuple(_leaves(self._root))
         """Names of the leaves, in the order written: component numbers count along it."""
         for name in self.names:
@@ -69,10 +83,21 @@ class Blend:
                 raise ConfigError("names two sources", field=path, value=name, cure="Rename one of them.")
         self.breaks: tuple[int, ...] = tuple(sorted(set(_breaks(self._root))))
         """Steps at which some weight may bend or jump."""
-        # From one break point to the next a weight is constant, or a straight line that is not negative: it is zero at
-        # some step in between only if it is zero at the first. So these steps are all that have to be looked at.
-        steps = np.array([b for b in sorted({0, *self.breaks}) if num_steps is None or b < max(num_steps, 1)], np.int64)
-        self.at(steps)
+        self._first = first_step
+        self._last = MAX_STEP if num_steps is None else max(num_steps - 1, first_step)
+        self.at(self.bends(first_step, self._last + 1))
+
+    def bends(self, first: int, stop: int) -> Int64[np.ndarray, " n"]:
+        """``first`` and the break points of the steps ``first .. stop``: all that tell where a weight is zero.
+
+        From one break point to the next a weight is constant, or a straight line that is not negative: it is zero at
+        some step in between only if it is zero at the first.
+
+        Example:
+            >>> Blend({"a": {"linear": {0: 1, 8: 2, 90: 1}}}).bends(5, 90)
+            array([5, 8])
+        """
+        return np.array([first, *(b for b in self.breaks if first < b < stop)], np.int64)
 
     @property
     def is_constant(self) -> bool:
@@ -86,12 +111,12 @@ class Blend:
         return None if any(inner for _, _, inner in entries) else tuple(weight for _, weight, _ in entries)
 
     def at(self, steps: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, "n d"]:
-        """Weights of all leaves at ``steps``, rows summing to 1.
+        """Weights of all leaves at ``steps``, rows summing to 1; at steps outside its use those of its first or last.
 
         Raises:
             ConfigError: all weights of a node in use are zero at one of the steps.
         """
-        steps = np.asarray(steps, np.int64)
+        steps = np.asarray(steps, np.int64).clip(self._first, self._last)
         parts: list[np.ndarray] = []
         _evaluate(self._root, steps, None, parts)
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
@@ -166,9 +191,13 @@ def _evaluate(node: _Node, steps: np.ndarray, share: np.ndarray | None, parts: l
                 cure=f"Give one of {names} a weight there.",
             )
         total[total == 0] = 1.0
+    held = values > 0
     values /= total[:, None]
     if share is not None:
         values *= share[:, None]
+        held &= share[:, None] > 0
+    if (values < MIN_WEIGHT).any():  # a product may vanish, its weight does not
+        np.maximum(values, np.where(held, MIN_WEIGHT, 0.0), out=values)
     if all(inner is None for _, _, inner in node.entries):
         parts.append(values)
         return

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.index.anchors import Anchor, Anchored, anchor_integer, refused
 from headrace.index.blend import Blend, blend_of
 from headrace.index.quota import Quota
 from headrace.index.remap import check_indices
@@ -103,6 +104,36 @@ class Draws:
     def starts_at(self, step: int) -> Int64[np.ndarray, " d"]:
         """Rows of each component in all steps before ``step``."""
         return self.policy.starts_at(step)
+
+    def anchor_at(self, step: int) -> Anchor | None:
+        """The policy's state near ``step``, as JSON values; None for a policy that has none to save.
+
+        Raises:
+            IndexOutOfRangeError: the mixture ends before it.
+
+        Example:
+            >>> d, again = (Draws({"a": {"linear": {0: 1, 10**6: 3}}, "b": 1}, BatchSchedule(4)) for _ in range(2))
+            >>> again.use_anchor(d.anchor_at(50_000))
+            >>> again.starts_at(50_000).tolist() == d.starts_at(50_000).tolist()
+            True
+        """
+        if not isinstance(self.policy, Anchored):
+            return None
+        return {"policy": type(self.policy).__name__, "step": step, "state": self.policy.anchor_at(step)}
+
+    def use_anchor(self, anchor: Mapping[str, object]) -> None:
+        """Go on from what :meth:`anchor_at` of equal draws gave: steps from there on cost what the first ones cost.
+
+        Steps before it are walked to from the beginning, as without. Nothing but time depends on it.
+
+        Raises:
+            ConfigError: it is damaged, or of other draws as far as that can be seen.
+        """
+        name, state = type(self.policy).__name__, anchor.get("state")
+        if not isinstance(self.policy, Anchored) or anchor.get("policy") != name or not isinstance(state, Mapping):
+            raise refused(f"is not one of {name}")
+        anchor_integer(anchor, "step")
+        self.policy.use_anchor(cast(Mapping[str, object], state))
 
     def step_table(self, step: int) -> StepTable:
         """Component and ordinal of each row of ``step``, in stream order. Read-only arrays, shared between calls."""

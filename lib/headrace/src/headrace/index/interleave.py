@@ -8,23 +8,29 @@
 
 ``least_consumed`` is in :mod:`headrace.index.least_consumed`, nmoe's staged plans in :mod:`headrace.index.stages`.
 
-These are sequential rules. :class:`SequencePolicy` gives them random access: the state is kept every 4096 examples, and
-a stretch is walked again when it is asked for. A sequence does not depend on how it is cut into steps or hosts.
+These are sequential rules. :class:`SequencePolicy` gives them random access: the state is kept every 4096 examples (at
+512 places at most: the longer the run, the further apart), and a stretch is walked again when it is asked for. A
+sequence does not depend on how it is cut into steps or hosts.
 
-Price: 2 to 4 us an example to walk there once (``Quota`` needs 2 us a **step**), then 10 ms for a stretch of 4096.
+Price: 2 to 4 us an example to walk there once, unless there is an anchor (``Quota`` needs 2 us a **step**, and none
+where weights are constant): 50 minutes for a billion examples. Then 10 ms for a stretch of 4096 near the last one, and
+10 ms times the distance of two kept states for one far behind. ``swrr`` repeats itself: it never walks further than
+one period, about a million examples.
 """
 
 from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 from jaxtyping import Float64, Int32, Int64
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.index.anchors import Anchor, anchor_integer, anchor_integers, anchor_sum, refused
+from headrace.index.kept import Kept
 from headrace.index.schedule import BatchSchedule, Weight
 from headrace.index.shares import UNLIMITED
 
@@ -50,8 +56,8 @@ class SequencePolicy(abc.ABC, Generic[State]):
             raise ConfigError("needs at least one", field="components", value=components)
         self.components, self.batch, self.length = components, batch, length
         start = (self.initial_state(), np.zeros(components, np.int64))
+        self._kept: Kept[tuple[State, Int64[np.ndarray, " d"]]] = Kept(start)
         # Filled without a lock, as in Quota: threads that meet store equal values.
-        self._anchors: dict[int, tuple[State, Int64[np.ndarray, " d"]]] = {0: start}
         self._stretches: list[tuple[int, Int32[np.ndarray, " n"]] | None] = [None] * _STRETCHES
 
     @abc.abstractmethod
@@ -65,8 +71,7 @@ class SequencePolicy(abc.ABC, Generic[State]):
     def state_at(self, index: int) -> State:
         """State before the example ``index``."""
         stretch, place = divmod(self._checked(index), STRETCH)
-        self._extend(stretch)
-        return self.walk(self._anchors[stretch][0], index - place, place)[1]
+        return self.walk(self._before(stretch)[0], stretch * STRETCH, place)[1]
 
     def sequence(self, first: int, stop: int) -> Int32[np.ndarray, " n"]:
         """Components of the examples ``first .. stop``, cut at the end of the sequence."""
@@ -95,11 +100,37 @@ class SequencePolicy(abc.ABC, Generic[State]):
     def counts_before(self, index: int) -> Int64[np.ndarray, " d"]:
         """Examples of each component before the global example ``index``."""
         stretch, place = divmod(self._checked(index), STRETCH)
-        self._extend(stretch)
-        counts = self._anchors[stretch][1]
+        counts = self._before(stretch)[1]
         return (
             counts + np.bincount(self._stretch(stretch)[:place], minlength=self.components) if place else counts.copy()
         )
+
+    def anchor_at(self, step: int) -> Anchor:
+        """See :class:`~headrace.index.anchors.Anchored`.
+
+        Raises:
+            IndexOutOfRangeError: the sequence ends before the step.
+        """
+        first = self.batch.rows_at(step)[0]
+        if self.length is not None and first > self.length:
+            raise IndexOutOfRangeError(f"the mixture ends after {self.length} examples", field="step", value=step)
+        stretch = self._anchored(self._checked(first)) // STRETCH
+        state, counts = self._before(stretch)
+        return {"stretch": stretch, "drawn": counts.tolist(), "state": _lists(state)}
+
+    def use_anchor(self, anchor: Mapping[str, object]) -> None:
+        """See :class:`~headrace.index.anchors.Anchored`."""
+        stretch = anchor_integer(anchor, "stretch", most=1 << 50)
+        if self.length is not None and stretch * STRETCH > self.length:
+            raise refused("is of a longer sequence")
+        drawn = anchor_integers(anchor, "drawn", self.components)
+        anchor_sum(drawn, stretch * STRETCH, "drawn")
+        state = cast(State, _tuples(anchor.get("state")))
+        try:
+            self.walk(state, stretch * STRETCH, min(self._size(stretch), 1))
+        except (TypeError, ValueError, IndexError) as error:
+            raise refused("has no 'state' that can be") from error
+        self._kept.keep(stretch, (state, drawn), always=True)
 
     def supply(self) -> Int64[np.ndarray, " d"]:
         """Examples of each component in the whole run, ``UNLIMITED`` for those drawn for ever."""
@@ -110,22 +141,43 @@ class SequencePolicy(abc.ABC, Generic[State]):
             raise IndexOutOfRangeError("is negative", field="index", value=index)
         return int(index) if self.length is None else min(int(index), self.length)
 
+    def _anchored(self, index: int) -> int:
+        """The example whose state is needed for that of ``index``."""
+        return index
+
     def _stretch(self, stretch: int) -> Int32[np.ndarray, " n"]:
         held = self._stretches[stretch % _STRETCHES]
         if held is None or held[0] != stretch:
-            self._extend(stretch)
-            drawn, _ = self.walk(self._anchors[stretch][0], stretch * STRETCH, self._size(stretch))
+            drawn, _ = self._walked(stretch, self._before(stretch))
             held = self._stretches[stretch % _STRETCHES] = (stretch, np.array(drawn, np.int32))
         return held[1]
 
     def _size(self, stretch: int) -> int:
         return STRETCH if self.length is None else min(STRETCH, self.length - stretch * STRETCH)
 
-    def _extend(self, stretch: int) -> None:
-        for at in range(len(self._anchors), stretch + 1):
-            state, counts = self._anchors[at - 1]
-            drawn, after = self.walk(state, (at - 1) * STRETCH, STRETCH)
-            self._anchors[at] = after, counts + np.bincount(drawn, minlength=self.components)
+    def _before(self, stretch: int) -> tuple[State, Int64[np.ndarray, " d"]]:
+        """State and counts before a stretch."""
+        at, held = self._kept.before(stretch)
+        for number in range(at, stretch):
+            _, held = self._walked(number, held)
+        return held
+
+    def _walked(
+        self, stretch: int, held: tuple[State, Int64[np.ndarray, " d"]]
+    ) -> tuple[list[int], tuple[State, Int64[np.ndarray, " d"]]]:
+        """Components of a stretch, and state and counts after it, which are remembered."""
+        drawn, after = self.walk(held[0], stretch * STRETCH, self._size(stretch))
+        now = (after, held[1] + np.bincount(drawn, minlength=self.components))
+        self._kept.keep(stretch + 1, now)
+        return drawn, now
+
+
+def _lists(state: Any) -> Any:
+    return [_lists(x) for x in cast(tuple[Any, ...], state)] if isinstance(state, tuple) else state
+
+
+def _tuples(state: Any) -> Any:
+    return tuple(_tuples(x) for x in cast(list[Any], state)) if isinstance(state, list) else state
 
 
 class SmoothRoundRobin(SequencePolicy[tuple[int, ...]]):
@@ -185,6 +237,9 @@ class SmoothRoundRobin(SequencePolicy[tuple[int, ...]]):
 
     def supply(self) -> Int64[np.ndarray, " d"]:
         return np.where(np.array(self.weights_fp) > 0, UNLIMITED, 0)
+
+    def _anchored(self, index: int) -> int:
+        return index % self.period
 
 
 def smooth_draws(weights_fp: Sequence[int], credit: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
@@ -273,6 +328,9 @@ class ExhaustiveBlend(SequencePolicy[tuple[int, ...]]):
             if counts[k] >= self._sizes[k]:
                 spent[k] = -np.inf
         return drawn, tuple(int(c) for c in counts)
+
+    def supply(self) -> Int64[np.ndarray, " d"]:
+        return self._sizes.copy()
 
 
 def constant_weights(weights: Sequence[float | Weight], policy: str) -> list[float]:

@@ -3,6 +3,13 @@
 ``quota`` (exact shares, schedules, stages, limits) is headrace's own and the default. The others give the sequences of
 the systems that users come from, for runs that must go on as they began: ``swrr`` (nmoe), ``greedy`` and ``exhaustive``
 (Megatron-LM), ``least_consumed`` (token-balanced). They take constant weights and one stage.
+
+``exhaustive`` ends with its data. The others go on for ever, unless limits end them: a source of ``least_consumed`` is
+left out once its limit is reached (``max_epochs: 1`` gives nanoschnack's order, each row once).
+
+What a far step costs a process that has no anchor for it (:mod:`headrace.index.anchors`): nothing to speak of for
+``quota`` where weights are constant, 2 us a step elsewhere; one period at most for ``swrr``; 2 to 4 us an example for
+the others.
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ from headrace.errors import ConfigError, did_you_mean
 from headrace.index.blend import Blend
 from headrace.index.draws import DrawPolicy
 from headrace.index.interleave import ExhaustiveBlend, GreedyBlend, SmoothRoundRobin
-from headrace.index.least_consumed import LeastConsumedPlan
+from headrace.index.least_consumed import Equal, LeastConsumedPlan
 from headrace.index.schedule import BatchSchedule
 from headrace.index.stages import Stage, Stages
 
@@ -40,7 +47,7 @@ def make_policy(
         stages: Weights; only ``quota`` takes more than one stage.
         batch: Examples per step.
         sizes: Examples of each component, None for an endless one.
-        limits: Most examples of each component in the run; only ``quota`` takes any.
+        limits: Most examples of each component in the run; only ``quota`` and ``least_consumed`` take any.
         tokens: Tokens of an example, for ``least_consumed``.
 
     Raises:
@@ -52,7 +59,7 @@ def make_policy(
         return Stages(names, stages, batch, limits)
     unknown = {
         "stages": len(stages) > 1,
-        "limits": any(limit is not None for limit in limits),
+        "limits": policy != "least_consumed" and any(limit is not None for limit in limits),
         "largest shares": bool(stages[0].max_share),
     }
     for what, given in unknown.items():
@@ -70,12 +77,12 @@ def make_policy(
             value=policy,
             cure="Give equal weights, or none.",
         )
+    if policy == "least_consumed":
+        return LeastConsumedPlan([Equal(tokens, limit) for limit in limits], batch)
     finite = [size for size in sizes if size is not None]
     if len(finite) < len(sizes):
         raise ConfigError("needs components with an end", field="policy", value=policy, cure="Leave out repeat().")
-    if policy == "exhaustive":
-        return ExhaustiveBlend(finite, batch)
-    return LeastConsumedPlan([np.full(size, tokens) for size in finite], batch)
+    return ExhaustiveBlend(finite, batch)
 
 
 def _constant_weights(blend: Blend, policy: str, names: Sequence[str]) -> list[float]:

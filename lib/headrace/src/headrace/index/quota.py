@@ -24,7 +24,8 @@ half of what Tijdeman proves possible, and keeps rounding out of the promise). S
 chunks of steps with numpy.
 
 Price: 1,000,000 steps of 64 ramped components in 3 to 4 s and 8 MB (2 us a step at 20 components); afterwards any step
-in 1 ms, neighbours in 1 us.
+in 1 ms, neighbours in 1 us. Where weights stay constant nothing has to be walked: any step up to 2**40 in some ms
+(index/quota_far.py). Elsewhere :meth:`Quota.anchor_at` saves the state of a step for another process.
 
 References: Tijdeman, "The chairman assignment problem", Discrete Mathematics 32 (1980); Baruah, Cohen, Plaxton, Varvel,
 "Proportionate progress: a notion of fairness in resource allocation", Algorithmica 15 (1996).
@@ -32,21 +33,25 @@ References: Tijdeman, "The chairman assignment problem", Discrete Mathematics 32
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right, insort
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64
+from jaxtyping import Int32, Int64
 
 from headrace.errors import IndexOutOfRangeError
+from headrace.index import quota_far
+from headrace.index.anchors import Anchor, anchor_integer, anchor_integers, anchor_number, anchor_sum, refused
 from headrace.index.blend import WeightsAt
+from headrace.index.quota_far import NEVER
+from headrace.index.quota_walk import CHUNK, Account, Walk
 from headrace.index.schedule import MAX_STEP, BatchSchedule
-from headrace.index.shares import BITS, ONE, PART, UNLIMITED, ShareRun, Shares
+from headrace.index.shares import BITS, PART, UNLIMITED, Shares
 
-CHUNK = 256
-"""Steps between two anchors, and in one recomputed table."""
 _TABLES = 16
-_NEVER = np.iinfo(np.int64).max
+_FAR = 32
+"""Chunks from which on it may pay not to walk."""
 
 
 def even_rows(counts: Int64[np.ndarray, " d"]) -> Int32[np.ndarray, " b"]:
@@ -70,27 +75,13 @@ def even_rows(counts: Int64[np.ndarray, " d"]) -> Int32[np.ndarray, " b"]:
 
 
 @dataclass(frozen=True)
-class _Anchor:
-    """State before a step: shares W as whole and part, what has been drawn, and how far off it ever was."""
+class _Anchor(Account):
+    """The state before a step: the account, and how far off it ever was."""
 
-    whole: Int64[np.ndarray, " d"]
-    part: Int64[np.ndarray, " d"]
-    drawn: Int64[np.ndarray, " d"]
     late: int
     worst: float
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """All that does not depend on the choices, for n steps: see :meth:`Quota._plan`."""
-
-    shares: ShareRun
-    whole: Int64[np.ndarray, "n d"]  # of W + delta
-    total: Int64[np.ndarray, " n"]
-    order: Int64[np.ndarray, "n d"]
-    eligible: list[int]
-    crossed: Bool[np.ndarray, "n d"]
-    roomy: Bool[np.ndarray, "n d"]  # W is far enough above the last integer for the next example
+    calm: int
+    """Examples of the run from which on, as long as weights stay constant, it does not matter how they began."""
 
 
 class Quota:
@@ -102,8 +93,10 @@ class Quota:
         batch: Examples per step.
         limits: Most examples of each component in the whole run, None for no limit. A component is drawn up to its
             limit exactly; the weight it leaves is shared by the others in proportion to theirs.
+        settled: Step from which on the weights stay the same, None if that is not known: then every step is walked to.
         largest: Largest share of a step that each component may have, None for no bound.
-        settled: Step from which on the weights stay the same; only needed to find the end of a finite mixture.
+        start: What the components should have and have before step 0, of as many examples; by default nothing. Limits
+            and all counts include it.
 
     Raises:
         ConfigError: no component, too many, a batch above 2**18, limits that do not fit.
@@ -121,31 +114,35 @@ class Quota:
         components: int,
         batch: BatchSchedule,
         limits: Sequence[int | None] | None = None,
-        settled: int = 0,
+        settled: int | None = None,
         largest: Sequence[float | None] | None = None,
+        start: Account | None = None,
     ) -> None:
         self._shares = Shares(weights, components, batch, limits, largest)
         self.components, self.batch = components, batch
         self._weights, self._settled = weights, settled
-        self._delta = ONE // (4 * max(components - 1, 1))
-        self._id_bits = max(components - 1, 1).bit_length()
-        start = np.zeros(components, np.int64)
+        if start is None:
+            zero = np.zeros(components, np.int64)
+            start = Account(zero, zero, zero)
+        self._before = int(start.drawn.sum())
+        self._walk = Walk(self._shares, components, batch, self._before)
         promised = 1 - 1 / (4 * (components - 1)) if components > 1 else 0.0
-        first = _Anchor(start, start, start, 0, promised)
-        # Both caches may be filled by several threads at once without a lock: whoever comes second stores equal values.
-        self._anchors = {0: first}
+        # All caches may be filled by several threads at once without a lock: whoever comes second stores equal values.
+        self._anchors: dict[int, _Anchor] = {}
+        self._chunks: list[int] = []
         self._end: int | None = None
+        self._keep(0, _Anchor(start.whole, start.part, start.drawn, 0, promised, self._calm(start, 0, None)))
         self._tables: list[tuple[int, Int64[np.ndarray, "n d"]] | None] = [None] * _TABLES
 
     @property
     def late_steps(self) -> int:
         """Steps, of those prepared so far, at which some component was a full example or more off its share."""
-        return self._anchors[len(self._anchors) - 1].late
+        return self._anchors[self._chunks[-1]].late
 
     @property
     def worst_deviation(self) -> float:
         """Examples; at no step prepared so far was a component further off its share."""
-        return self._anchors[len(self._anchors) - 1].worst
+        return self._anchors[self._chunks[-1]].worst
 
     def counts_at(self, step: int) -> Int64[np.ndarray, " d"]:
         """Examples of each component in ``step``.
@@ -171,19 +168,58 @@ class Quota:
             self._check(steps - 1)
             self._extend(-(-steps // CHUNK))
 
+    def account_at(self, step: int) -> Account:
+        """What the components should have and have before ``step``."""
+        drawn, (chunk, row) = self.starts_at(step), divmod(int(step), CHUNK)
+        anchor = self._anchors[chunk]
+        if row == 0:
+            return anchor
+        shares = self._shares.run(anchor.whole, anchor.part, chunk * CHUNK, row)
+        return Account(shares.whole[-1], shares.part[-1], drawn)
+
+    def anchor_at(self, step: int) -> Anchor:
+        """The state from which another process with an equal quota goes on to ``step`` in 1 ms. JSON values.
+
+        Raises:
+            IndexOutOfRangeError: the mixture ends before it, or it is no step.
+        """
+        self._locate(step, counts=False)
+        chunk = int(step) // CHUNK
+        held = self._anchors[chunk]
+        arrays = {name: getattr(held, name).tolist() for name in ("whole", "part", "drawn")}
+        return {"step": chunk * CHUNK, **arrays, "late": held.late, "worst": held.worst}
+
+    def use_anchor(self, anchor: Mapping[str, object]) -> None:
+        """Take over what :meth:`anchor_at` of an equal quota gave.
+
+        Raises:
+            ConfigError: it is no anchor, or one of another quota as far as that can be seen.
+        """
+        step = anchor_integer(anchor, "step", multiple=CHUNK, most=MAX_STEP)
+        total = self._before + self.batch.rows_at(step)[0]
+        drawn, part = (anchor_integers(anchor, name, self.components) for name in ("drawn", "part"))
+        whole = anchor_integers(anchor, "whole", self.components, signed=True)
+        anchor_sum(drawn, total, "drawn")
+        if (part > PART).any():
+            raise refused("has no 'part' that can be")
+        anchor_sum(part, (total - int(whole.sum())) << BITS, "part")
+        late, worst = anchor_integer(anchor, "late"), anchor_number(anchor, "worst")
+        calm = self._calm(Account(whole, part, drawn), step // CHUNK, None)
+        self._keep(step // CHUNK, _Anchor(whole, part, drawn, late, worst, calm))
+
     def supply(self) -> Int64[np.ndarray, " d"]:
         """Examples of each component in the whole run, ``UNLIMITED`` for those drawn for ever.
 
         Walks to where the weights settle, or to the end if there is one: 2 us a step.
         """
-        weights = self._weights(np.array([MAX_STEP], np.int64))[0]
+        weights, settled = self._weights(np.array([MAX_STEP], np.int64))[0], self._settled or 0
         endless = (weights > 0) & (self._shares.limits == UNLIMITED)
-        stop = self._settled + 1
+        stop = settled + 1
         while (end := self.find_end(stop)) is None and not endless.any():
             stop *= 2
         if end is not None:
             return self.starts_at(end)
-        return np.where(weights > 0, self._shares.limits, self.starts_at(self._settled))
+        return np.where(weights > 0, self._shares.limits, self.starts_at(settled))
 
     def find_end(self, stop: int) -> int | None:
         """The first step that cannot be filled, as every component with weight is used up; None if not before ``stop``.
@@ -221,7 +257,7 @@ class Quota:
         held = self._tables[chunk % _TABLES]
         if held is None or held[0] != chunk:
             anchor = self._anchors[chunk]
-            drawn = self._walk(anchor, self._plan(anchor, chunk * CHUNK), [])
+            drawn = self._walk.drawn(anchor, self._walk.plan(anchor, chunk * CHUNK), [])
             if len(drawn) < CHUNK:
                 self._end = chunk * CHUNK + len(drawn)
             held = self._tables[chunk % _TABLES] = (chunk, np.concatenate([anchor.drawn[None], drawn]))
@@ -229,138 +265,85 @@ class Quota:
 
     def _extend(self, chunk: int) -> None:
         """Make the anchor of ``chunk``, unless the mixture ends before it."""
-        for at in range(len(self._anchors), chunk + 1):
-            if self._end is not None:
-                return
-            anchor = self._anchors[at - 1]
-            plan = self._plan(anchor, (at - 1) * CHUNK)
+        if self._end is not None:
+            chunk = min(chunk, self._end // CHUNK)
+        at = self._chunks[bisect_right(self._chunks, chunk) - 1]
+        while at < chunk and (self._end is None or (at + 1) * CHUNK <= self._end):
+            far = self._far(at, chunk)
+            if far is not None:
+                at = far
+                continue
+            anchor = self._anchors[at]
+            plan = self._walk.plan(anchor, at * CHUNK)
             off: list[float] = []
-            drawn = self._walk(anchor, plan, off)
+            drawn = self._walk.drawn(anchor, plan, off)
             if len(drawn) < CHUNK:
-                self._end = (at - 1) * CHUNK + len(drawn)
+                self._end = at * CHUNK + len(drawn)
                 return
             late, worst = anchor.late + sum(o >= 1 for o in off), max(anchor.worst, *off, 0.0)
-            whole, part = plan.shares.whole[-1].copy(), plan.shares.part[-1].copy()
-            self._anchors[at] = _Anchor(whole, part, drawn[-1].copy(), late, worst)
+            after = Account(plan.shares.whole[-1].copy(), plan.shares.part[-1].copy(), drawn[-1].copy())
+            at += 1
+            calm = self._calm(after, at, anchor)
+            self._keep(at, _Anchor(after.whole, after.part, after.drawn, late, worst, calm))
 
-    def _plan(self, anchor: _Anchor, first: int) -> _Plan:
-        """Shares after each step of a chunk, who crosses an integer in it, and the order of deadlines."""
-        shares = self._shares.run(anchor.whole, anchor.part, first, CHUNK)
-        part = shares.part + self._delta
-        whole = shares.whole + (part >> BITS)
-        part &= PART
-        start = anchor.whole + ((anchor.part + self._delta) >> BITS)
-        crossed = np.diff(whole, axis=0, prepend=start[None]) > 0
-        roomy = part >= 2 * self._delta
-        may = roomy & (shares.rate > 0)
-        # Positive floats sort like their bits: the component's number replaces the lowest ones, which makes the sort
-        # total, and fast (no argsort). Two deadlines that differ by less than 2**-36 may thus change places.
-        deadline = ((ONE - part) / np.maximum(shares.rate, 1)).view(np.int64)
-        low = (1 << self._id_bits) - 1
-        key = np.where(may, (deadline & ~low) | np.arange(self.components), _NEVER)
-        key.sort(axis=1)
-        total = self.batch.offset_at(np.arange(first + 1, first + CHUNK + 1))
-        return _Plan(shares, whole, total, key & low, may.sum(axis=1).tolist(), crossed, roomy)
+    def _keep(self, chunk: int, anchor: _Anchor) -> None:
+        if chunk not in self._anchors:
+            self._anchors[chunk] = anchor
+            insort(self._chunks, chunk)  # after the anchor, for other threads; a chunk that is in it twice does no harm
 
-    def _walk(self, anchor: _Anchor, plan: _Plan, off: list[float]) -> Int64[np.ndarray, "n d"]:
-        """Examples drawn after each step; deviations that may exceed what is promised are appended to ``off``."""
-        if self.components <= 256:
-            return self._walk_bits(anchor, plan, off)
-        return self._walk_steps(anchor, plan, off)
+    def _calm(self, account: Account, chunk: int, before: _Anchor | None) -> int:
+        """Examples of the run from which on its beginning does not matter, see :mod:`headrace.index.quota_far`."""
+        if self._settled is None or chunk * CHUNK < self._settled:
+            return NEVER
+        used_up = account.whole >= self._shares.limits
+        if before is not None and before.calm < NEVER and (used_up == (before.whole >= self._shares.limits)).all():
+            return before.calm
+        idle = used_up | (self._weights(np.array([self._settled], np.int64))[0] == 0)
+        if idle.any() and (account.part[idle].any() or (account.whole - account.drawn)[idle].any()):
+            return NEVER  # they are owed something, or have had too much, and the others wait for it
+        run = self._shares.run(account.whole, account.part, chunk * CHUNK, 1)
+        wait = quota_far.longest_wait(run.rate[0]) if run.filled else NEVER
+        if wait == NEVER:
+            return NEVER
+        off = int(np.abs(account.drawn - account.whole)[~idle].max()) + 1
+        return self._examples(chunk) + 2 * (off + 1) * wait
 
-    def _walk_steps(self, anchor: _Anchor, plan: _Plan, off: list[float]) -> Int64[np.ndarray, "n d"]:
-        """Step by step in numpy: any number of components, 20 us a step."""
-        rows: list[Int64[np.ndarray, " d"]] = [anchor.drawn]
-        for s in range(plan.shares.filled):
-            drawn = self._settle(plan, s, rows[-1])
-            if drawn is None:
-                break
-            rows.append(drawn)
-            off.append(_deviation(plan, s, drawn))
-        return np.stack(rows)[1:]
-
-    def _walk_bits(self, anchor: _Anchor, plan: _Plan, off: list[float]) -> Int64[np.ndarray, "n d"]:
-        """The same for at most 256 components, 1 us a step: who is one example ahead of ``whole`` is a byte string."""
-        d, filled, eligible, live = self.components, plan.shares.filled, plan.eligible, plan.shares.live
-        crossed_rows, crossed_ids = np.nonzero(plan.crossed)
-        ends = np.cumsum(np.bincount(crossed_rows, minlength=CHUNK)).tolist()
-        crossed, order = crossed_ids.astype(np.uint8).tobytes(), plan.order.astype(np.uint8).tobytes()
-        surplus = (plan.total - plan.whole.sum(axis=1)).tolist()
-        drawn = anchor.drawn
-        start_part = anchor.part + self._delta
-        ahead, base = _split(drawn - anchor.whole - (start_part >> BITS), start_part & PART >= 2 * self._delta)
-        odd = np.flatnonzero(base)  # off by more than a bit can say, which may last only while their weight is 0
-        bits: list[bytes] = []
-        bases = [(0, base)]
-        held, start = int(base.sum()), 0
-        for s in range(filled):
-            kept = ahead.translate(None, crossed[start : ends[s]])
-            start = ends[s]
-            need = surplus[s] - held - len(kept)
-            pick = order[s * d : s * d + eligible[s]].translate(None, kept)
-            if 0 <= need <= len(pick) and not (odd.size and live[s, odd].any()):
-                ahead = kept + pick[:need]
-                if odd.size:
-                    off.append(_deviation(plan, s, plan.whole[s] + base + _join(ahead, d)))
-            else:
-                before = plan.whole[s - 1] + base + _join(ahead, d) if s else drawn
-                settled = self._settle(plan, s, before)
-                if settled is None:
-                    break
-                ahead, base = _split(settled - plan.whole[s], plan.roomy[s])
-                odd, held = np.flatnonzero(base), int(base.sum())
-                bases.append((s, base))
-                off.append(_deviation(plan, s, settled))
-            bits.append(ahead)
-        after = plan.whole[: len(bits)] + _join_rows(bits, d)
-        for (row, base), stop in zip(bases, [row for row, _ in bases[1:]] + [len(bits)], strict=True):
-            after[row:stop] += base
-        return after
-
-    def _settle(self, plan: _Plan, row: int, drawn: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"] | None:
-        """Examples drawn after one step, in full generality, for when bits do not suffice; None: it cannot be filled.
-
-        First what is due, then what may be drawn in the order of deadlines. Where more is due than the batch holds, the
-        least late wait; where less may be drawn than it holds, the least early are drawn.
-        """
-        whole, live = plan.whole[row], plan.shares.live[row]
-        after = np.where(live, np.maximum(whole, drawn), drawn)
-        rest = int(plan.total[row] - after.sum())
-        if rest > 0:
-            due_first = plan.order[row, : plan.eligible[row]]
-            after[due_first[after[due_first] == whole[due_first]][:rest]] += 1
-            rest = int(plan.total[row] - after.sum())
-        for _ in range(rest):
-            can = live & (after < self._shares.limits)
-            if not can.any():
+    def _far(self, at: int, chunk: int) -> int | None:
+        """Make the anchor of a chunk up to ``chunk`` without all between it and ``at``; None if it takes the walk."""
+        anchor, here = self._anchors[at], self._examples(at)
+        if chunk - at < _FAR or anchor.calm > here:
+            return None
+        run = self._shares.run(anchor.whole, anchor.part, at * CHUNK, 1)
+        rate, idle = run.rate[0], run.rate[0] == 0
+        room = quota_far.room_before_limits(anchor.whole, anchor.part, rate, self._shares.limits)
+        if not run.filled or room < 0:
+            return None
+        if room < NEVER:
+            chunk = min(chunk, self._chunk_of(here + room))
+        begin = self._chunk_of(max(self._examples(chunk) - 2 * quota_far.longest_wait(rate), 0))
+        if begin <= at + 1:
+            return None
+        whole, part = quota_far.shares_after(anchor.whole, anchor.part, rate, self._examples(begin) - here)
+        whole, part = np.where(idle, anchor.whole, whole), np.where(idle, anchor.part, part)
+        total = self._before + self._examples(begin)
+        guess = quota_far.due_first(whole, part, rate, anchor.drawn, total, self._walk.delta, self._walk.id_bits)
+        if guess is None:
+            return None
+        now = _Anchor(whole, part, guess, anchor.late, anchor.worst, anchor.calm)
+        for number in range(begin, chunk):
+            off: list[float] = []
+            plan = self._walk.plan(now, number * CHUNK)
+            drawn = self._walk.drawn(now, plan, off)
+            if len(drawn) < CHUNK or any(o >= 1 for o in off):
                 return None
-            after[np.where(can, _behind(plan, row, after), -np.inf).argmax()] += 1
-        for _ in range(-rest):
-            after[np.where(after > drawn, _behind(plan, row, after), np.inf).argmin()] -= 1
-        return after
+            now = _Anchor(plan.shares.whole[-1], plan.shares.part[-1], drawn[-1], now.late, now.worst, now.calm)
+        self._keep(chunk, now)
+        return chunk
 
+    def _examples(self, chunk: int) -> int:
+        """Examples of all steps before a chunk."""
+        return self.batch.rows_at(chunk * CHUNK)[0]
 
-def _behind(plan: _Plan, row: int, drawn: Int64[np.ndarray, " d"]) -> Float64[np.ndarray, " d"]:
-    """Share minus examples drawn, per component."""
-    return (plan.shares.whole[row] - drawn) + plan.shares.part[row] / ONE
-
-
-def _deviation(plan: _Plan, row: int, drawn: Int64[np.ndarray, " d"]) -> float:
-    return float(np.abs(_behind(plan, row, drawn)).max())
-
-
-def _split(extra: Int64[np.ndarray, " d"], roomy: Bool[np.ndarray, " d"]) -> tuple[bytes, Int64[np.ndarray, " d"]]:
-    """Examples beyond ``whole`` as a byte string of those that are one ahead and may be, and what that leaves out."""
-    bit = (extra > 0) & roomy
-    return np.flatnonzero(bit).astype(np.uint8).tobytes(), extra - bit
-
-
-def _join(ahead: bytes, d: int) -> Int64[np.ndarray, " d"]:
-    return np.bincount(np.frombuffer(ahead, np.uint8), minlength=d)
-
-
-def _join_rows(ahead: list[bytes], d: int) -> Int64[np.ndarray, "n d"]:
-    rows = np.repeat(np.arange(len(ahead)), [len(ids) for ids in ahead])
-    joined = np.zeros((len(ahead), d), np.int64)
-    joined[rows, np.frombuffer(b"".join(ahead), np.uint8)] = 1
-    return joined
+    def _chunk_of(self, examples: int) -> int:
+        """The last chunk that begins before, or with, the example of this number."""
+        return int(self.batch.step_of(np.array([examples]))[0]) // CHUNK

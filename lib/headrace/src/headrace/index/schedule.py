@@ -31,6 +31,8 @@ WeightConfig: TypeAlias = float | Mapping[str, object]
 """What a user may write for a weight: a number, or ``{"step" | "linear": {step: weight, ...}, "scale": factor}``."""
 
 MAX_WEIGHT = 1e100
+MIN_WEIGHT = float(np.finfo(np.float64).smallest_normal)
+"""Smallest weight, times its scale, that is not 0: below it float64 loses bits, and in the end the weight."""
 MAX_STEP = 1 << 40
 MAX_BATCH = 1 << 18
 _INTEGER = re.compile(r"[0-9][0-9_]*")
@@ -49,7 +51,7 @@ class Weight:
 
     Raises:
         ConfigError: no point, a step that is negative or not rising, a weight or scale that is negative, infinite, not
-            a number, or above 1e100.
+            a number, or above 1e100; a weight that times its scale is below 2.3e-308 and not 0.
 
     Example:
         A ramp before, in and after its points; a step before, at and after its points:
@@ -84,6 +86,11 @@ class Weight:
                     value=list(steps),
                     cure="Sort the points by step and name each step once.",
                 )
+        for _, weight in clean:
+            if weight > 0 and self.scale > 0 and weight * self.scale < MIN_WEIGHT:
+                given = weight if self.scale == 1.0 else f"{weight:g} x {self.scale:g}"
+                problem = "is too small to count, and is not 0"
+                raise ConfigError(problem, field=self.path, value=given, cure="Weights are relative: use a larger one.")
         object.__setattr__(self, "points", clean)
 
     @property
@@ -220,14 +227,14 @@ def weight_from_config(obj: object, path: str = "weight") -> Weight:
 
 
 def sorted_points(obj: object, path: str) -> tuple[tuple[int, float], ...]:
-    """``(step, value)`` pairs of a mapping (in any order) or of a list of pairs (which must be sorted already).
+    """``(step, value)`` pairs of a mapping or of a list of pairs, sorted by step (YAML keeps the order of mappings).
 
     Raises:
-        ConfigError: neither of the two, empty, or a step is not a whole number.
+        ConfigError: neither of the two, empty, a step is not a whole number, or steps that do not rise.
     """
     if isinstance(obj, Mapping):
         mapping = cast(Mapping[object, float], obj)
-        points = sorted(((_step(k, path), v) for k, v in mapping.items()), key=lambda p: p[0])
+        points = [(_step(k, path), v) for k, v in mapping.items()]
     elif isinstance(obj, list | tuple):
         rows = cast(Iterable[object], obj)
         points: list[tuple[int, float]] = []
@@ -240,6 +247,14 @@ def sorted_points(obj: object, path: str) -> tuple[tuple[int, float], ...]:
         raise ConfigError("must map steps to values", field=path, value=obj, cure=_CURE)
     if not points:
         raise ConfigError("needs at least one point", field=path, value=obj, cure=_CURE)
+    for (before, _), (after, _) in itertools.pairwise(points):
+        if after <= before:
+            raise ConfigError(
+                f"has step {after} after step {before}",
+                field=path,
+                value=obj,
+                cure="Sort the points by step and name each step once.",
+            )
     return tuple(points)
 
 

@@ -7,16 +7,17 @@ or weigh them anew; they are stages too, so the past stays as it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from headrace.errors import ConfigError, did_you_mean
 from headrace.index.blend import Blend
+from headrace.index.budgets import check_steps, check_tokens, step_after_tokens, tokens_of_steps
 from headrace.index.schedule import BatchSchedule
-from headrace.index.stages import Stage
+from headrace.index.size_weights import is_size_rule, weights_of_sizes
+from headrace.index.stage_plan import PlannedStage, StagePlan, StageStream
+from headrace.index.stages import Stage, check_components
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class StageConfig:
         weights: Blend of this stage, over any of the components.
         name: For reports and errors.
         step: Step at which it begins; the first stage begins at 0. Left out: where the tokens of the stage before end.
-        tokens: How many tokens it lasts, rounded up to whole steps; may be left out for the last stage.
+        tokens: How many tokens it lasts, rounded up to whole steps; may be left out for the last stage. Those of the
+            last stage end the run.
     """
 
     weights: dict[str, Any]
@@ -60,8 +62,10 @@ def resolve_stages(
     amendments: Sequence[AmendmentConfig],
     *,
     batch: BatchSchedule,
-    seq_len: int,
+    phases: Sequence[tuple[int, int]],
     max_share: Mapping[str, float],
+    sizes: Callable[[], Mapping[str, int]] | None = None,
+    num_steps: int | None = None,
 ) -> list[Stage]:
     """The stages of a run, amendments last.
 
@@ -71,8 +75,10 @@ def resolve_stages(
         stages: Stages, instead.
         amendments: Changes, in the order of their steps.
         batch: Batch sizes, for budgets in tokens.
-        seq_len: Tokens of a row.
+        phases: First step and row length of each phase, for budgets in tokens.
         max_share: Largest shares by component.
+        sizes: Gives the tokens of each component; asked only where weights follow from sizes.
+        num_steps: Steps of the run, if known.
 
     Raises:
         ConfigError: weights given in two places, an unknown source, steps out of order.
@@ -80,7 +86,7 @@ def resolve_stages(
     Example:
         >>> amended = resolve_stages(
         ...     {"web": 3, "code": 1, "math": None}, None, [], [AmendmentConfig(100, add={"math": 2}, drop=["code"])],
-        ...     batch=BatchSchedule(8), seq_len=16, max_share={},
+        ...     batch=BatchSchedule(8), phases=[(0, 16)], max_share={},
         ... )
         >>> [(stage.first_step, stage.blend.to_config()) for stage in amended]
         [(0, {'web': 3.0, 'code': 1.0}), (100, {'web': 3.0, 'math': 2.0})]
@@ -97,24 +103,36 @@ def resolve_stages(
     if weights is not None and stages:
         raise ConfigError("is given beside stages", field="weights", cure="Say the weights in one place.")
     if stages:
-        bounds = _first_steps(stages, batch, seq_len)
+        bounds, _ = stage_bounds(stages, batch, phases)
         plan = [
             (step, s.weights, s.name, f"stages[{k}].weights")
             for k, (s, step) in enumerate(zip(stages, bounds, strict=True))
         ]
+        run_tokens = [s.tokens for s in stages]
     elif weights is not None:
         plan = [(0, dict(weights), "", "weights")]
+        run_tokens = [None if num_steps is None else tokens_of_steps(num_steps, batch, phases)]
     else:  # a component without a weight counts 1, unless it is an amendment that brings it in
         plain = {n: 1.0 if w is None else w for n, w in own.items() if w is not None or n not in later}
         plan = [(0, plain, "", "components")]
+        run_tokens = [None]
+    plan = [
+        (step, _of_sizes(mapping, own, later, sizes, tokens, path), name, path)
+        for (step, mapping, name, path), tokens in zip(plan, run_tokens, strict=True)
+    ]
     for number, amendment in enumerate(amendments):
         plan.append(_amended(plan[-1], amendment, number, own))
-    blends = [(step, Blend(mapping, path), name, path) for step, mapping, name, path in plan]
-    _check_components(own, [(blend, path) for _, blend, _, path in blends])
-    return [
-        Stage(step, blend, name, {n: most for n, most in max_share.items() if n in blend.names})
-        for step, blend, name, _ in blends
+    stops = [*(step for step, *_ in plan[1:]), None]
+    blends = [
+        (step, Blend(mapping, path, num_steps=stop, first_step=step), name)
+        for (step, mapping, name, path), stop in zip(plan, stops, strict=True)
     ]
+    resolved = [
+        Stage(step, blend, name, {n: most for n, most in max_share.items() if n in blend.names})
+        for step, blend, name in blends
+    ]
+    check_components(list(own), resolved)
+    return resolved
 
 
 def _added_later(amendments: Sequence[AmendmentConfig]) -> set[str]:
@@ -125,22 +143,6 @@ def _added_later(amendments: Sequence[AmendmentConfig]) -> set[str]:
         added |= set(amendment.add) - dropped
         dropped |= set(amendment.drop) - added
     return added
-
-
-def _check_components(own: Mapping[str, Any], blends: Sequence[tuple[Blend, str]]) -> None:
-    used: set[str] = set()
-    for blend, path in blends:
-        for name in blend.names:
-            if name not in own:
-                raise ConfigError("is not a component", field=f"{path}.{name}", cure=did_you_mean(name, own))
-        used |= set(blend.names)
-    for name in own:
-        if name not in used:
-            raise ConfigError(
-                "has no weight anywhere",
-                field=f"components.{name}",
-                cure="Give it a weight (0 is one) in weights, stages or an amendment's add.",
-            )
 
 
 def _amended(
@@ -177,23 +179,177 @@ def _amended(
     return amendment.step, changed, f"amendment {number}", f"{path}.weights"
 
 
-def _first_steps(stages: Sequence[StageConfig], batch: BatchSchedule, seq_len: int) -> list[int]:
-    """The first step of each stage, from its own or from the tokens of the stages before it."""
-    first: list[int] = []
+def _of_sizes(
+    weights: dict[str, Any],
+    own: Mapping[str, Any],
+    later: set[str],
+    sizes: Callable[[], Mapping[str, int]] | None,
+    tokens: int | None,
+    path: str,
+) -> dict[str, Any]:
+    """Weights, if they are given by a rule those that follow from the sizes of what no amendment brings in."""
+    if not is_size_rule(weights, own):
+        return weights
+    if sizes is None:
+        raise ConfigError("follows from sizes, which are not known here", field=path, value=weights)
+    return dict(weights_of_sizes(weights, {n: t for n, t in sizes().items() if n not in later}, tokens, path))
+
+
+def check_plan(stages: Sequence[StageConfig], amendments: Sequence[AmendmentConfig]) -> None:
+    """Checks the steps and tokens of stages and amendments, before anything else is known.
+
+    Raises:
+        ConfigError: negative or unsorted steps, tokens below 1; the field is named.
+    """
+    reached, where = -1, ""
     for number, stage in enumerate(stages):
         path = f"stages[{number}]"
-        if stage.step is not None:
-            first.append(stage.step)
-        elif number == 0:
-            first.append(0)
-        else:
-            tokens = stages[number - 1].tokens
-            if tokens is None:
+        check_tokens(f"{path}.tokens", stage.tokens)
+        check_steps(f"{path}.step", stage.step, 0)
+        if number == 0 and stage.step not in (None, 0):
+            raise ConfigError("must begin at step 0", field=f"{path}.step", value=stage.step, cure="Leave it out.")
+        reached, where = _rising(stage.step, f"{path}.step", reached, where)
+    reached, where = max(reached, 0), where or "the first stage"
+    for number, amendment in enumerate(amendments):
+        path = f"amendments[{number}].step"
+        if amendment.step == 0:
+            raise ConfigError(
+                "is not after step 0, where the mixture before it begins",
+                field=path,
+                value=0,
+                cure="Amendments cannot change the past: change weights instead.",
+            )
+        check_steps(path, amendment.step)
+        reached, where = _rising(amendment.step, path, reached, where)
+
+
+def _rising(step: int | None, path: str, reached: int, where: str) -> tuple[int, str]:
+    if step is None:
+        return reached, where
+    if step <= reached:
+        raise ConfigError(
+            f"is not after step {reached}, where the mixture before it begins ({where})",
+            field=path,
+            value=step,
+            cure="Sort by step; each needs a step of its own.",
+        )
+    return step, path
+
+
+def stage_bounds(
+    stages: Sequence[StageConfig], batch: BatchSchedule, phases: Sequence[tuple[int, int]]
+) -> tuple[list[int], int | None]:
+    """The first step of each stage, from its own or from the tokens of the stages before it; and the end of the run.
+
+    Args:
+        stages: At least one.
+        batch: Rows of steps.
+        phases: First step and row length of each phase.
+
+    Returns:
+        First steps; the step at which the last stage's tokens are used up, or None.
+
+    Raises:
+        ConfigError: a stage without a beginning, tokens that say another step than the next stage does.
+
+    Example:
+        >>> stages = [StageConfig({"a": 1}, tokens=1000), StageConfig({"b": 1}, tokens=300)]
+        >>> stage_bounds(stages, BatchSchedule(8), [(0, 16)])
+        ([0, 8], 11)
+    """
+    first: list[int] = []
+    reached: int | None = 0
+    for number, stage in enumerate(stages):
+        path, before = f"stages[{number}]", f"stages[{number - 1}]"
+        begin = stage.step if stage.step is not None else reached
+        if begin is None:
+            raise ConfigError("has no beginning", field=f"{path}.step", cure=f"Give it a step, or {before}.tokens.")
+        if number and reached is not None and begin != reached:
+            raise ConfigError(
+                f"last until step {reached}, but {path} begins at step {begin}",
+                field=f"{before}.tokens",
+                value=stages[number - 1].tokens,
+                cure=f"Leave out {before}.tokens or {path}.step.",
+            )
+        first.append(begin)
+        reached = None if stage.tokens is None else step_after_tokens(begin, stage.tokens, batch, phases)
+    return first, reached
+
+
+def run_steps(
+    num_steps: int | None,
+    stages: Sequence[StageConfig],
+    amendments: Sequence[AmendmentConfig],
+    batch: BatchSchedule,
+    phases: Sequence[tuple[int, int]],
+) -> int | None:
+    """Steps of a run: what it says, or the tokens of its last stage; None if neither.
+
+    Raises:
+        ConfigError: the two differ, or an amendment or stage begins where the run has ended.
+    """
+    check_steps("num_steps", num_steps)
+    end = stage_bounds(stages, batch, phases)[1] if stages else None
+    if None not in (num_steps, end) and num_steps != end:
+        raise ConfigError(
+            f"end the run after {end} steps, but num_steps is {num_steps}",
+            field=f"stages[{len(stages) - 1}].tokens",
+            value=stages[-1].tokens,
+            cure="Leave out one of the two.",
+        )
+    end = num_steps if end is None else end
+    begins = {
+        f"stages[{k}].step": step for k, step in enumerate(stage_bounds(stages, batch, phases)[0] if stages else [])
+    }
+    begins |= {f"amendments[{k}].step": amendment.step for k, amendment in enumerate(amendments)}
+    for path, step in begins.items():
+        if end is not None and step >= end:
+            raise ConfigError(
+                f"is not before step {end}, where the run ends", field=path, value=step, cure="Prolong the run."
+            )
+    return end
+
+
+def smooth_plan(stages: Sequence[StageConfig], names: Sequence[str], example_tokens: int) -> StagePlan:
+    """Nmoe's plan of stages, for ``policy: swrr``: the next stage begins at the very example that ends the one before.
+
+    Args:
+        stages: Each with tokens and constant weights, without steps.
+        names: All components, in their order.
+        example_tokens: Tokens of a row.
+
+    Raises:
+        ConfigError: a stage with a step, without tokens, or with weights that are no plain numbers.
+
+    Example:
+        >>> smooth_plan([StageConfig({"a": 1, "b": 1}, tokens=100)], ["b", "a"], 10).quotas
+        ((5, 5),)
+    """
+    planned: list[PlannedStage] = []
+    for number, stage in enumerate(stages):
+        path = f"stages[{number}]"
+        if stage.step is not None or stage.tokens is None:
+            raise ConfigError(
+                "must have tokens and no step with policy swrr",
+                field=path,
+                cure="Give it tokens, or use policy: quota.",
+            )
+        for name, weight in stage.weights.items():
+            if name not in names:
+                raise ConfigError("is not a component", field=f"{path}.weights.{name}", cure=did_you_mean(name, names))
+            if isinstance(weight, bool) or not isinstance(weight, int | float):
+                cure = "Write a number, or use policy: quota."
                 raise ConfigError(
-                    "has no beginning",
-                    field=f"{path}.step",
-                    cure=f"Give it a step, or {path.replace(str(number), str(number - 1))}.tokens.",
+                    "must be a plain number with policy swrr", field=f"{path}.weights.{name}", value=weight, cure=cure
                 )
-            examples = batch.rows_at(first[-1])[0] + -(-tokens // seq_len)
-            first.append(int(batch.step_of(np.asarray([examples - 1]))[0]) + 1)
-    return first
+        planned.append(PlannedStage(stage.name or str(number), stage.weights, stage.tokens))
+    return StagePlan(planned, example_tokens, names)
+
+
+def stages_of_plan(plan: StagePlan, batch: BatchSchedule) -> list[Stage]:
+    """The stages of a plan at the steps that hold their first examples, for what counts in steps."""
+    begins = StageStream(plan, batch).first_steps()
+    return [
+        Stage(step, Blend(dict(stage.weights), f"stages[{k}].weights"), stage.name)
+        for k, (stage, step) in enumerate(zip(plan.stages, begins, strict=True))
+    ]

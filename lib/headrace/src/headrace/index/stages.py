@@ -1,32 +1,46 @@
 """Stages: mixtures that follow each other, over one set of components whose ordinals run on without a gap.
 
-A stage begins at a step and has a blend of its own, over any of the components; it hands out exact quotas from its
-first step on (index/quota.py), whatever the stages before it did. Two things are stages: a **plan** that is known from
-the start (pretraining, then mid-training, then long context) and an **amendment**, which a resumed run declares:
-sources are added, dropped or weighted anew from a step on.
+A stage begins at a step and has a blend of its own, over any of the components; it hands out exact quotas
+(index/quota.py). Two things are stages: a **plan** that is known from the start (pretraining, then mid-training, then
+long context) and an **amendment**, which a resumed run declares: sources are added, dropped or weighted anew from a
+step on.
+
+**What is owed is carried.** Each component has one account over the whole run: its share W (the sum of batch size times
+weight) minus the examples N drawn of it. A stage goes on from it, so that a source with a small weight gets its example
+in the end even if every stage is one step long. Stages over the same components are one quota with weights that change.
+Where components leave, what they are owed (or have had too much) stays on their account, and the others must do with a
+sum that is off by it: they share it **evenly**, each is moved by the same part of an example until the next stage, so
+that a stage's deviations sum to 0 (otherwise one of them would be late for ever, see index/quota.py). Who comes back
+goes on from its account, a new component from 0; a component that a stage lists but never gives weight has left too.
 
 Invariant: a step depends on its own stage and on the steps before it, never on a later stage. So an amendment cannot
 touch the past, and a component keeps its place in its order when its weight changes, when it pauses, and when others
-come and go.
+come and go. Within a stage ``|N - W|`` is what ``Quota`` promises, below 1, plus what the stage moved (``moved_at``);
+it is below 1 as long as no component leaves. Measured where they do (``python tests/index/test_stages.py``): 6000
+stages of 1 to 20 steps, components and weights drawn anew for each, 8 components: never more than 1.48 examples; 20
+components: 1.33. In tests never as many examples as there are components.
 
-Price: that of ``Quota``; entering stage k walks through the stages before it, once.
+Price: that of ``Quota``; entering stage k walks through the stages before it, once, and not even that where weights are
+constant.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Bool, Float64, Int32, Int64
 
 from headrace.errors import ConfigError, IndexOutOfRangeError, did_you_mean
+from headrace.index.anchors import Anchor, anchor_integer, anchor_integers, anchor_sum, refused
 from headrace.index.blend import Blend, WeightsAt
-from headrace.index.quota import Quota
+from headrace.index.quota import Account, Quota
 from headrace.index.schedule import MAX_STEP, BatchSchedule
-from headrace.index.shares import UNLIMITED
+from headrace.index.shares import BITS, ONE, PART, UNLIMITED
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,46 @@ class Stage:
     blend: Blend
     name: str = ""
     max_share: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+def check_components(names: Sequence[str], stages: Iterable[Stage]) -> None:
+    """Check that stages draw from the components, and from each of them.
+
+    Raises:
+        ConfigError: a stage names what is no component; a component has no weight in any stage, not even 0.
+
+    Example:
+        >>> check_components(["web", "code"], [Stage(0, Blend({"web": 1, "coed": 1}, "stages[0].weights"))])
+        Traceback (most recent call last):
+        headrace.errors.ConfigError: stages[0].weights.coed: is not a component. Did you mean 'code'?
+    """
+    used: set[str] = set()
+    for stage in stages:
+        check_known(names, stage)
+        used |= set(stage.blend.names)
+    for name in names:
+        if name not in used:
+            raise ConfigError(
+                "has no weight anywhere",
+                field=f"components.{name}",
+                cure="Give it a weight (0 is one) in weights, stages or an amendment's add.",
+            )
+
+
+def check_known(names: Sequence[str], stage: Stage) -> None:
+    """Raises ConfigError if a stage names what is no component."""
+    for name in stage.blend.names:
+        if name not in names:
+            raise ConfigError("is not a component", field=f"{stage.blend.path}.{name}", cure=did_you_mean(name, names))
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Where the components stand before a stage."""
+
+    drawn: Int64[np.ndarray, " d"]
+    owed: Int64[np.ndarray, " d"]  # share minus drawn, in 2**-44 examples
+    late: int
 
 
 class Stages:
@@ -88,15 +142,18 @@ class Stages:
         self._limits = [None] * self.components if limits is None else list(limits)
         if len(self._limits) != self.components:
             raise ConfigError(f"needs one entry for each of {self.components} components", field="limits", value=limits)
-        self._columns = [np.asarray([self._number(name, stage) for name in stage.blend.names]) for stage in stages]
+        for stage in stages:
+            check_known(self.names, stage)
+        self._columns = [np.asarray([self.names.index(n) for n in stage.blend.names]) for stage in stages]
         for stage in stages:
             for name in stage.max_share:
                 if name not in stage.blend.names:
                     cure = did_you_mean(name, stage.blend.names)
                     raise ConfigError("is not a component of this stage", field=f"max_share.{name}", cure=cure)
         self._first_steps = [stage.first_step for stage in stages]
+        self._stops = [*self._first_steps[1:], MAX_STEP + 1]
         # Filled without a lock: threads that meet store equal values.
-        self._entered: list[Int64[np.ndarray, " d"] | None] = [None] * len(stages)
+        self._entered: list[_Entry | None] = [None] * len(stages)
         self._quotas: list[Quota | None] = [None] * len(stages)
 
     def stage_at(self, step: int) -> int:
@@ -119,58 +176,140 @@ class Stages:
     def supply(self) -> Int64[np.ndarray, " d"]:
         """Examples of each component in the whole run, ``UNLIMITED`` for those drawn for ever."""
         last = len(self.stages) - 1
-        total = self._start_of(last).copy()
-        held = self._quota(last).supply()
-        columns = self._columns[last]
-        total[columns] = np.where(held == UNLIMITED, UNLIMITED, total[columns] + held)
+        total = self._entry(last).drawn.copy()
+        total[self._columns[last]] = self._quota(last).supply()
         return total
 
     def prepare(self, steps: int) -> None:
         """Walks ahead, so that any step up to ``steps`` takes bounded time."""
         for number in range(self.stage_at(max(steps - 1, 0)) + 1):
-            bounds = [*self._first_steps[1:], steps]
-            self._quota(number).prepare(min(bounds[number], steps) - self._first_steps[number])
+            self._quota(number).prepare(min(self._stops[number], steps) - self._first_steps[number])
 
     @property
     def late_steps(self) -> int:
-        """Steps, of those prepared so far, at which a component was a full example off its share (see ``Quota``)."""
-        return sum(q.late_steps for q in self._quotas if q is not None)
+        """Steps, of those prepared so far, at which a component was a full example off its share as moved.
 
-    def _number(self, name: str, stage: Stage) -> int:
-        if name not in self.names:
-            where = f"stages[{stage.name or stage.first_step}].weights.{name}"
-            raise ConfigError("is not a component", field=where, cure=did_you_mean(name, self.names))
-        return self.names.index(name)
+        Within the stage, that is: see :meth:`moved_at` and ``Quota``.
+        """
+        held = [number for number, quota in enumerate(self._quotas) if quota is not None]
+        first = held[0] if held else 0
+        entry = self._entered[first]
+        return (entry.late if entry else 0) + sum(cast(Quota, self._quotas[number]).late_steps for number in held)
+
+    def moved_at(self, step: int) -> Float64[np.ndarray, " d"]:
+        """Examples by which the share that the stage of ``step`` meets is above that of the whole run, by component.
+
+        Constant over a stage, 0 as long as no component has left, and for those that have left.
+        """
+        number = self.stage_at(step)
+        entry = self._entry(number)
+        return (
+            np.where(self._used(number), _rebased(entry, self._used(number), self._room(entry)) - entry.owed, 0) / ONE
+        )
+
+    def anchor_at(self, step: int) -> Anchor:
+        """See :class:`~headrace.index.anchors.Anchored`.
+
+        Raises:
+            IndexOutOfRangeError: the mixture ends before it.
+        """
+        number = self.stage_at(step)
+        entry = self._entry(number)
+        try:
+            quota = self._quota(number).anchor_at(step - self._first_steps[number])
+        except IndexOutOfRangeError as error:
+            raise self._ended(number, step) from error
+        return {
+            "stage": number,
+            "drawn": entry.drawn.tolist(),
+            "owed": entry.owed.tolist(),
+            "late": entry.late,
+            "quota": quota,
+        }
+
+    def use_anchor(self, anchor: Mapping[str, object]) -> None:
+        """See :class:`~headrace.index.anchors.Anchored`."""
+        number = anchor_integer(anchor, "stage", most=len(self.stages) - 1)
+        drawn = anchor_integers(anchor, "drawn", self.components)
+        anchor_sum(drawn, self.batch.rows_at(self._first_steps[number])[0], "drawn")
+        owed = anchor_integers(anchor, "owed", self.components, signed=True)
+        anchor_sum(owed, 0, "owed")
+        inner = anchor.get("quota")
+        if not isinstance(inner, Mapping):
+            raise refused("has no 'quota'")
+        held = self._quotas[number]
+        entry = _Entry(drawn, owed, anchor_integer(anchor, "late"))
+        quota = self._make_quota(number, entry) if held is None else held
+        quota.use_anchor(cast(Mapping[str, object], inner))
+        if held is None:
+            self._entered[number], self._quotas[number] = entry, quota
 
     def _before(self, number: int, step: int) -> Int64[np.ndarray, " d"]:
         """Examples drawn before a step of this stage, or before the first step after it."""
-        total = self._start_of(number).copy()
+        total = self._entry(number).drawn.copy()
         try:
-            total[self._columns[number]] += self._quota(number).starts_at(step - self._first_steps[number])
+            total[self._columns[number]] = self._quota(number).starts_at(step - self._first_steps[number])
         except IndexOutOfRangeError as error:
             raise self._ended(number, step) from error
         return total
 
-    def _start_of(self, number: int) -> Int64[np.ndarray, " d"]:
+    def _entry(self, number: int) -> _Entry:
         entered = self._entered[number]
         if entered is None:
-            first = self._first_steps[number]
-            entered = self._before(number - 1, first) if number else np.zeros(self.components, np.int64)
+            zero = np.zeros(self.components, np.int64)
+            entered = self._left(number - 1) if number else _Entry(zero, zero, 0)
             self._entered[number] = entered
         return entered
+
+    def _left(self, number: int) -> _Entry:
+        """Where the components stand after a stage."""
+        entry, quota, columns = self._entry(number), self._quota(number), self._columns[number]
+        drawn = self._before(number, self._stops[number])
+        after = quota.account_at(self._stops[number] - self._first_steps[number])
+        owed = entry.owed.copy()
+        owed[columns] += _off(after) - _off(quota.account_at(0))
+        return _Entry(drawn, owed, entry.late + quota.late_steps)
 
     def _quota(self, number: int) -> Quota:
         quota = self._quotas[number]
         if quota is None:
-            stage, drawn = self.stages[number], self._start_of(number)
-            limits = [(self._limits[c], int(drawn[c])) for c in self._columns[number].tolist()]
-            left = [None if most is None else max(most - had, 0) for most, had in limits]
-            settled = max((b - stage.first_step for b in stage.blend.breaks), default=0)
-            batch = _from_step(self.batch, stage.first_step)
-            largest = [stage.max_share.get(name) for name in stage.blend.names]
-            quota = Quota(_weights_of(stage), len(left), batch, left, max(settled, 0), largest)
+            quota = self._make_quota(number, self._entry(number))
             self._quotas[number] = quota
         return quota
+
+    def _make_quota(self, number: int, entry: _Entry) -> Quota:
+        stage, columns, first, stop = (
+            self.stages[number],
+            self._columns[number],
+            self._first_steps[number],
+            self._stops[number],
+        )
+        owed = _rebased(entry, self._used(number), self._room(entry))[columns]
+        drawn = entry.drawn[columns]
+        start = Account(drawn + (owed >> BITS), owed & PART, drawn)
+        settled = max((b for b in stage.blend.breaks if first < b < stop), default=first) - first
+        return Quota(
+            _weights_of(stage, stop - 1),
+            len(columns),
+            _from_step(self.batch, first),
+            [self._limits[c] for c in columns.tolist()],
+            settled,
+            [stage.max_share.get(name) for name in stage.blend.names],
+            start,
+        )
+
+    def _used(self, number: int) -> Bool[np.ndarray, " d"]:
+        """Components that the stage gives weight at some step."""
+        first, last = self._first_steps[number], self._stops[number] - 1
+        used = np.zeros(self.components, bool)
+        steps = np.append(self.stages[number].blend.bends(first, last), min(last, MAX_STEP))
+        used[self._columns[number]] = (self.stages[number].blend.at(steps) > 0).any(axis=0)
+        return used
+
+    def _room(self, entry: _Entry) -> list[int]:
+        """What the components may still be given, in 2**-44 examples."""
+        limits = [UNLIMITED if limit is None else limit for limit in self._limits]
+        return [max(limit - int(n), 0) * ONE for limit, n in zip(limits, entry.drawn, strict=True)]
 
     def _ended(self, number: int, step: int) -> IndexOutOfRangeError:
         return IndexOutOfRangeError(
@@ -182,9 +321,35 @@ class Stages:
         )
 
 
-def _weights_of(stage: Stage) -> WeightsAt:
-    """A stage's weights as a function of the steps since it began."""
-    return lambda steps: stage.blend.at(np.minimum(steps + stage.first_step, MAX_STEP))
+def _weights_of(stage: Stage, last: int) -> WeightsAt:
+    """A stage's weights as a function of the steps since it began, up to its last step."""
+    return lambda steps: stage.blend.at(np.minimum(steps + stage.first_step, min(last, MAX_STEP)))
+
+
+def _off(account: Account) -> Int64[np.ndarray, " d"]:
+    """Share minus examples drawn, in 2**-44 examples (a few thousand examples at most)."""
+    return ((account.whole - account.drawn) << BITS) + account.part
+
+
+def _rebased(entry: _Entry, used: Bool[np.ndarray, " d"], room: Sequence[int]) -> Int64[np.ndarray, " d"]:
+    """What components are owed, moved such that it sums to 0 over those in use and is 0 for the others.
+
+    All are moved by the same, but nobody beyond the room that its limit leaves; exact in whole numbers.
+    """
+    moved = np.zeros(len(used), np.int64)
+    capped: set[int] = set()
+    everyone = np.flatnonzero(used).tolist()
+    while True:
+        free = [d for d in everyone if d not in capped]
+        part, rest = divmod(sum(int(entry.owed[d]) for d in free) + sum(room[d] for d in capped), max(len(free), 1))
+        found = {d: int(entry.owed[d]) - part - (k < rest) for k, d in enumerate(free)}
+        over = {d for d, owed in found.items() if owed > room[d]}
+        if not over:
+            break
+        capped |= over
+    for d in everyone:
+        moved[d] = found[d] if d in found else room[d]
+    return moved
 
 
 def _from_step(batch: BatchSchedule, step: int) -> BatchSchedule:
