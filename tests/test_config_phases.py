@@ -9,9 +9,12 @@ import pytest
 from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.data.phased import PhasedDataset
 from headrace.errors import ConfigError
+from headrace.feed.reader import PlannedReader
+from headrace.index.residency import Residency
 from headrace.index.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
 from headrace.index.stage_config import StageConfig
 from headrace.index.validation_config import ValidationConfig
+from headrace.metrics import ReadStats, Stopwatch
 from headrace.simulate import simulate
 from headrace.state import RunManifest
 from headrace.store.cache import TokenCache
@@ -80,7 +83,8 @@ def test_the_loader_and_the_forecast_follow_the_phases(caches):
             shapes = [next(batches).tokens.shape for _ in range(5)]
         assert shapes == [(16, 16), (16, 16), (8, 128), (8, 128), (8, 128)]
     dataset = settings.dataset()
-    before, after = (simulate(dataset, dataset.batch_schedule, hosts=[1, 2], first_step=s) for s in (0, 30))
+    schedule = dataset.batch_schedule
+    before, after = (simulate(dataset, schedule, hosts=[1, 2], first_step=s, num_steps=60) for s in (0, 30))
     assert (before.steps, before.batch_size) == (30, 16)
     assert (after.first_step, after.batch_size) == (30, 8)
 
@@ -107,7 +111,7 @@ def test_it_can_be_written_as_yaml(caches, tmp_path):
         ({"seq_len": {1: 16}}, "seq_len"),
         ({"seq_len": {0: 16, 30: 1}}, "seq_len[30]"),
         ({"stop_strategy": "first_exhausted"}, "stop_strategy"),
-        ({"stages": [StageConfig({"a": 1, "b": 1}, tokens=1000), StageConfig({"a": 1})]}, "stages[0].tokens"),
+        ({"stages": [StageConfig({"a": 1, "b": 1}, tokens=1000), StageConfig({"a": 1})], "policy": "swrr"}, "policy"),
     ],
 )
 def test_what_does_not_go_together_is_refused_when_it_is_written(caches, changes, field):
@@ -141,6 +145,15 @@ def test_memory_is_checked_in_every_phase(caches):
         config(caches, shuffle=BraidShuffleConfig(strands=60), prefetch_bytes=20_000).loader()
 
 
+def test_stages_by_tokens_end_where_their_tokens_are_used_up_whatever_the_phases(caches):
+    stages = [StageConfig({"a": 1}, tokens=10_000), StageConfig({"b": 1}, tokens=3000)]
+    run = config(caches, stages=stages, components={n: ComponentConfig(c.path) for n, c in caches.items()})
+    first = [stage.first_step for stage in run.resolved_stages()]
+    assert first == [0, 33]  # 30 steps of 256 tokens, then 3 of 1024
+    assert run.run_steps == 36
+    assert run.dataset().length == 30 * 16 + 6 * 8
+
+
 def test_budgets_count_tokens_over_phases(caches):
     settings = config(caches, components={"a": ComponentConfig(caches["a"].path, max_tokens=20_000)})
     dataset = settings.dataset()
@@ -148,3 +161,33 @@ def test_budgets_count_tokens_over_phases(caches):
     last = int(dataset.batch_schedule.step_of(np.array([dataset.length - 1]))[0])
     seen = [rows(settings, step) for step in range(last)]
     assert 20_000 - 9 * 128 <= sum(batch.size for batch in seen) <= 20_000
+
+
+@pytest.mark.parametrize("first_step", [0, 30])
+@pytest.mark.parametrize("slots", [40, 70])
+def test_what_a_phase_reads_is_forecast_to_the_block(caches, first_step, slots):
+    """The last steps of a phase are decided with the next one in view."""
+    dataset = config(caches).dataset()
+    schedule, memory = dataset.batch_schedule, slots * 1024
+    forecast = simulate(dataset, schedule, hosts=[1], cache_bytes=memory, first_step=first_step, num_steps=60)
+    assert forecast.steps == 30
+    source = PlannedReader(dataset, schedule, AllRows(), "locality", memory, ReadStats(), Stopwatch(), 0)
+    batches = source.batches(first_step, None)
+    with pytest.MonkeyPatch.context() as patch:
+        decide, found = Residency.decide, {}
+
+        def recorded(self, pieces=None):
+            decision = decide(self, pieces)
+            found[decision.step] = len(decision.blocks)
+            return decision
+
+        patch.setattr(Residency, "decide", recorded)
+        for _ in range(30):
+            next(batches)
+    fetched = sum(found[step] for step in range(first_step, first_step + 30))
+    assert forecast.by_hosts[0].block_fetches == fetched
+
+
+class AllRows:
+    def local_rows(self, size):
+        return np.arange(size)

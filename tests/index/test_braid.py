@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.index.braid import BraidShuffle, braid, braid_key
 from headrace.index.braid_spec import LAP_BITS, braid_spec, lattice_step
-from headrace.index.braid_table import BraidTable
-from headrace.index.order_quality import measure_order, variance_ratio
 from headrace.index.permutation import permute
-from headrace.index.remap import Repeat
 from headrace.index.seeds import fold
 
 PINNED = [
@@ -328,20 +325,6 @@ def test_every_batch_of_lap_rows_takes_the_same_cells(m: BraidShuffle, data: st.
     assert not ring or len(ring[0]) >= int(m.lap) - 1
 
 
-@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 7, 10, 64, 97, 142, 512, 1000, 1024, 4096, 5040])
-def test_lattice_spreads_every_run(m: int) -> None:
-    """Of any run of w draws, a stretch of x * m cells gets x * w, give or take a few."""
-    g = lattice_step(m)
-    assert math.gcd(g, m) == 1
-    points = np.arange(2 * m) * g % m
-    for w in {w for w in (1, 2, 3, m // 7, m // 3, m // 2, m - 1) if 1 <= w <= m}:
-        for start in (0, m // 9, m // 5, m // 2):
-            run = np.sort(points[start : start + w])
-            # star discrepancy in draws: counts below each point against its share
-            off = np.abs(np.arange(1, w + 1) - (run + 0.5) / m * w).max(initial=0.0)
-            assert off <= 1.0 + 0.35 * math.log(m + 1)
-
-
 @given(braids(least=1, most=600), st.integers(1, 5), st.integers(0, 3))
 def test_the_order_and_the_reading_fronts_do_not_depend_on_hosts(m: BraidShuffle, batches: int, epoch: int) -> None:
     """Hosts take equal parts of each batch sorted by locality: together they have the batch, rows in the same order."""
@@ -357,31 +340,6 @@ def test_the_order_and_the_reading_fronts_do_not_depend_on_hosts(m: BraidShuffle
             assert np.array_equal(np.concatenate(again), whole)
             fronts = [where[p] for p in parts if len(p)]
             assert all(a.max() <= b.min() for a, b in pairwise(fronts))
-
-
-def test_each_host_reads_its_own_blocks() -> None:
-    """Rows of a batch stay on their hosts: each block is read by one, but for those at the borders of strands."""
-    n, block, strands, hosts = 64 * 64 * 32, 32, 64, 8
-    m = BraidShuffle(n + 5, io_block_size=block, strands=strands, seed=3)
-    i = np.arange(n)
-    rows, where = m(i), m.locality(i)
-    order = np.argsort((i // 64) + where, kind="stable")
-    host = (np.arange(n) % 64) * hosts // 64
-    pairs = np.unique(rows[order] // block * hosts + host)
-    assert len(pairs) / (n / block) < 1.02
-
-
-def test_blocks_change_evenly() -> None:
-    """In each round, about strands / block strands go on to their next block; never all at once."""
-    for n in (256 * 64 * 64, 256 * 64 * 64 + 17, 256 * 64 * 65 - 100):
-        m = BraidShuffle(n, io_block_size=64, strands=256, seed=1)
-        i = np.arange(n // 256 * 256)
-        block = m(i) // 64
-        strand = m.strand(i)
-        by_strand = block[np.argsort(strand, kind="stable")].reshape(256, -1)
-        changes = (np.diff(by_strand, axis=1) != 0).sum(0)
-        assert changes.mean() == pytest.approx(256 / 64, rel=0.1)
-        assert changes[:-1].max() <= 3 * 256 / 64
 
 
 @given(braids(least=50))
@@ -403,106 +361,6 @@ def test_epochs_are_unrelated() -> None:
     zero, one = m(i), m.at(i, epochs_like(i, 1))
     assert abs(np.corrcoef(np.argsort(zero), np.argsort(one))[0, 1]) < 0.03
     assert (zero == one).mean() < 0.001
-
-
-@pytest.mark.parametrize("batch", [128, 1024])
-@pytest.mark.parametrize("block", [16, 128])
-def test_quality_at_the_default_budget(batch: int, block: int) -> None:
-    n = 1 << 20
-    m = BraidShuffle(n, io_block_size=block, strands=8 * batch, lap=batch, seed=0)
-    order = m(np.arange(n))
-    for unit in (block, 128):
-        assert variance_ratio(order, batch, unit) <= 1.05
-        assert variance_ratio(order, 8 * batch, unit) <= 1.1
-
-
-def test_quality_with_other_strands_and_an_awkward_length() -> None:
-    n = 300_007
-    for strands, lap in ((1000, 1000), (1009, 1009), (960, 120), (964, 120.4), (512, 120.4)):  # the last: long strands
-        order = BraidShuffle(n, io_block_size=24, strands=strands, lap=lap, seed=0)(np.arange(n))
-        assert variance_ratio(order, 120, 24) <= 1.05
-        assert variance_ratio(order, strands, 24) <= 1.1
-
-
-@pytest.mark.parametrize(
-    ("n", "block", "strands", "lap"),
-    [
-        (1 << 18, 128, 8192, 256),
-        (20_000, 128, 1024, 128),
-        (1500, 128, 1024, 128),
-        (1000, 128, 640, 91.3),
-        (700, 32, 512, 512),
-    ],
-)
-def test_quality_where_strands_are_shorter_than_blocks(n: int, block: int, strands: int, lap: float) -> None:
-    """Several strands share a block: they are drawn as far apart as can be, also in the last, partial lap."""
-    order = BraidShuffle(n, io_block_size=block, strands=strands, lap=lap, seed=0)(np.arange(n))
-    for window in (int(lap) // 4, int(lap), 2 * int(lap)):
-        if window <= n // 2:
-            assert variance_ratio(order, window, block) <= 1.05
-
-
-def test_neighbours_in_a_block_are_drawn_apart() -> None:
-    """Documents of 4 rows in blocks of 64: fewer rows of one document in 16 rounds than a random order would have."""
-    n = 1 << 18
-    order = BraidShuffle(n, io_block_size=64, strands=256, seed=0)(np.arange(n))
-    # of the 63 others of its block, 15 are among the next 16 of a strand, and 3 are of its document
-    together = variance_ratio(order, 16 * 256, 4) - 1
-    assert together < 0.5 * (3 * 15 / 63)
-
-
-def test_it_looks_like_a_full_shuffle_from_afar() -> None:
-    for seed in range(4):
-        order = BraidShuffle(100_003, io_block_size=50, strands=512, lap=64, seed=seed)(np.arange(100_003))
-        quality = measure_order(order, block=50)
-        assert quality.mean_abs_displacement_norm == pytest.approx(1 / 3, abs=0.01)
-        assert quality.inversion_fraction == pytest.approx(0.5, abs=0.015)
-        assert abs(quality.spearman_rho) < 0.05
-        assert quality.same_block_transition_rate < 0.001
-
-
-def some_table() -> tuple[BraidTable, list[BraidShuffle]]:
-    lengths, blocks = np.array([1, 7, 100, 1000, 10**12]), np.array([4, 4, 16, 8, 32])
-    strands, laps, seeds = np.array([1, 2, 30, 64, 8192]), np.array([0.3, 2, 9.7, 64, 1024]), [5, 6, 7, 8, 9]
-    table = BraidTable(lengths, io_block_size=blocks, strands=strands, laps=laps, seeds=seeds)
-    firsts = np.cumsum(strands) - strands
-    alone = [
-        BraidShuffle(int(n), io_block_size=int(b), strands=int(k), lap=float(c), seed=s, first_strand=int(f))
-        for n, b, k, c, s, f in zip(lengths, blocks, strands, laps, seeds, firsts, strict=True)
-    ]
-    return table, alone
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 10**13)), max_size=40))
-def test_table_equals_its_components_repeated(draws: list[tuple[int, int]]) -> None:
-    table, alone = some_table()
-    component = np.array([c for c, _ in draws], np.int32)
-    ordinal = np.array([o for _, o in draws], np.int64)
-    rows, locality = table(component, ordinal)
-    for k, (c, o) in enumerate(draws):
-        row, where = Repeat(alone[c]).resolve(np.array([o]), np.zeros(1, np.int64))
-        assert (rows[k], locality[k]) == (row[0], where[0])
-
-
-def test_a_table_of_braids() -> None:
-    _, alone = some_table()
-    i = np.arange(500)
-    for own in (alone, [BraidShuffle(999, io_block_size=8, strands=50, seed=3), *alone]):
-        held = BraidTable.of(own)
-        component = (i % len(own)).astype(np.int32)
-        rows, locality = held(component, i)
-        for c, order in enumerate(own):
-            mine = component == c
-            expected = Repeat(order).resolve(i[mine], np.zeros_like(i[mine]))
-            assert np.array_equal(rows[mine], expected[0])
-            assert np.array_equal(locality[mine], expected[1])
-
-
-def test_components_do_not_tie() -> None:
-    """Equal components lie at different places of their cells, so sorting never shuffles them between hosts."""
-    table = BraidTable(np.full(50, 100), io_block_size=8, strands=np.full(50, 1), seeds=list(range(50)))
-    _, locality = table(np.arange(50, dtype=np.int32), np.zeros(50, np.int64))
-    assert len(set(locality.tolist())) == 50
 
 
 def test_empty_and_out_of_range() -> None:
@@ -531,11 +389,6 @@ def test_bad_parameters_are_refused(change: dict[str, int], message: str) -> Non
     sizes = {"n": 100, "io_block_size": 8, "strands": 10, "lap": 5, "seed": 0} | change
     with pytest.raises(ConfigError, match=message):
         BraidShuffle(sizes.pop("n"), **sizes)
-
-
-def test_a_table_refuses_an_empty_component() -> None:
-    with pytest.raises(ConfigError, match="component 1: cannot be mixed: it is empty"):
-        BraidTable(np.array([3, 0]), io_block_size=2, strands=np.array([1, 1]), seeds=[0, 1])
 
 
 def test_key_is_a_named_path_of_the_seed() -> None:

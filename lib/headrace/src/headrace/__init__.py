@@ -17,8 +17,13 @@ if TYPE_CHECKING:
     from headrace.data.token_seq import TokenSeqDataset
     from headrace.errors import ConfigError, HeadraceError
     from headrace.feed.loader import DataLoader
+    from headrace.index.blend import temperature_weights, unimax_weights
+    from headrace.index.least_consumed import LeastConsumed, build_interleaved_dataset
     from headrace.index.schedule import BatchSchedule
     from headrace.index.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
+    from headrace.index.stage_config import AmendmentConfig, StageConfig
+    from headrace.index.stage_plan import PlannedStage, StagePlan, StageStream
+    from headrace.index.validation_config import ValidationConfig
     from headrace.ingest.build import build_cache
     from headrace.ingest.source import SourceConfig
     from headrace.ingest.tokenize import TokenizerConfig
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
     from headrace.store.cache import TokenCache
 
 _HOMES = {
+    "AmendmentConfig": "headrace.index.stage_config",
     "AsyncDataset": "headrace.data.dataset",
     "BatchSchedule": "headrace.index.schedule",
     "BlockShuffleConfig": "headrace.index.shuffle_config",
@@ -35,22 +41,32 @@ _HOMES = {
     "ConfigError": "headrace.errors",
     "DataLoader": "headrace.feed.loader",
     "HeadraceError": "headrace.errors",
+    "LeastConsumed": "headrace.index.least_consumed",
     "LmDataConfig": "headrace.config",
     "LoaderState": "headrace.state",
     "LoaderStats": "headrace.metrics",
     "MixtureDataset": "headrace.data.mixture",
     "PackedBatch": "headrace.data.batch",
+    "PlannedStage": "headrace.index.stage_plan",
     "RunManifest": "headrace.state",
     "SourceConfig": "headrace.ingest.source",
+    "StageConfig": "headrace.index.stage_config",
+    "StagePlan": "headrace.index.stage_plan",
+    "StageStream": "headrace.index.stage_plan",
     "TokenCache": "headrace.store.cache",
     "TokenSeqDataset": "headrace.data.token_seq",
     "TokenizerConfig": "headrace.ingest.tokenize",
+    "ValidationConfig": "headrace.index.validation_config",
     "build_cache": "headrace.ingest.build",
+    "build_interleaved_dataset": "headrace.index.least_consumed",
     "load_config": "headrace.config",
     "open_run": "headrace.state",
+    "temperature_weights": "headrace.index.blend",
+    "unimax_weights": "headrace.index.blend",
 }
 
 __all__ = [
+    "AmendmentConfig",
     "AsyncDataset",
     "BatchSchedule",
     "BlockShuffleConfig",
@@ -59,19 +75,28 @@ __all__ = [
     "ConfigError",
     "DataLoader",
     "HeadraceError",
+    "LeastConsumed",
     "LmDataConfig",
     "LoaderState",
     "LoaderStats",
     "MixtureDataset",
     "PackedBatch",
+    "PlannedStage",
     "RunManifest",
     "SourceConfig",
+    "StageConfig",
+    "StagePlan",
+    "StageStream",
     "TokenCache",
     "TokenSeqDataset",
     "TokenizerConfig",
+    "ValidationConfig",
     "build_cache",
+    "build_interleaved_dataset",
     "load_config",
     "open_run",
+    "temperature_weights",
+    "unimax_weights",
 ]
 
 

@@ -17,17 +17,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from headrace.config_parsing import decode, dump, read_mapping, with_overrides
 from headrace.errors import ConfigError, did_you_mean
+from headrace.index.budgets import check_component_budgets, check_epochs, tightest_bounds
 from headrace.index.limits import STOP_STRATEGIES
 from headrace.index.phases import phase_lengths
 from headrace.index.policies import POLICIES
 from headrace.index.schedule import BatchSchedule, weight_from_config
 from headrace.index.seeds import derive
 from headrace.index.shuffle_config import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig, check_shuffle
-from headrace.index.stage_config import AmendmentConfig, StageConfig, resolve_stages
+from headrace.index.stage_config import (
+    AmendmentConfig,
+    StageConfig,
+    check_plan,
+    resolve_stages,
+    run_steps,
+    smooth_plan,
+    stages_of_plan,
+)
 from headrace.index.stages import Stage
 from headrace.index.validation_config import ValidationConfig
 from headrace.ingest.build import build_cache
@@ -35,10 +44,12 @@ from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import Tokenizer, TokenizerConfig, load_tokenizer
 from headrace.store.cache import TokenCache
 from headrace.store.ledger import read_ledger
+from headrace.store.levanter_layout import is_levanter
 
 if TYPE_CHECKING:  # jax comes in with these; a config can be read and checked without it
     from jax.sharding import Mesh
 
+    from headrace.data.accounts import Account
     from headrace.data.dataset import PlannedDataset
     from headrace.data.mixture import MixtureDataset
     from headrace.data.phased import PhasedDataset
@@ -60,6 +71,8 @@ class ComponentConfig:
         max_tokens: Most tokens of it in the whole run.
         max_share: Largest share of a batch that it may have at any step.
         remove: File of documents to leave out; see :class:`~headrace.data.document_filter.DocumentFilter`.
+        remove_not_found: What becomes of numbers in that file that no document has: ``refuse`` them, or ``count`` them
+            and go on.
     """
 
     cache: str
@@ -70,6 +83,7 @@ class ComponentConfig:
     max_tokens: int | None = None
     max_share: float | None = None
     remove: str | None = None
+    remove_not_found: Literal["refuse", "count"] = "refuse"
 
 
 @dataclass(frozen=True)
@@ -84,9 +98,14 @@ class LmDataConfig:
         seed: Integer seed of all shuffles.
         shuffle: How components are shuffled; see ``ShuffleConfig``.
         weights: Instead of the components' own: a nested blend, ``{web: {weight: 3, blend: {cc: 1, wiki: 2}}, code:
-            1}``.
-        stages: Instead of weights: mixtures that follow each other.
+            1}``; or from the sizes of the sources: ``{temperature: 2}``, ``{unimax: 4}`` (index/size_weights.py).
+        unit: What weights count, ``examples`` or ``tokens``. All rows of a step have one length, so that both mean the
+            same batches, also where ``seq_len`` changes.
+        stages: Instead of weights: mixtures that follow each other. Those of ``policy: swrr`` follow each other as
+            nmoe's do, at the example.
         amendments: Changes to the mixture that a resumed run declares.
+        num_steps: Steps of the run, after which the loader ends; None: as many as are asked for, or until the tokens
+            of the last stage are used up. Not part of the run's fingerprint: a run may be prolonged.
         max_epochs: Most passes over each component that does not say otherwise.
         stop_strategy: ``restart``, ``first_exhausted`` or ``all_exhausted``.
         policy: ``quota``, or the sequence of another system; see :mod:`headrace.index.policies`.
@@ -106,8 +125,10 @@ class LmDataConfig:
     seed: int = 0
     shuffle: ShuffleConfig = field(default_factory=BraidShuffleConfig)
     weights: dict[str, Any] | None = None
+    unit: Literal["examples", "tokens"] = "examples"
     stages: list[StageConfig] = field(default_factory=list[StageConfig])
     amendments: list[AmendmentConfig] = field(default_factory=list[AmendmentConfig])
+    num_steps: int | None = None
     max_epochs: float | None = None
     stop_strategy: str = "restart"
     policy: str = "quota"
@@ -125,6 +146,7 @@ class LmDataConfig:
             ("row_order", ("locality", "stream")),
             ("stop_strategy", STOP_STRATEGIES),
             ("policy", POLICIES),
+            ("unit", ("examples", "tokens")),
         ):
             value = getattr(self, name)
             if value not in known:
@@ -137,11 +159,26 @@ class LmDataConfig:
                 weight_from_config(component.weight, f"components.{name}.weight")
             if component.shuffle is not None:
                 check_shuffle(component.shuffle, f"components.{name}.shuffle")
+            check_component_budgets(
+                f"components.{name}",
+                component.max_epochs,
+                component.max_tokens,
+                component.max_share,
+                self.phases[0][1],
+            )
+        check_epochs("max_epochs", self.max_epochs)
+        check_plan(self.stages, self.amendments)
+        run_steps(self.num_steps, self.stages, self.amendments, BatchSchedule(self.batch_size), self.phases)
 
     @property
     def phases(self) -> tuple[tuple[int, int], ...]:
         """First step and row length of each phase; one, unless ``seq_len`` changes."""
         return phase_lengths(self.seq_len)
+
+    @property
+    def run_steps(self) -> int | None:
+        """Steps of the run, from ``num_steps`` or the tokens of the last stage; None if neither says."""
+        return run_steps(self.num_steps, self.stages, self.amendments, BatchSchedule(self.batch_size), self.phases)
 
     def _check_phases(self) -> None:
         if len(self.phases) == 1:
@@ -149,25 +186,48 @@ class LmDataConfig:
         problem, cure = "does not go with a seq_len that changes", "Use restart, with max_epochs or max_tokens."
         if self.stop_strategy != "restart":
             raise ConfigError(problem, field="stop_strategy", value=self.stop_strategy, cure=cure)
-        for number, stage in enumerate(self.stages):
-            if stage.tokens is not None:
-                raise ConfigError(problem, field=f"stages[{number}].tokens", cure="Give the stages steps.")
+        if self._smooth:
+            raise ConfigError(problem, field="policy", value=self.policy, cure="Use policy: quota with stages.")
 
-    def resolved_stages(self) -> list[Stage]:
+    @property
+    def _smooth(self) -> bool:
+        return self.policy == "swrr" and bool(self.stages)
+
+    def resolved_stages(self, instead: Mapping[str, TokenCache] | None = None) -> list[Stage]:
         """The mixtures of the run, in order, amendments included.
+
+        Args:
+            instead: As in :meth:`open_caches`; caches are opened only where weights follow from sizes.
 
         Raises:
             ConfigError: weights given in two places, an unknown source, an amendment out of order.
         """
+        if self._smooth:
+            self._check_smooth()
+            plan = smooth_plan(self.stages, [*self.components], self.phases[0][1])
+            return stages_of_plan(plan, BatchSchedule(self.batch_size))
         return resolve_stages(
             {name: component.weight for name, component in self.components.items()},
             self.weights,
             self.stages,
             self.amendments,
             batch=BatchSchedule(self.batch_size),
-            seq_len=self.phases[0][1],
+            phases=self.phases,
             max_share={n: c.max_share for n, c in self.components.items() if c.max_share is not None},
+            sizes=lambda: {n: len(d) * d.seq_len for n, d in self.train_datasets(instead).items()},
+            num_steps=self.run_steps,
         )
+
+    def _check_smooth(self) -> None:
+        for name, component in self.components.items():
+            for field_ in ("weight", "max_share"):
+                if getattr(component, field_) is not None:
+                    path = f"components.{name}.{field_}"
+                    raise ConfigError("does not go with stages of policy swrr", field=path, cure="Use policy: quota.")
+        if self.amendments:
+            raise ConfigError(
+                "do not go with stages of policy swrr", field="amendments", cure="Use policy: quota with stages."
+            )
 
     def build_caches(self, *, progress: bool = True) -> None:
         """Builds the caches that have a source and do not exist, and finishes those that were begun.
@@ -180,7 +240,7 @@ class LmDataConfig:
             if ledger is not None and ledger.finished:
                 continue
             if component.source is None:
-                if ledger is None:
+                if ledger is None and not is_levanter(component.cache):
                     raise ConfigError(
                         "does not exist, and there is no source to build it from",
                         field=f"components.{name}.cache",
@@ -219,7 +279,11 @@ class LmDataConfig:
         from headrace.data.token_seq import TokenSeqDataset
 
         removed = {
-            name: DocumentFilter.load(component.remove, name=f"components.{name}.remove")
+            name: DocumentFilter.load(
+                component.remove,
+                name=f"components.{name}.remove",
+                count_not_found=component.remove_not_found == "count",
+            )
             for name, component in self.components.items()
             if component.remove is not None
         }
@@ -233,6 +297,15 @@ class LmDataConfig:
     def train_datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, PlannedDataset]:
         """What is not held out of :meth:`datasets`."""
         return {name: self._sides(name, dataset, None)[0] for name, dataset in self.datasets(instead).items()}
+
+    def accounts(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, Account]:
+        """Where the tokens of each component go; ``instead`` as in :meth:`open_caches`."""
+        from headrace.data.accounts import account
+
+        whole = self.datasets(instead)
+        sides = {name: self._sides(name, dataset, None) for name, dataset in whole.items()}
+        held = self.validation is not None
+        return {n: account(whole[n], train, validation if held else None) for n, (train, validation) in sides.items()}
 
     def validation_datasets(
         self, instead: Mapping[str, TokenCache] | None = None, *, seq_len: int | None = None
@@ -274,35 +347,58 @@ class LmDataConfig:
         from headrace.data.mixture import MixtureDataset
         from headrace.data.phased_mixture import phased_mixture
         from headrace.data.shuffle import shuffle_components
+        from headrace.data.supply import require_steps
 
-        stages, batch = self.resolved_stages(), BatchSchedule(self.batch_size)
+        opened = self.open_caches(instead)
+        stages, batch, steps = self.resolved_stages(opened), BatchSchedule(self.batch_size), self.run_steps
         shuffles = {name: self._shuffle(name) for name in self.components}
         epochs = {n: self.max_epochs if c.max_epochs is None else c.max_epochs for n, c in self.components.items()}
         bounded = {name: most for name, most in epochs.items() if most is not None}
         tokens = {n: c.max_tokens for n, c in self.components.items() if c.max_tokens is not None}
+        planned = len(stages) - len(self.amendments)
         (_, seq_len), *later = self.phases
         if later:
-            return phased_mixture(
-                self.datasets(instead),
+            dataset = phased_mixture(
+                self.datasets(opened),
                 self.phases,
                 shuffles,
                 stages,
                 batch,
                 self.seed,
+                planned=planned,
+                num_steps=steps,
                 validation=self.validation,
                 max_epochs=bounded,
                 max_tokens=tokens,
                 policy=self.policy,
             )
-        return MixtureDataset(
-            shuffle_components(self.train_datasets(instead), shuffles, stages, batch, self.seed),
-            stages,
-            batch,
-            max_epochs=bounded,
-            max_examples={name: most // seq_len for name, most in tokens.items()},
-            stop_strategy=self.stop_strategy,
-            policy=self.policy,
-        )
+        else:
+            smooth = smooth_plan(self.stages, [*self.components], seq_len) if self._smooth else None
+            stored = self.train_datasets(opened)
+            dataset = MixtureDataset(
+                shuffle_components(stored, shuffles, stages, batch, self.seed, planned=planned),
+                stages if smooth is None else smooth,
+                batch,
+                num_steps=steps if smooth is None else self.num_steps,
+                max_epochs=bounded,
+                max_examples={name: most // seq_len for name, most in tokens.items()},
+                stop_strategy=self.stop_strategy,
+                policy="quota" if smooth is not None else self.policy,
+            )
+        if steps is not None and self.stop_strategy == "restart" and not self._smooth:
+            require_steps(dataset, steps, self._bounds(bounded, tokens, opened))
+        return dataset
+
+    def _bounds(
+        self, epochs: Mapping[str, float], tokens: Mapping[str, int], opened: Mapping[str, TokenCache]
+    ) -> dict[str, tuple[str, float]]:
+        """Field and value of the bound that holds for each bounded component."""
+        sizes = {name: cache.num_tokens for name, cache in opened.items()}
+        found: dict[str, tuple[str, float]] = {}
+        for name, (kind, most) in tightest_bounds(epochs, tokens, sizes).items():
+            own = kind == "max_tokens" or self.components[name].max_epochs is not None
+            found[name] = (f"components.{name}.{kind}" if own else kind, most)
+        return found
 
     def loader(self, mesh: Mesh | None = None, *, batch_axis: str | Sequence[str] | None = None) -> DataLoader:
         """A loader for :meth:`dataset`; see :class:`~headrace.feed.loader.DataLoader`."""

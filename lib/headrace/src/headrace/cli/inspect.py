@@ -13,6 +13,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.inspect_run import SUFFIXES, inspect_run, removal_line
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -27,13 +29,19 @@ _HEAD_IDS, _TAIL_IDS = 240, 40
 
 
 def command(
-    cache: Annotated[str, typer.Argument(help="Folder or URL of the cache.", metavar="CACHE")],
+    cache: Annotated[str, typer.Argument(help="Folder or URL of a cache, or a config.", metavar="CACHE|RUN.yaml")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Settings over the config.", metavar="[NAME=VALUE]...")
+    ] = None,
     samples: Annotated[int, typer.Option(help="Documents to show, drawn at random.", min=0)] = 3,
     document: Annotated[int | None, typer.Option(help="Show just this document, whole.", metavar="I")] = None,
     seed: Annotated[int, typer.Option(help="Which documents are drawn.")] = 0,
+    remove: Annotated[
+        str | None, typer.Option(help="Filter file: count what it would leave out.", metavar="FILE")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Show what is in a token cache: size, lengths, decoded samples.
+    """Show what is in a token cache: size, lengths, decoded samples. Of a config: where its tokens go.
 
     For example:
 
@@ -42,7 +50,14 @@ def command(
         headrace inspect gs://bucket/cache --samples 0 --json
 
         headrace inspect cache --document 17
+
+        headrace inspect cache --remove duplicates.txt
+
+        headrace inspect run.yaml seq_len=4096
     """
+    if cache.endswith(SUFFIXES):
+        inspect_run(cache, settings or [], as_json)
+        return
     from headrace.errors import ConfigError
     from headrace.store.cache import TokenCache
     from headrace.store.ledger import read_ledger
@@ -68,13 +83,30 @@ def command(
         shown = [sample(opened, tokenizer, i) for i in drawn(opened.num_documents, samples, seed)]
     if as_json:
         facts = {} if document is not None else {**overview(opened), "lengths": asdict(length_statistics(opened))}
+        facts |= {} if remove is None else {"removal": removal(opened, remove)}
         typer.echo(json.dumps({**facts, "samples": [asdict(s) for s in shown]}, ensure_ascii=False))
         return
     if document is None:
         _show_overview(console, overview(opened))
         _show_lengths(console, length_statistics(opened))
+    if remove is not None:
+        console.print(Text(removal_line(removal(opened, remove))), soft_wrap=True)
     for one in shown:
         _show_sample(console, one)
+
+
+def removal(cache: TokenCache, url: str) -> dict[str, int]:
+    """What a filter file would leave out of a cache, counted; numbers that no document has are counted too."""
+    from headrace.data.document_filter import DocumentFilter
+
+    found = DocumentFilter.load(url, name="--remove", count_not_found=True).of(cache)
+    return {
+        "listed_documents": found.listed,
+        "repeated_documents": found.repeated,
+        "not_found_documents": found.not_found,
+        "removed_documents": found.documents.total,
+        "removed_tokens": found.tokens.total,
+    }
 
 
 def overview(cache: TokenCache) -> dict[str, Any]:

@@ -37,10 +37,16 @@ class RemovedDocuments:
     Attributes:
         documents: Numbers of documents.
         tokens: Where these lie in the token stream of the whole cache, all parts end to end.
+        listed: Numbers that the filter gave, repeats included.
+        repeated: Those of them that it had given before.
+        not_found: Different numbers of them that no document has.
     """
 
     documents: Intervals
     tokens: Intervals
+    listed: int = 0
+    repeated: int = 0
+    not_found: int = 0
 
     @classmethod
     def of(cls, cache: TokenCache, documents: Intervals) -> RemovedDocuments:
@@ -59,6 +65,8 @@ class DocumentFilter:
         documents: Document numbers, in any order, repeats allowed (integer array or sequence); or a bitmap with one
             entry a document, true for those to leave out (boolean array).
         name: What errors call it: the config field or the file.
+        count_not_found: Whether numbers that no document has are counted (:attr:`RemovedDocuments.not_found`) instead
+            of refused.
 
     Raises:
         ConfigError: neither numbers nor a bitmap; a negative number.
@@ -70,11 +78,13 @@ class DocumentFilter:
         Intervals(0..1, 2..3)
     """
 
-    def __init__(self, documents: np.ndarray | Sequence[int] | Intervals, *, name: str = "removed") -> None:
-        self.name = name
+    def __init__(
+        self, documents: np.ndarray | Sequence[int] | Intervals, *, name: str = "removed", count_not_found: bool = False
+    ) -> None:
+        self.name, self._count_not_found = name, count_not_found
         self._bitmap_length: int | None = None
         if isinstance(documents, Intervals):
-            self._documents = documents
+            self._documents, self.listed = documents, documents.total
             return
         given = np.asarray(documents)
         if given.size == 0:
@@ -88,15 +98,18 @@ class DocumentFilter:
             raise ConfigError("names a negative document", field=name, value=int(given.min()), cure=_CURE)
         if given.size and int(given.max()) > np.iinfo(np.int64).max - 1:
             raise ConfigError("is no document", field=name, value=int(given.max()), cure=_CURE)
+        self.listed = int(given.size)
+        """Numbers given, repeats included."""
         self._documents = Intervals.of_numbers(given.astype(np.int64))
 
     @classmethod
-    def load(cls, url: str, *, name: str | None = None) -> DocumentFilter:
+    def load(cls, url: str, *, name: str | None = None, count_not_found: bool = False) -> DocumentFilter:
         """Reads a filter from a file: ``.npy`` (integers, or booleans for a bitmap), else text with one number a line.
 
         Args:
             url: Path or URL.
             name: What errors call it; None: the path.
+            count_not_found: As in the class.
 
         Raises:
             ConfigError: there is no such file, or it is neither; the line is named.
@@ -107,15 +120,35 @@ class DocumentFilter:
             raise ConfigError("does not exist", field=field, value=url, cure=_CURE)
         if url.endswith(".npy"):
             try:
-                return cls(np.load(io.BytesIO(raw), allow_pickle=False), name=field)
+                given = np.load(io.BytesIO(raw), allow_pickle=False)
+                return cls(given, name=field, count_not_found=count_not_found)
             except (ValueError, EOFError, OSError) as error:
                 raise ConfigError(
                     f"is not a .npy file of numbers ({error})", field=field, value=url, cure=_CURE
                 ) from error
-        return cls(_numbers(raw, field, url), name=field)
+        return cls(_numbers(raw, field, url), name=field, count_not_found=count_not_found)
+
+    def of(self, cache: TokenCache) -> RemovedDocuments:
+        """What the filter removes from a cache, counted.
+
+        Raises:
+            ConfigError: as :meth:`among`.
+            ReadError: offsets cannot be read.
+
+        Example:
+            >>> import headrace.testing
+            >>> cache = headrace.testing.tiny_cache(documents=20)
+            >>> removed = DocumentFilter([3, 3, 4, 99], count_not_found=True).of(cache)
+            >>> removed.documents.total, removed.listed, removed.repeated, removed.not_found
+            (2, 4, 1, 1)
+        """
+        found, given = self.among(cache.num_documents), self._documents.total
+        return RemovedDocuments(
+            found, token_ranges(cache, found), self.listed, self.listed - given, given - found.total
+        )
 
     def among(self, num_documents: int) -> Intervals:
-        """The documents, as ranges of numbers below ``num_documents``.
+        """The documents, as ranges of numbers below ``num_documents``; others are left away if they may be.
 
         Raises:
             ConfigError: a number is too large, or the bitmap is of another length.
@@ -127,11 +160,15 @@ class DocumentFilter:
                 cure="Make it from this cache: numbers and bitmaps belong to one build.",
             )
         if self._documents.stop.size and int(self._documents.stop[-1]) > num_documents:
+            if self._count_not_found:
+                start, stop = np.minimum(self._documents.start, num_documents), self._documents.stop
+                return Intervals(start, np.minimum(stop, num_documents))
             raise ConfigError(
                 f"is not a document: the cache has {num_documents:,}",
                 field=self.name,
                 value=int(self._documents.stop[-1]) - 1,
-                cure="Documents count from 0. Make the list from this cache: numbers belong to one build.",
+                cure="Documents count from 0. Make the list from this cache: numbers belong to one build"
+                " (remove_not_found: count lets them pass, counted).",
             )
         return self._documents
 

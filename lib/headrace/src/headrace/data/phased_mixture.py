@@ -37,6 +37,8 @@ def phased_mixture(
     batch: BatchSchedule,
     seed: int,
     *,
+    planned: int | None = None,
+    num_steps: int | None = None,
     validation: ValidationConfig | None = None,
     max_epochs: Mapping[str, float] | None = None,
     max_tokens: Mapping[str, int] | None = None,
@@ -52,6 +54,8 @@ def phased_mixture(
         stages: Weights.
         batch: Batch sizes.
         seed: Integer seed.
+        planned: How many of the stages were planned, those after them being amendments; None: all.
+        num_steps: Steps of the run, after which the mixture ends; None: it has no end of its own.
         validation: What is held out of each component; None: nothing.
         max_epochs: Most passes over components, by name. An epoch that a change cut short counts as one.
         max_tokens: Most tokens of components, by name.
@@ -64,11 +68,13 @@ def phased_mixture(
     lengths = [length for _, length in phases]
     courses = {n: _Course(n, source, lengths, shuffles[n], validation) for n, source in sources.items()}
     stored = {n: course.cut(seq_len, first=True) for n, course in courses.items()}
-    shuffled = _shuffled(stored, {n: c.sized(seq_len, None) for n, c in courses.items()}, stages, batch, seed)
+    shuffled = _shuffled(stored, {n: c.sized(seq_len, None) for n, c in courses.items()}, stages, batch, seed, planned)
     for n, course in courses.items():
         course.begin(stored[n], shuffled[n])
     most = {n: tokens // seq_len for n, tokens in (max_tokens or {}).items()}
-    mixture = MixtureDataset(shuffled, stages, batch, max_epochs=max_epochs or {}, max_examples=most, policy=policy)
+    mixture = MixtureDataset(
+        shuffled, stages, batch, max_epochs=max_epochs or {}, max_examples=most, policy=policy, num_steps=num_steps
+    )
     found: list[tuple[int, PlannedDataset]] = [(0, mixture)]
     changes: list[PhaseChange] = []
     for number, (step, length) in enumerate(later, start=1):
@@ -85,16 +91,27 @@ def phased_mixture(
             stages,
             late,
             derive(seed, "phase", number),
+            planned,
         )
         sizes = {n: course.sized(length, stored[n].rows) for n, course in courses.items()}
-        whole = _shuffled(stored, sizes, stages, late, seed)
+        whole = _shuffled(stored, sizes, stages, late, seed, planned)
         components = {n: courses[n].enter(stored[n], rests[n], whole[n], rest.get(n)) for n in courses}
         limits = {
             n: _limit(mixture.limits[n], component, mixture.seq_len, (max_epochs or {}).get(n))
             for n, component in components.items()
         }
         known = {n: limit for n, limit in limits.items() if limit is not None}
-        mixture = MixtureDataset(components, stages, batch, max_examples=known, policy=policy)
+        # Equal limits: the draws are those of the phase before, and are walked once
+        same = limits == mixture.limits and policy not in ("exhaustive", "least_consumed")
+        mixture = MixtureDataset(
+            components,
+            stages,
+            batch,
+            max_examples=known,
+            policy=policy,
+            num_steps=num_steps,
+            draws=mixture.draws if same else None,
+        )
         found.append((step, mixture))
     return PhasedDataset(found, batch, changes)
 
@@ -220,9 +237,10 @@ def _shuffled(
     stages: Sequence[Stage],
     batch: BatchSchedule,
     seed: int,
+    planned: int | None,
 ) -> dict[str, PlannedDataset]:
     stored = {n: cut.dataset for n, cut in cuts.items()}
-    return cast("dict[str, PlannedDataset]", shuffle_components(stored, shuffles, stages, batch, seed))
+    return cast("dict[str, PlannedDataset]", shuffle_components(stored, shuffles, stages, batch, seed, planned=planned))
 
 
 def _from_step(batch: BatchSchedule, step: int) -> BatchSchedule:

@@ -1,31 +1,30 @@
 """From shuffle configs to the orders of a mixture's components.
 
 The strands of a braid follow from all components together: from the memory budget of the job, the largest batch, and
-the largest share that each component ever gets.
+the largest share that each component ever gets in a planned stage (index/plan_shares.py). One budget holds for all
+planned stages together, since a component keeps its strands from stage to stage. What an amendment brings in later gets
+its share of the budget on top: the strands of the others are part of the past.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
-from jaxtyping import Float64
 
 from headrace.data.batch import PackedBatch
 from headrace.data.dataset import AsyncDataset, PlannedDataset, ReorderedDataset
 from headrace.data.phased import Continued
 from headrace.errors import ConfigError
-from headrace.index.blend import Blend
 from headrace.index.block_shuffle import BlockShuffle
 from headrace.index.braid import BraidShuffle
+from headrace.index.plan_shares import PlanShares, plan_shares
 from headrace.index.schedule import BatchSchedule
 from headrace.index.seeds import derive
 from headrace.index.shuffle_config import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig
 from headrace.index.stages import Stage
 from headrace.index.strands import resolve_strands
-
-_SAMPLES = 33  # a normalised share bends between two break points only in nested blends; this many looks are plenty
 
 
 def shuffle_components(
@@ -34,26 +33,26 @@ def shuffle_components(
     stages: Sequence[Stage],
     batch: BatchSchedule,
     seed: int,
+    *,
+    planned: int | None = None,
 ) -> dict[str, AsyncDataset[PackedBatch]]:
     """Each component in its own order, keyed by the seed and its name.
 
     Args:
         components: Datasets as they are stored.
         shuffles: How each is shuffled. Braids without ``strands`` share one budget; with it they get what they ask for.
-        stages: Weights; a component's strands follow its largest share in the first stage that uses it, so that a later
-            stage, or an amendment, does not change its order.
+        stages: Weights; a component's strands follow its largest share in the planned stages, or in the first
+            amendment that uses it, so that later amendments do not change its order.
         batch: Batch sizes; the largest counts.
         seed: Integer seed.
+        planned: How many of the stages were planned, those after them being amendments; None: all.
 
     Raises:
         ConfigError: more strands than examples, a budget that does not hold one block of each component.
     """
-    orders: dict[str, tuple[int, float]] = {}
-    for stage in stages:
-        new = [n for n in stage.blend.names if n not in orders and isinstance(shuffles.get(n), BraidShuffleConfig)]
-        orders |= dict(zip(new, _strands(new, components, shuffles, stage.blend, batch), strict=True))
-    strands_before = accumulate((strands for strands, _ in orders.values()), initial=0)
-    first_strands = dict(zip(orders, strands_before, strict=False))
+    braided = {n: s for n, s in shuffles.items() if n in components and isinstance(s, BraidShuffleConfig)}
+    orders = resolve_braids(components, braided, stages, batch, planned=planned)
+    first_strands = dict(zip(orders, accumulate((s for s, _ in orders.values()), initial=0), strict=False))
     result: dict[str, AsyncDataset[PackedBatch]] = {}
     for name, dataset in components.items():
         key, shuffle = derive(seed, "component", name), shuffles[name]
@@ -82,23 +81,6 @@ def shuffle_components(
     return result
 
 
-def largest_shares(blend: Blend, num_steps: int | None = None) -> Float64[np.ndarray, " d"]:
-    """The largest share of a batch that each component ever gets.
-
-    Args:
-        blend: Weights.
-        num_steps: Steps of the run, if known.
-
-    Example:
-        >>> largest_shares(Blend({"a": 1, "b": {"linear": {0: 0, 100: 3}}})).tolist()
-        [1.0, 0.75]
-    """
-    knots = sorted({0, *blend.breaks, *(max(b - 1, 0) for b in blend.breaks)})
-    between = [np.linspace(a, b, _SAMPLES).astype(np.int64) for a, b in pairwise(knots)]
-    steps = np.unique(np.concatenate([np.asarray(knots, np.int64), *between]))
-    return blend.at(steps if num_steps is None else steps[steps < max(num_steps, 1)]).max(axis=0)
-
-
 def open_bytes(dataset: PlannedDataset) -> int:
     """Bytes of stored blocks that a dataset's shuffle keeps open at a time, over all hosts; 0 if it has no window."""
     if isinstance(dataset, Continued):
@@ -114,44 +96,69 @@ def open_bytes(dataset: PlannedDataset) -> int:
     return min(rows, len(order)) * dataset.row_bytes if rows else open_bytes(dataset.base)
 
 
-def _strands(
-    names: list[str],
+def resolve_braids(
     components: Mapping[str, PlannedDataset],
-    shuffles: Mapping[str, ShuffleConfig],
-    blend: Blend,
+    braided: Mapping[str, BraidShuffleConfig],
+    stages: Sequence[Stage],
     batch: BatchSchedule,
-) -> list[tuple[int, float]]:
-    """Strands and lap of each braided component."""
-    if not names:
-        return []
-    configs = [c for c in (shuffles[n] for n in names) if isinstance(c, BraidShuffleConfig)]
-    share_of = dict(zip(blend.names, largest_shares(blend).tolist(), strict=True))
-    lengths = np.asarray([len(components[n]) for n in names], np.int64)
-    shares = np.asarray([share_of[n] for n in names])
-    sizes = [c.io_block_size or components[n].default_io_block_size() for n, c in zip(names, configs, strict=True)]
-    block_bytes = np.asarray([size * components[n].row_bytes for n, size in zip(names, sizes, strict=True)], np.int64)
-    wanted = {(c.strands, c.budget_bytes) for c in configs}
-    if len(wanted) == 1:
-        strands, budget = next(iter(wanted))
-        plan = resolve_strands(
-            lengths,
-            shares,
-            batch_size=batch.max_size,
-            strands=strands,
-            budget_bytes=budget,
-            block_bytes=block_bytes if budget is not None else None,
-        )
-        return [(int(s), float(lap)) for s, lap in zip(plan.strands, plan.laps, strict=True)]
-    resolved: list[tuple[int, float]] = []
-    for at, config in enumerate(configs):  # configs of their own: each as if it were alone, at its share of the batch
-        one = slice(at, at + 1)
-        plan = resolve_strands(
-            lengths[one],
-            shares[one],
-            batch_size=batch.max_size,
-            strands=config.strands,
-            budget_bytes=config.budget_bytes,
-            block_bytes=block_bytes[one] if config.budget_bytes is not None else None,
-        )
-        resolved.append((int(plan.strands[0]), float(plan.laps[0])))
-    return resolved
+    *,
+    planned: int | None = None,
+) -> dict[str, tuple[int, float]]:
+    """Strands and lap of each braided component that some stage uses; arguments as in :func:`shuffle_components`.
+
+    Components of planned stages come first: strands are numbered through in this order.
+    """
+    planned = len(stages) if planned is None else planned
+    orders: dict[str, tuple[int, float]] = {}
+    for plan in (stages[:planned], *([stage] for stage in stages[planned:])):
+        shares = plan_shares(plan)
+        new = [name for name in shares.largest if name in braided and name not in orders]
+        by_config: dict[tuple[int | None, int | None], list[str]] = {}
+        for name in new:  # configs of their own: each kind as if it were alone, at its share of the batch
+            by_config.setdefault((braided[name].strands, braided[name].budget_bytes), []).append(name)
+        found: dict[str, tuple[int, float]] = {}
+        for (strands, budget), names in by_config.items():
+            if orders and budget is not None:  # an amendment: its share of the budget
+                budget = _part_of(budget, sum(shares.largest[n] for n in names), names, components, braided)
+            found |= _resolve(names, components, braided, shares, batch, strands, budget)
+        orders |= {name: found[name] for name in new}
+    return orders
+
+
+def _block_bytes(name: str, components: Mapping[str, PlannedDataset], braided: Mapping[str, BraidShuffleConfig]) -> int:
+    dataset = components[name]
+    return (braided[name].io_block_size or dataset.default_io_block_size()) * dataset.row_bytes
+
+
+def _part_of(
+    budget: int,
+    share: float,
+    names: Sequence[str],
+    components: Mapping[str, PlannedDataset],
+    braided: Mapping[str, BraidShuffleConfig],
+) -> int:
+    """The share of a byte budget, but a block for each component at least."""
+    return max(int(budget * min(share, 1.0)), sum(_block_bytes(n, components, braided) for n in names))
+
+
+def _resolve(
+    names: Sequence[str],
+    components: Mapping[str, PlannedDataset],
+    braided: Mapping[str, BraidShuffleConfig],
+    shares: PlanShares,
+    batch: BatchSchedule,
+    strands: int | None,
+    budget: int | None,
+) -> dict[str, tuple[int, float]]:
+    """Strands and lap of components that share one budget."""
+    usual = None if shares.usual is None else np.asarray([shares.usual[n] for n in names])
+    plan = resolve_strands(
+        np.asarray([len(components[n]) for n in names], np.int64),
+        np.asarray([shares.largest[n] for n in names]),
+        batch_size=batch.max_size,
+        strands=strands,
+        budget_bytes=budget,
+        block_bytes=None if budget is None else np.asarray([_block_bytes(n, components, braided) for n in names]),
+        usual_shares=usual,
+    )
+    return {n: (int(s), float(lap)) for n, s, lap in zip(names, plan.strands, plan.laps, strict=True)}

@@ -81,13 +81,23 @@ class BraidTable:
         )
 
     def __call__(
-        self, component: Int32[np.ndarray, " m"], ordinal: Int64[np.ndarray, " m"]
+        self,
+        component: Int32[np.ndarray, " m"],
+        ordinal: Int64[np.ndarray, " m"],
+        first_epoch: Int64[np.ndarray, " m"] | None = None,
     ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]:
-        """Row in its component's store and locality of each ``ordinal``-th draw; each pass is re-keyed."""
+        """Row in its component's store and locality of each ``ordinal``-th draw; each pass is re-keyed.
+
+        Args:
+            component: Component of each draw.
+            ordinal: Draws of the component before it.
+            first_epoch: Epoch of the component's first pass, for each draw; None: 0.
+        """
         rows, where = np.empty(ordinal.shape, np.int64), np.empty(ordinal.shape, np.float64)
         for lo in range(0, ordinal.size, _SLICE):
             part = slice(lo, lo + _SLICE)
             spec, drawn = self.spec.take(component[part]), ordinal[part].astype(np.uint64)
-            epoch = drawn // spec.n
-            rows[part], where[part] = braid(drawn - epoch * spec.n, epoch, spec)
+            passes = drawn // spec.n
+            epoch = passes if first_epoch is None else passes + first_epoch[part].astype(np.uint64)
+            rows[part], where[part] = braid(drawn - passes * spec.n, epoch, spec)
         return rows, where

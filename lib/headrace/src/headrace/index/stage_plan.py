@@ -77,9 +77,11 @@ class StagePlan:
         stages: At least one, names distinct.
         example_tokens: Tokens that one example takes from its source: ``seq_len``, or ``seq_len + 1`` where windows do
             not overlap.
+        names: All sources, in the order in which they are numbered; None: as they first occur.
 
     Raises:
-        ConfigError: no stage, a name twice, a stage whose budget holds no example, ``example_tokens`` below 1.
+        ConfigError: no stage, a name twice, names that are not those of the stages, a stage whose budget holds no
+            example, ``example_tokens`` below 1.
 
     Example:
         >>> first, last = PlannedStage("pretrain", {"web": 3, "code": 1}, 4000), PlannedStage("mid", {"code": 1}, 1000)
@@ -88,15 +90,20 @@ class StagePlan:
         (('web', 'code'), (40, 10), ((30, 10), (0, 10)))
     """
 
-    def __init__(self, stages: Sequence[PlannedStage], example_tokens: int) -> None:
+    def __init__(self, stages: Sequence[PlannedStage], example_tokens: int, names: Sequence[str] | None = None) -> None:
         if not stages or len({s.name for s in stages}) != len(stages):
             names = [s.name for s in stages]
             raise ConfigError("needs at least one stage, names distinct", field="stages", value=names)
         if example_tokens < 1:
             raise ConfigError("must be at least 1", field="example_tokens", value=example_tokens)
         self.stages, self.example_tokens = tuple(stages), example_tokens
-        self.names: tuple[str, ...] = tuple(dict.fromkeys(name for s in stages for name in s.weights))
-        """All sources, in the order in which they first occur."""
+        found = tuple(dict.fromkeys(name for s in stages for name in s.weights))
+        self.names: tuple[str, ...] = found if names is None else tuple(names)
+        """All sources, in the order in which they are numbered."""
+        if len(set(self.names)) != len(self.names) or set(found) != set(self.names):
+            raise ConfigError(
+                "are not those of the stages", field="names", value=list(self.names), cure=f"Give {found}."
+            )
         self.examples: tuple[int, ...] = tuple(s.tokens // example_tokens for s in stages)
         """Examples of each stage."""
         for stage, examples in zip(self.stages, self.examples, strict=True):
@@ -186,6 +193,11 @@ class StageStream(SequencePolicy[StageState]):
             "accumulators": list(credit),
             "emitted_sequences": {self.plan.names[d]: emitted[d] for d in self._ids[stage]},
         }
+
+    def first_steps(self) -> list[int]:
+        """The step that holds the first example of each stage."""
+        begins = np.cumsum([0, *self.plan.examples[:-1]])
+        return self.batch.step_of(begins).tolist()
 
     def stage_of(self, index: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Stage of each global example index."""

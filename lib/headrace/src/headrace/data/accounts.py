@@ -1,0 +1,82 @@
+"""Where every token of a component goes: trained on, held out, removed, or in no row. Nothing is dropped uncounted.
+
+Invariant: ``tokens = train_tokens + validation_tokens + removed_tokens + dropped_tokens``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from headrace.data.dataset import PlannedDataset
+from headrace.data.token_seq import TokenSeqDataset
+
+
+@dataclass(frozen=True)
+class Account:
+    """One component, in rows of the first phase.
+
+    Attributes:
+        documents: Documents of its cache.
+        tokens: Tokens of its cache.
+        listed_documents: Numbers that its filter gives, repeats included.
+        repeated_documents: Numbers that the filter gives again.
+        not_found_documents: Numbers of the filter that no document has.
+        removed_documents: Documents that the filter leaves out.
+        removed_tokens: Tokens of these.
+        train_rows: Rows that are trained on, in an epoch.
+        train_tokens: Tokens of these.
+        validation_rows: Rows that are held out.
+        validation_tokens: Tokens of these.
+        dropped_tokens: Tokens that fill no row on either side.
+    """
+
+    documents: int
+    tokens: int
+    listed_documents: int
+    repeated_documents: int
+    not_found_documents: int
+    removed_documents: int
+    removed_tokens: int
+    train_rows: int
+    train_tokens: int
+    validation_rows: int
+    validation_tokens: int
+    dropped_tokens: int
+
+    def to_json(self) -> dict[str, int]:
+        """All figures as JSON values."""
+        return asdict(self)
+
+
+def account(dataset: TokenSeqDataset, train: PlannedDataset, validation: PlannedDataset | None) -> Account:
+    """The account of a component.
+
+    Args:
+        dataset: All of it, without the documents to leave out.
+        train: What is trained on.
+        validation: What is held out; None: nothing.
+
+    Example:
+        >>> import headrace.testing
+        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(documents=100), seq_len=8)
+        >>> found = account(dataset, *dataset.holdout_documents(one_in=10))
+        >>> found.train_tokens + found.validation_tokens + found.dropped_tokens == found.tokens
+        True
+    """
+    removal, seq_len = dataset.removal, dataset.seq_len
+    held = 0 if validation is None else len(validation)
+    in_rows = (len(train) + held) * seq_len
+    return Account(
+        documents=dataset.cache.num_documents,
+        tokens=dataset.cache.num_tokens,
+        listed_documents=removal.listed,
+        repeated_documents=removal.repeated,
+        not_found_documents=removal.not_found,
+        removed_documents=dataset.removed_documents,
+        removed_tokens=dataset.removed_tokens,
+        train_rows=len(train),
+        train_tokens=len(train) * seq_len,
+        validation_rows=held,
+        validation_tokens=held * seq_len,
+        dropped_tokens=dataset.cache.num_tokens - dataset.removed_tokens - in_rows,
+    )

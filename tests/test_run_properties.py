@@ -1,0 +1,249 @@
+"""All that a config can say about a run, drawn at random and together: schedules, batch sizes, budgets, stages,
+amendments, phases, hold-out and shuffles. Every token is a number of its own, so that what comes twice, or is lost,
+shows.
+"""
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data.dataset import PlannedDataset, ReorderedDataset
+from headrace.data.mixture import MixtureDataset
+from headrace.data.phased import Continued, PhasedDataset
+from headrace.errors import ConfigError
+from headrace.index.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
+from headrace.index.stage_config import AmendmentConfig, StageConfig
+from headrace.index.validation_config import ValidationConfig
+from headrace.store.cache import TokenCache
+from headrace.testing import write_cache
+
+STEPS = 60
+SIZES = {"a": [5200, 900], "b": [1700, 300, 700], "c": [2100]}
+SHUFFLES = [BraidShuffleConfig(), BraidShuffleConfig(strands=7), BlockShuffleConfig(window_blocks=3), 40, False]
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory) -> dict[str, TokenCache]:
+    """Parts of so many tokens, numbered through over all caches, in documents of up to 60."""
+    rng, at, made = np.random.default_rng(0), 0, {}
+    for name, sizes in SIZES.items():
+        parts = []
+        for size in sizes:
+            cuts = np.unique([0, size, *rng.integers(0, size, size // 30).tolist()]) + at
+            parts.append([np.arange(x, y) for x, y in itertools.pairwise(cuts.tolist())])
+            at += size
+        made[name] = write_cache(tmp_path_factory.mktemp(name) / "c", parts, vocab_size=1 << 20)
+    return made
+
+
+def schedules(least: int = 0) -> st.SearchStrategy[object]:
+    values = st.sampled_from([0.05, 0.5, 1.0, 3.0, 20.0] if least else [0.0, 0.05, 1.0, 3.0])
+    points = st.dictionaries(st.integers(1, STEPS), values, max_size=2)
+    steps = st.builds(lambda first, more: {0: first, **dict(sorted(more.items()))}, values, points)
+    return values | st.builds(lambda kind, p: {kind: p}, st.sampled_from(["step", "linear"]), steps)
+
+
+def blends(names: str) -> st.SearchStrategy[dict[str, object]]:
+    return st.fixed_dictionaries({names[0]: schedules(1), **{n: schedules() for n in names[1:]}})
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> LmDataConfig:
+    components = {n: ComponentConfig("-") for n in "ab"}
+    num_steps = draw(st.sampled_from([None, None, STEPS + 5]))
+    max_share = draw(st.sampled_from([None, None, 0.7]))
+    limited = max_share is None or num_steps is not None  # else the run may end where it cannot be filled
+    max_epochs, max_tokens = draw(st.sampled_from([(None, None), (None, 900), (None, 5000), (1.0, None), (1.6, 900)]))
+    components["a"] = dataclasses.replace(components["a"], max_share=max_share)
+    components["b"] = dataclasses.replace(components["b"], max_tokens=max_tokens if limited else None)
+    cuts = sorted(draw(st.sets(st.integers(1, STEPS - 5), min_size=2, max_size=2)))
+    stages = [StageConfig(draw(blends("ab")))]
+    if draw(st.booleans()):
+        first = StageConfig(draw(blends("ab")), tokens=draw(st.integers(1, 4000))) if draw(st.booleans()) else stages[0]
+        step = None if first.tokens else cuts[0]
+        stages = [first, StageConfig(draw(blends(draw(st.sampled_from(["ab", "ba", "b"])))), step=step)]
+    used = {name for stage in stages for name in stage.weights}
+    amendments = []
+    if draw(st.booleans()):
+        components["c"] = ComponentConfig("-")
+        # of what the last stage uses; some of it may go
+        drop = [n for n in sorted(stages[-1].weights) if n != "b"] if draw(st.booleans()) else []
+        amendments.append(AmendmentConfig(STEPS - draw(st.integers(1, 40)), {"c": draw(schedules(1))}, drop=drop))
+    lengths = {0: 16, **{cuts[k]: draw(st.sampled_from([8, 24, 64])) for k in range(draw(st.integers(0, 2)))}}
+    sizes = {0: draw(st.integers(1, 10)), **({cuts[1]: draw(st.integers(1, 10))} if draw(st.booleans()) else {})}
+    split = draw(st.sampled_from([None, ValidationConfig(3, seed=1), ValidationConfig(6, by="documents")]))
+    given_ = {
+        "components": {n: c for n, c in components.items() if n in used or n == "c"},
+        "seq_len": lengths,
+        "batch_size": sizes,
+        "seed": draw(st.integers(0, 3)),
+        "shuffle": draw(st.sampled_from(SHUFFLES)),
+        "stages": stages,
+        "amendments": amendments,
+        "max_epochs": max_epochs if limited else None,
+        "num_steps": num_steps,
+        "validation": split,
+    }
+    try:
+        return LmDataConfig(**given_)
+    except ConfigError as error:  # a stage or an amendment behind the end of the run, or an amendment before a stage
+        assert str(error.field).endswith("].step")  # noqa: PT017
+        reject()
+
+
+def opened(run: LmDataConfig, caches: dict[str, TokenCache]) -> MixtureDataset | PhasedDataset | None:
+    """The run's dataset; None where budgets cannot be met, which must be said of a budget."""
+    try:
+        return run.dataset({name: caches[name] for name in run.components})
+    except ConfigError as error:
+        assert error.cure  # noqa: PT017
+        assert (error.field or "").split(".")[-1] in ("max_epochs", "max_tokens", "max_share", "step", "one_in"), error  # noqa: PT017
+        return None
+
+
+def phases_of(dataset: MixtureDataset | PhasedDataset) -> list[tuple[int, MixtureDataset]]:
+    found = dataset.phases if isinstance(dataset, PhasedDataset) else ((0, dataset),)
+    return [(step, mixture) for step, mixture in found if isinstance(mixture, MixtureDataset)]
+
+
+def steps_of(dataset: MixtureDataset | PhasedDataset, steps: int = STEPS) -> int:
+    """Whole steps to look at."""
+    last = steps if dataset.length is None else int(dataset.batch_schedule.step_of(np.array([dataset.length]))[0])
+    return min(last, steps)
+
+
+def stretches(dataset: MixtureDataset | PhasedDataset, steps: int) -> Iterator[tuple[int, MixtureDataset, np.ndarray]]:
+    """Number and mixture of each phase, and its examples in the first steps."""
+    bounds = [*(min(step, steps) for step, _ in phases_of(dataset)), steps]
+    for number, (first, stop) in enumerate(itertools.pairwise(bounds)):
+        begin, end = (dataset.batch_schedule.rows_at(step)[0] for step in (first, stop))
+        if end > begin:
+            yield number, phases_of(dataset)[number][1], np.arange(begin, end)
+
+
+def tokens_of(dataset: MixtureDataset | PhasedDataset, steps: int) -> list[np.ndarray]:
+    return [np.asarray(dataset.read(indices).tokens) for _, _, indices in stretches(dataset, steps)]
+
+
+def draws_of(dataset: MixtureDataset | PhasedDataset, steps: int) -> list[list[int]]:
+    return [x.tolist() for _, mixture, indices in stretches(dataset, steps) for x in mixture.draws.route(indices)]
+
+
+def epoch_of(mixture: MixtureDataset, d: int, ordinal: int) -> int:
+    part = mixture.components[d]
+    return part.at(ordinal)[2] if isinstance(part, Continued) else ordinal // rows_of_pass(part)
+
+
+def rows_of_pass(part: PlannedDataset) -> int:
+    if isinstance(part, Continued):
+        return len(part.whole)
+    assert isinstance(part, ReorderedDataset)
+    return len(part.base)
+
+
+def unfilled(dataset: MixtureDataset | PhasedDataset, name: str, epoch: int, phase: int, train_tokens: int) -> int:
+    """Tokens of a finished epoch, begun in a phase, that no row of its phases could hold."""
+    mixtures = [mixture for _, mixture in phases_of(dataset)]
+    lengths = [mixture.seq_len for mixture in mixtures]
+    changes = [c for c in getattr(dataset, "changes", ()) if c.component == name]  # the k-th leads to phase k + 1
+    part = mixtures[phase].components[mixtures[phase].names.index(name)]
+    count = train_tokens - rows_of_pass(part) * lengths[phase]
+    while phase < len(changes) and changes[phase].epoch == epoch:
+        left, block = changes[phase].left_blocks, changes[phase].block_tokens
+        count += left * (block % lengths[phase + 1] - block % lengths[phase])
+        phase += 1
+    return count
+
+
+def check_accounts(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, caches: dict[str, TokenCache]) -> None:
+    steps = steps_of(dataset)
+    delivered: dict[tuple[str, int], list[tuple[int, np.ndarray]]] = defaultdict(list)
+    counts, wanted = defaultdict(int), defaultdict(float)
+    for number, mixture, indices in stretches(dataset, steps):
+        component, ordinal = mixture.draws.route(indices)
+        tokens = np.asarray(dataset.read(indices).tokens)
+        assert tokens.shape == (indices.size, mixture.seq_len)
+        for d, i, row in zip(component.tolist(), ordinal.tolist(), tokens, strict=True):
+            delivered[mixture.names[d], epoch_of(mixture, d, i)].append((number, row))
+        for d, name in enumerate(mixture.names):  # ordinals run on without a gap
+            mine = np.sort(ordinal[component == d])
+            assert mine.tolist() == list(range(counts[name], counts[name] + mine.size))
+            counts[name] += mine.size
+        touched = np.unique(dataset.batch_schedule.step_of(indices))
+        sizes = dataset.batch_schedule.size_at(touched)
+        assert [int(mixture.draws.counts_at(s).sum()) for s in touched.tolist()] == sizes.tolist()
+        for name, share in zip(mixture.names, (mixture.weights_at(touched) * sizes[:, None]).sum(axis=0), strict=True):
+            wanted[name] += share
+    for name in counts:  # nobody starves: 3 rows or more are wanted, and limits leave some
+        limit = phases_of(dataset)[0][1].limits[name]
+        assert counts[name] > 0 or wanted[name] < 3 or limit == 0
+    held = {}
+    if run.validation is not None:
+        instead = {name: caches[name] for name in run.components}
+        held = {n: d.read(np.arange(len(d))).tokens for n, d in run.validation_datasets(instead).items()}
+    accounts = run.accounts({name: caches[name] for name in run.components})
+    for name in run.components:
+        epochs = sorted(e for n, e in delivered if n == name)
+        assert epochs == list(range(len(epochs)))
+        for epoch in epochs:
+            parts = delivered[name, epoch]
+            tokens = np.concatenate([row for _, row in parts])
+            assert np.unique(tokens).size == tokens.size  # no token twice in an epoch, whatever the phases
+            if name in held:
+                assert np.intersect1d(tokens, held[name]).size == 0
+            if epoch < epochs[-1] and run.validation is None:  # it is over: what was not delivered was counted
+                skipped = sum(
+                    c.skipped_tokens for c in getattr(dataset, "changes", ()) if (c.component, c.epoch) == (name, epoch)
+                )
+                lost = unfilled(dataset, name, epoch, parts[0][0], accounts[name].tokens)
+                assert lost >= 0
+                assert tokens.size + skipped + lost == accounts[name].tokens
+
+
+def check_prefix(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, caches: dict[str, TokenCache]) -> None:
+    """An amendment leaves the steps before it as they were, to the bit; a later stage leaves the draws."""
+    stages = run.resolved_stages()
+    if run.amendments:
+        first = run.amendments[0].step
+        components = {n: c for n, c in run.components.items() if n != "c"}
+        before = opened(dataclasses.replace(run, components=components, amendments=[]), caches)
+        if before is not None:
+            until = min(first, steps_of(dataset), steps_of(before))
+            for ours, theirs in zip(tokens_of(before, until), tokens_of(dataset, until), strict=True):
+                assert np.array_equal(ours, theirs)
+    elif len(stages) == 2 and set(stages[0].blend.names) == set(run.components) and run.max_epochs is None:
+        shorter = opened(dataclasses.replace(run, stages=[dataclasses.replace(run.stages[0], tokens=None)]), caches)
+        until = min(stages[1].first_step, steps_of(dataset), 0 if shorter is None else steps_of(shorter))
+        if shorter is not None:
+            assert draws_of(shorter, until) == draws_of(dataset, until)
+
+
+def check_run(run: LmDataConfig, caches: dict[str, TokenCache]) -> None:
+    dataset = opened(run, caches)
+    if dataset is None:
+        return
+    check_accounts(run, dataset, caches)
+    check_prefix(run, dataset, caches)
+    end = dataset.length
+    if run.num_steps is not None:
+        assert end == dataset.batch_schedule.rows_at(run.num_steps)[0]
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(run=runs())
+def test_a_run_keeps_all_its_promises_together(caches, run):
+    check_run(run, caches)
+
+
+@pytest.mark.fuzz
+@settings(suppress_health_check=list(HealthCheck))
+@given(run=runs())
+def test_a_run_keeps_all_its_promises_together_fuzz(caches, run):
+    check_run(run, caches)
