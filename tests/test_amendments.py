@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.config import ComponentConfig, LmDataConfig
+from headrace.component_config import ComponentConfig
+from headrace.config import LmDataConfig
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.index.stage_config import AmendmentConfig, StageConfig
 from headrace.state import RunManifest, open_run

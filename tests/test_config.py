@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 
-from headrace.config import ComponentConfig, LmDataConfig, load_config
+from headrace.component_config import ComponentConfig
+from headrace.config import LmDataConfig, load_config
 from headrace.config_parsing import read_mapping, with_overrides
 from headrace.data.mixture import MixtureDataset
 from headrace.errors import CacheMissingError, CacheUnfinishedError, ConfigError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace import LmDataConfig, load_config
-from headrace.config import ComponentConfig
+from headrace.component_config import ComponentConfig
 from headrace.data.dataset import ReorderedDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.errors import ConfigError

@@ -6,7 +6,8 @@ import itertools
 import numpy as np
 import pytest
 
-from headrace.config import ComponentConfig, LmDataConfig, load_config
+from headrace.component_config import ComponentConfig
+from headrace.config import LmDataConfig, load_config
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.index.shuffle_config import BlockShuffleConfig
 from headrace.index.validation_config import ValidationConfig

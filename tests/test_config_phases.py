@@ -6,7 +6,8 @@ import itertools
 import numpy as np
 import pytest
 
-from headrace.config import ComponentConfig, LmDataConfig, load_config
+from headrace.component_config import ComponentConfig
+from headrace.config import LmDataConfig, load_config
 from headrace.data.phased import PhasedDataset
 from headrace.errors import ConfigError
 from headrace.feed.reader import PlannedReader

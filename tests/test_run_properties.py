@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from headrace.config import ComponentConfig, LmDataConfig
+from headrace.component_config import ComponentConfig
+from headrace.config import LmDataConfig
 from headrace.data.dataset import PlannedDataset, ReorderedDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import Continued, PhasedDataset

@@ -7,11 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.config import ComponentConfig, LmDataConfig
+from headrace.component_config import ComponentConfig
+from headrace.config import LmDataConfig
+from headrace.data.mixture import MixtureDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
-from headrace.feed.loader import DataLoader
+from headrace.feed import read_ahead
+from headrace.feed.reader import PlannedReader
+from headrace.index.residency import Residency
 from headrace.index.schedule import BatchSchedule
+from headrace.metrics import ReadStats, Stopwatch
 from headrace.simulate import Prices, simulate, variance_ratio, virtual_cache
 from headrace.store.layout import CacheLayout
 from headrace.testing import random_documents, write_cache
@@ -26,26 +31,116 @@ def cache(tmp_path_factory: pytest.TempPathFactory):
     return write_cache(tmp_path_factory.mktemp("simulated"), [documents[:200], documents[200:]], layout=layout)
 
 
-@pytest.mark.parametrize("shuffle", ["none", "full", "block", "braid"])
-def test_one_host_reads_what_was_forecast(cache, shuffle):
-    base = TokenSeqDataset(cache, SEQ)
-    dataset = {
-        "none": lambda: base,
-        "full": lambda: base.shuffle(0),
-        "block": lambda: base.block_shuffle(window_blocks=8, seed=0),
-        "braid": lambda: base.braid_shuffle(batch_size=8, seed=0),
-    }[shuffle]()
-    steps = len(dataset) // 8
-    forecast = simulate(dataset, BatchSchedule(8), hosts=[1], num_steps=steps)
-    assert forecast.exact
-    with DataLoader(dataset, 8) as loader, loader.iter_from_step(0) as batches:
-        for _ in range(steps):
-            next(batches)
-        read = loader.stats().reads.block_fetches
-    blocks = sum(-(-p.record.tokens // CHUNK) for p in cache.parts)
-    assert read <= blocks  # everything fits, so nothing is read twice
-    warm = max(steps // 4, 1)
-    assert forecast.by_hosts[0].reads_per_step * (steps - warm) <= read
+ORDERS = {
+    "none": lambda d: d,
+    "full": lambda d: d.shuffle(0),
+    "block": lambda d: d.block_shuffle(window_blocks=8, seed=0),
+    "braid": lambda d: d.braid_shuffle(batch_size=8, seed=0),
+}
+
+
+class Host:
+    """Host ``number`` of ``hosts``, each with an equal run of a batch's rows."""
+
+    def __init__(self, number, hosts):
+        self.number, self.hosts = number, hosts
+
+    def local_rows(self, size):
+        return np.arange(self.number * size // self.hosts, (self.number + 1) * size // self.hosts)
+
+
+def fetched_by(dataset, schedule, number, hosts, cache_bytes, row_order="locality", first_step=0, stop_step=None):
+    """What the reader of a host counts, all steps read."""
+    stats = ReadStats()
+    source = PlannedReader(
+        dataset, schedule, Host(number, hosts), row_order, cache_bytes, stats, Stopwatch(), number % 3
+    )
+    steps = sum(1 for _ in source.batches(first_step, stop_step))
+    return stats.block_fetches, steps
+
+
+@pytest.mark.parametrize("shuffle", ORDERS)
+@pytest.mark.parametrize("row_order", ["locality", "stream"])
+def test_hosts_read_what_was_forecast_to_the_block(cache, shuffle, row_order):
+    """Whatever the number of hosts and the memory, the padded last batch included."""
+    dataset = ORDERS[shuffle](TokenSeqDataset(cache, SEQ))
+    schedule = BatchSchedule(8)
+    assert len(dataset) % 8
+    stop = -(-len(dataset) // 8)
+    everything = sum(-(-p.record.tokens // CHUNK) for p in cache.parts)
+    for slots in (8, 13, 40, everything):
+        memory = slots * CHUNK * 2
+        forecast = simulate(dataset, schedule, hosts=[1, 2, 4], cache_bytes=memory, row_order=row_order)
+        assert forecast.exact
+        assert forecast.steps == stop
+        for h in forecast.by_hosts:
+            found = [fetched_by(dataset, schedule, n, h.hosts, memory, row_order, 0, stop) for n in range(h.hosts)]
+            assert h.block_fetches == sum(f for f, _ in found)
+            assert {s for _, s in found} == {stop}
+            assert h.hosts_replayed == h.hosts
+            assert h.resident_bytes <= memory
+    assert forecast.by_hosts[0].block_fetches == everything  # all fits: nothing is read twice
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    layout = CacheLayout("uint8", chunk_elements=100, shard_chunks=4, compression="zstd")
+    return write_cache(tmp_path_factory.mktemp("other"), [random_documents(150, seed=5)], layout=layout)
+
+
+@pytest.mark.parametrize("slots", [12, 20, 300])
+def test_mixtures_over_epochs_are_forecast_to_the_block(cache, other, slots, monkeypatch):
+    """A run without end: what its loader has decided to fetch for the steps looked at, read ahead beyond them."""
+    decided = []
+
+    class Recording(Residency):
+        def decide(self, pieces=None):
+            decision = super().decide(pieces)
+            decided.append((decision.step, len(decision.blocks)))
+            return decision
+
+    monkeypatch.setattr(read_ahead, "Residency", Recording)
+    sources = {
+        "a": TokenSeqDataset(cache, SEQ).braid_shuffle(seed=1, strands=12, batch_size=None),
+        "b": TokenSeqDataset(other, SEQ).block_shuffle(window_blocks=4, seed=2),
+        "c": TokenSeqDataset(cache, SEQ).shuffle(3),
+    }
+    mixture = MixtureDataset(sources, {"a": 3, "b": {"linear": {0: 0, 90: 2}}, "c": 0.3}, {0: 8, 500: 16})
+    memory = slots * CHUNK * 2
+    for first_step in (0, 37):
+        forecast = simulate(
+            mixture,
+            mixture.batch_schedule,
+            hosts=[1, 2],
+            cache_bytes=memory,
+            num_steps=300,
+            first_step=first_step,
+        )
+        assert forecast.exact == (first_step == 0)
+        for h in forecast.by_hosts:
+            decided.clear()
+            for number in range(h.hosts):
+                stats = ReadStats()
+                host = Host(number, h.hosts)
+                source = PlannedReader(mixture, mixture.batch_schedule, host, "locality", memory, stats, Stopwatch(), 0)
+                for step, _ in zip(range(first_step, 300), source.batches(first_step, None), strict=False):
+                    assert step < 300
+            assert h.block_fetches == sum(count for step, count in decided if step < 300)
+
+
+def test_very_many_hosts_are_sampled_and_it_is_said(monkeypatch):
+    monkeypatch.setattr("headrace.simulate.MAX_REPLAYED", 8)
+    config = big(3)
+    dataset = config.dataset({name: virtual_cache(name, 10**11) for name in config.components})
+    schedule = dataset.batch_schedule
+    forecast = simulate(dataset, schedule, hosts=[64], cache_bytes=8 << 18, max_rows=1 << 15)
+    (many,) = forecast.by_hosts
+    assert many.hosts_replayed == 8
+    assert not forecast.exact
+    monkeypatch.setattr("headrace.simulate.MAX_REPLAYED", 64)
+    (every,) = simulate(dataset, schedule, hosts=[64], cache_bytes=8 << 18, max_rows=1 << 15).by_hosts
+    assert every.hosts_replayed == 64
+    assert many.block_fetches == pytest.approx(every.block_fetches, rel=0.1)
 
 
 def test_rows_in_several_blocks_count_for_each(cache):
@@ -105,7 +200,7 @@ def test_variance_ratio_against_its_definition(blocks, window):
     [
         ([0], {}, "hosts"),
         ([9], {}, "hosts"),
-        ([1], {"cache_bytes": 1}, "cache_blocks"),
+        ([1], {"cache_bytes": 1}, "cache_bytes"),
         ([1], {"num_steps": 0}, "step"),
     ],
 )

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from headrace.config import ComponentConfig, LmDataConfig
+from headrace.component_config import ComponentConfig
+from headrace.config import LmDataConfig
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import Continued, PhasedDataset
 from headrace.index.shuffle_config import BraidShuffleConfig

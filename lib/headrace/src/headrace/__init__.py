@@ -10,7 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.config import ComponentConfig, LmDataConfig, load_config
+    from headrace.component_config import ComponentConfig
+    from headrace.config import LmDataConfig, load_config
     from headrace.data.batch import PackedBatch
     from headrace.data.dataset import AsyncDataset
     from headrace.data.mixture import MixtureDataset
@@ -37,7 +38,7 @@ _HOMES = {
     "BatchSchedule": "headrace.index.schedule",
     "BlockShuffleConfig": "headrace.index.shuffle_config",
     "BraidShuffleConfig": "headrace.index.shuffle_config",
-    "ComponentConfig": "headrace.config",
+    "ComponentConfig": "headrace.component_config",
     "ConfigError": "headrace.errors",
     "DataLoader": "headrace.feed.loader",
     "HeadraceError": "headrace.errors",

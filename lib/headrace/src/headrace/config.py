@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from headrace.component_config import ComponentConfig
 from headrace.config_parsing import decode, dump, read_mapping, with_overrides
 from headrace.errors import ConfigError, did_you_mean
 from headrace.index.budgets import check_component_budgets, check_epochs, tightest_bounds
@@ -40,7 +41,6 @@ from headrace.index.stage_config import (
 from headrace.index.stages import Stage
 from headrace.index.validation_config import ValidationConfig
 from headrace.ingest.build import build_cache
-from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import Tokenizer, TokenizerConfig, load_tokenizer
 from headrace.store.cache import TokenCache
 from headrace.store.ledger import read_ledger
@@ -55,35 +55,6 @@ if TYPE_CHECKING:  # jax comes in with these; a config can be read and checked w
     from headrace.data.phased import PhasedDataset
     from headrace.data.token_seq import TokenSeqDataset
     from headrace.feed.loader import DataLoader
-
-
-@dataclass(frozen=True)
-class ComponentConfig:
-    """One source of a mixture.
-
-    Attributes:
-        cache: Path or URL of its token cache.
-        weight: A number, ``{step: {step: w}}`` or ``{linear: {step: w}}``: a function of the global step. None: 1, or
-            what ``weights``, ``stages`` or an amendment says.
-        source: Text to build the cache from, if it does not exist (``LmDataConfig.build_caches``).
-        shuffle: How this component is shuffled; None: as the config says.
-        max_epochs: Most passes over it, may be a fraction; None: as the config says.
-        max_tokens: Most tokens of it in the whole run.
-        max_share: Largest share of a batch that it may have at any step.
-        remove: File of documents to leave out; see :class:`~headrace.data.document_filter.DocumentFilter`.
-        remove_not_found: What becomes of numbers in that file that no document has: ``refuse`` them, or ``count`` them
-            and go on.
-    """
-
-    cache: str
-    weight: float | dict[str, Any] | None = None
-    source: SourceConfig | None = None
-    shuffle: ShuffleConfig | None = None
-    max_epochs: float | None = None
-    max_tokens: int | None = None
-    max_share: float | None = None
-    remove: str | None = None
-    remove_not_found: Literal["refuse", "count"] = "refuse"
 
 
 @dataclass(frozen=True)

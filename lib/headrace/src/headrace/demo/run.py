@@ -24,7 +24,8 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.markup import escape
 
-from headrace.config import ComponentConfig, LmDataConfig, load_config
+from headrace.component_config import ComponentConfig
+from headrace.config import LmDataConfig, load_config
 from headrace.data.batch import PackedBatch
 from headrace.demo import corpus
 from headrace.demo.checks import (

@@ -1,0 +1,38 @@
+"""``ComponentConfig``: one source of a mixture, as a config names it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from headrace.index.shuffle_config import ShuffleConfig
+from headrace.ingest.source import SourceConfig
+
+
+@dataclass(frozen=True)
+class ComponentConfig:
+    """One source of a mixture.
+
+    Attributes:
+        cache: Path or URL of its token cache.
+        weight: A number, ``{step: {step: w}}`` or ``{linear: {step: w}}``: a function of the global step. None: 1, or
+            what ``weights``, ``stages`` or an amendment says.
+        source: Text to build the cache from, if it does not exist (``LmDataConfig.build_caches``).
+        shuffle: How this component is shuffled; None: as the config says.
+        max_epochs: Most passes over it, may be a fraction; None: as the config says.
+        max_tokens: Most tokens of it in the whole run.
+        max_share: Largest share of a batch that it may have at any step.
+        remove: File of documents to leave out; see :class:`~headrace.data.document_filter.DocumentFilter`.
+        remove_not_found: What becomes of numbers in that file that no document has: ``refuse`` them, or ``count`` them
+            and go on.
+    """
+
+    cache: str
+    weight: float | dict[str, Any] | None = None
+    source: SourceConfig | None = None
+    shuffle: ShuffleConfig | None = None
+    max_epochs: float | None = None
+    max_tokens: int | None = None
+    max_share: float | None = None
+    remove: str | None = None
+    remove_not_found: Literal["refuse", "count"] = "refuse"
