@@ -1,6 +1,7 @@
 """``headrace build``: what it prints, how it ends, and one readable line for everything that can be wrong."""
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli.unfinished import build_command
 from headrace.ingest.build import BuildReport
 from headrace.store.cache import TokenCache
 
@@ -43,6 +45,43 @@ def test_all_options(headrace: Run, corpus: Path, tmp_path: Path):
     cache = TokenCache.open(str(tmp_path / "c"))
     assert cache.document(0).tolist() == [257, ord("x")]
     assert (cache.layout.dtype, cache.layout.chunk_elements, cache.layout.compression) == ("uint32", 16, "zstd")
+
+
+def test_kinds_leaves_and_engines(headrace: Run, tmp_path: Path):
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    lines = [json.dumps({"talk": messages, "meta": {"id": f"d{i}"}, "n": i}) for i in range(4)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    arguments = (
+        "build", str(tmp_path / "a.jsonl"), "-o", str(tmp_path / "c"), *BYTES, "--kind", "chat",
+        "--field", "messages=talk", "--leaf", "id=meta.id", "--leaf", "n=n:int32", "--chat-template",
+        str(tmp_path / "t.jinja"), "--engine", "pool", "--workers", "1",
+    )  # fmt: skip
+    code, _, err = headrace(*arguments)
+    assert code == 2
+    assert "--mask roles --mask-role assistant" in err
+    code, _, err = headrace(*arguments, "--mask", "roles", "--mask-role", "assistant")
+    assert (code, err) == (0, "")
+    cache = TokenCache.open(str(tmp_path / "c"))
+    assert bytes(cache.document(0).tolist()) == b"<user>q<assistant>a"
+    assert [leaf["name"] for leaf in cache.ledger.leaves] == ["loss_mask", "id", "n"]
+    words = shlex.split(build_command(str(tmp_path / "c"), cache.ledger))
+    code, out, err = headrace(*words[1:])
+    assert (code, err) == (0, "")
+    assert "is finished already" in out
+
+
+def test_repair(headrace: Run, corpus: Path, tmp_path: Path):
+    command = ("build", str(corpus), "-o", str(tmp_path / "c"), *BYTES, "--part-bytes", "1")
+    assert headrace(*command)[0] == 0
+    (data,) = (tmp_path / "c" / "parts" / "00001" / "input_ids" / "data" / "c").iterdir()
+    good = data.read_bytes()
+    data.write_bytes(good[:10] + bytes([good[10] ^ 1]) + good[11:])
+    code, out, err = headrace(*command, "--repair")
+    assert code == 0
+    assert "1 damaged part" in err
+    assert "1 part in" in out
+    assert data.read_bytes() == good
 
 
 def test_extensions(headrace: Run, tmp_path: Path):

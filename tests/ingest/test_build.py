@@ -185,11 +185,22 @@ class TestResume:
         def interrupted(*_: Any, **__: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("headrace.ingest.build.run_parts", interrupted)
+        monkeypatch.setattr("headrace.ingest.build.run_on", interrupted)
         with pytest.raises(KeyboardInterrupt):
             build(tmp_path / "corpus", tmp_path / "cache")
         with pytest.raises(CacheUnfinishedError):
             TokenCache.open(str(tmp_path / "cache"))
+
+    def test_second_attempts_that_a_killed_builder_left_are_removed(
+        self, tmp_path: Path, write_jsonl: Callable[..., str], tree: Tree
+    ):
+        write(tmp_path / "corpus", write_jsonl)
+        build(tmp_path / "corpus", tmp_path / "cache")
+        before = tree(tmp_path / "cache")
+        (tmp_path / "cache" / "attempts" / "00001-7" / "parts").mkdir(parents=True)
+        build(tmp_path / "corpus", tmp_path / "cache")
+        assert tree(tmp_path / "cache") == before
+        assert not (tmp_path / "cache" / "attempts").exists()
 
     @pytest.mark.parametrize(
         ("tokenizer", "options", "message"),
@@ -278,7 +289,7 @@ def test_restart_takes_the_records_of_the_parts_first(
     build(tmp_path / "corpus", tmp_path / "cache", restart=True)
     names = [r.removeprefix(f"{tmp_path}/cache/") for r in removed if not r.endswith(".tmp")]
     assert {n.split("/")[-1] for n in names[:parts]} == {"part.json"}
-    assert names[parts : parts + 3] == ["parts", "tokenizer.json", "ledger.json"]
+    assert names[parts : parts + 4] == ["parts", "attempts", "tokenizer.json", "ledger.json"]
 
 
 class TestBadInput:

@@ -1,9 +1,11 @@
 """Documents out of bytes: any text, line ends, packing and cut into blocks; and each way that a line can be bad."""
 
 import gzip
+import io
 import itertools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,16 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, SourceError
-from headrace.ingest import documents
-from headrace.ingest.documents import Document, DocumentReader, split_lines, unpack, without_bom
+from headrace.ingest.blocks import PACKED_BLOCK_BYTES, lines_between, split_lines, unpack, without_bom
+from headrace.ingest.documents import DocumentReader
+from headrace.ingest.kinds import DocumentKind, make_kind
+from headrace.ingest.readers.lines import JsonlReader
+from headrace.ingest.readers.registry import open_reader
+from headrace.ingest.records import lookup
 from headrace.ingest.source import SourceConfig, SourceFile
+from headrace.ingest.tokenize import ByteTokenizer
 
 TEXTS = st.lists(st.text(), max_size=8)
 
 
+def maker(config: SourceConfig) -> DocumentKind:
+    return make_kind(config, "text", ByteTokenizer(), None)
+
+
 def reader(path: Path, **settings: object) -> DocumentReader:
     config = SourceConfig([str(path)], **settings)
-    return DocumentReader(config.files()[0], config)
+    return DocumentReader(config.files()[0], config, maker(config))
 
 
 def texts(path: Path, **settings: object) -> list[str]:
@@ -93,7 +104,12 @@ def test_escapes_and_surrogate_pairs(tmp_path: Path):
 def test_places_are_files_and_lines(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\n{"text": "x"}\r\n\r\n  \n{"text": "y\xc3\xa9"}')
-    assert list(reader(path)) == [Document("x", str(path), 2, 1), Document("yé", str(path), 5, 3)]
+    assert [(d.text, d.num_bytes) for d in reader(path)] == [("x", 1), ("yé", 3)]
+    rows = open_reader(SourceFile(str(path), "jsonl"), ["text"])
+    assert [(rows.place(row), lookup(record, "text")) for row, record in rows] == [
+        (f"{path}, line 2", "x"),
+        (f"{path}, line 5", "yé"),
+    ]
 
 
 def test_empty_texts_are_documents(tmp_path: Path):
@@ -103,10 +119,14 @@ def test_empty_texts_are_documents(tmp_path: Path):
     assert [d.text for d in DocumentReader(*only(tmp_path / "b.txt"))] == [""]
 
 
-def only(path: Path) -> tuple[SourceFile, SourceConfig]:
+def only(path: Path) -> tuple[SourceFile, SourceConfig, DocumentKind]:
     config = SourceConfig([str(path)], format="text")
     status = path.stat()
-    return SourceFile(str(path), "text", size=status.st_size, version=f"mtime:{status.st_mtime_ns}"), config
+    return (
+        SourceFile(str(path), "text", size=status.st_size, version=f"mtime:{status.st_mtime_ns}"),
+        config,
+        maker(config),
+    )
 
 
 def test_line_ends_within_a_text_stay(tmp_path: Path):
@@ -232,9 +252,9 @@ def test_zstd_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_what_is_unpacked_at_once_is_bounded():
     bomb = gzip.compress(b"\0" * (64 << 20))
-    blocks = [bomb[i : i + documents._PACKED_BLOCK_BYTES] for i in range(0, len(bomb), documents._PACKED_BLOCK_BYTES)]
+    blocks = [bomb[i : i + PACKED_BLOCK_BYTES] for i in range(0, len(bomb), PACKED_BLOCK_BYTES)]
     largest = total = 0
-    for block in unpack(blocks, SourceFile("a.gz", "text", "gzip")):
+    for block in unpack(blocks, "gzip", "a.gz"):
         largest, total = max(largest, len(block)), total + len(block)
     assert total == 64 << 20
     assert largest <= 20 << 20
@@ -260,3 +280,48 @@ def test_a_file_that_is_gone(tmp_path: Path):
     path.unlink()
     with pytest.raises(SourceError, match="is gone"):
         list(r)
+
+
+@given(
+    lines=st.lists(st.binary(max_size=9).map(lambda b: b.replace(b"\n", b"")), max_size=12),
+    final=st.booleans(),
+    cuts=st.lists(st.integers(0, 120), max_size=5),
+    block_bytes=st.sampled_from([1, 3, 7, 1000]),
+)
+def test_a_line_belongs_to_the_slice_in_which_it_begins(
+    lines: list[bytes], final: bool, cuts: list[int], block_bytes: int
+):
+    data = b"\n".join(lines) + (b"\n" if final else b"")
+    bounds = sorted({0, *(c for c in cuts if c < len(data))})
+    found = []
+    for start, stop in zip(bounds, [*bounds[1:], None], strict=True):
+        part = b"".join(lines_between(io.BytesIO(data), start, stop, block_bytes))
+        begins = [0] if data else []
+        begins += [i + 1 for i, byte in enumerate(data) if byte == 10 and i + 1 < len(data)]
+        wanted = [b for b in begins if start <= b and (stop is None or b < stop)]
+        assert len(list(split_lines([part]))) == len(wanted)
+        assert not wanted or data[wanted[0] :].startswith(part)
+        found.append(part)
+    assert b"".join(found) == data
+
+
+@given(size=st.integers(1, 10_000), target=st.integers(1, 3000))
+def test_slices_of_bytes_cover_the_file(size: int, target: int):
+    slices = JsonlReader.split(size, target)
+    assert [s.start for s in slices[1:]] == [s.stop for s in slices[:-1]]
+    assert (slices[0].start, slices[-1].stop) == (0, None)
+    assert sum(s.num_bytes for s in slices) == size
+    assert (
+        len(slices) == 1 or target <= min(s.num_bytes for s in slices) <= max(s.num_bytes for s in slices) < 2 * target
+    )
+
+
+def test_a_bad_line_of_a_slice_is_named_by_its_line_in_the_file(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "x"}\n\n' * 50 + "bad\n")
+    config = SourceConfig([str(path)])
+    (file,) = config.files()
+    slices = JsonlReader.split(file.size or 0, 100)
+    last = DocumentReader(replace(file, part=slices[-1]), config, maker(config))
+    with pytest.raises(SourceError, match=r"a\.jsonl, line 101: is not valid JSON"):
+        list(last)

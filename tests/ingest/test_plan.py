@@ -1,6 +1,8 @@
 """The plan: every file once, in order, parts of the wanted size, never too many; and its way through the ledger."""
 
+import json
 import pickle
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,7 +10,8 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.ingest.plan import MAX_PARTS, plan_parts, source_records, tasks_from_records
-from headrace.ingest.source import SourceConfig, SourceFile
+from headrace.ingest.records import Slice
+from headrace.ingest.source import SourceFile
 
 SIZES = st.lists(st.one_of(st.none(), st.integers(0, 1000)), min_size=1, max_size=60)
 
@@ -46,10 +49,35 @@ def test_never_too_many_parts(sizes: list[int | None]):
 @given(sizes=SIZES, part_bytes=st.integers(1, 2000))
 def test_the_plan_survives_the_ledger_and_the_wire(sizes: list[int | None], part_bytes: int):
     tasks = plan_parts(made(sizes), part_bytes)
-    assert tasks_from_records(source_records(tasks), SourceConfig(["."])) == tasks
+    assert tasks_from_records(source_records(tasks), {t.path: t for t in made(sizes)}) == tasks
     assert pickle.loads(pickle.dumps(tasks)) == tasks
 
 
 def test_part_bytes_must_be_positive():
     with pytest.raises(ConfigError, match="part_bytes"):
         plan_parts(made([1]), 0)
+
+
+def halves(file: SourceFile, target: int) -> list[SourceFile]:
+    size = file.size or 0
+    if size <= target:
+        return [file]
+    slices = [Slice(0, size // 2, size // 2), Slice(size // 2, None, size - size // 2)]
+    return [replace(file, part=s) for s in slices]
+
+
+@given(sizes=SIZES, part_bytes=st.integers(1, 2000))
+def test_slices_are_planned_in_order_and_survive_the_ledger(sizes: list[int | None], part_bytes: int):
+    tasks = plan_parts(made(sizes), part_bytes, halves)
+    planned = [f for t in tasks for f in t.files]
+    assert list(dict.fromkeys(f.path for f in planned)) == [f.path for f in made(sizes)]
+    assert sum(f.num_bytes or 0 for f in planned) == sum(s or 0 for s in sizes)
+    records = json.loads(json.dumps(source_records(tasks)))
+    assert tasks_from_records(records, {f.path: f for f in made(sizes)}) == tasks
+
+
+def test_a_path_is_written_down_without_its_credentials():
+    file = SourceFile("https://me:secret@host/a.jsonl?X-Amz-Signature=0a1b&part=3", "jsonl", size=1)
+    (record,) = source_records(plan_parts([file]))
+    assert record["path"] == "https://***@host/a.jsonl?X-Amz-Signature=***&part=3"
+    assert tasks_from_records([record], {file.shown_path: file})[0].files == (file,)

@@ -7,7 +7,8 @@ import fsspec
 import pytest
 
 from headrace.errors import ConfigError, SourceError
-from headrace.ingest.source import SourceConfig, SourceFile, stat_file
+from headrace.ingest.listing import stat_file
+from headrace.ingest.source import SourceConfig, SourceFile
 
 
 def touch(root: Path, *names: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.store.layout import CacheLayout, token_dtype
+from headrace.store.layout import CacheLayout, LeafSpec, token_dtype
 
 
 @given(st.integers(1, 2**32))
@@ -41,7 +41,7 @@ def test_a_vocabulary_larger_than_the_dtype_is_refused_with_the_one_to_use():
 @pytest.mark.parametrize(
     ("values", "field"),
     [
-        ({"dtype": "float32"}, "layout.dtype"),
+        ({"dtype": "float16"}, "layout.dtype"),
         ({"chunk_elements": 0}, "layout.chunk_elements"),
         ({"shard_chunks": 0}, "layout.shard_chunks"),
         ({"compression": "zst"}, "layout.compression"),
@@ -52,6 +52,27 @@ def test_bad_layouts(values, field):
         CacheLayout(**values)
     assert caught.value.field == field
     assert caught.value.cure or "at least 1" in caught.value.problem
+
+
+def test_tokens_are_integers():
+    for check in (CacheLayout("float32").check_tokens, lambda: CacheLayout("bool").check_vocabulary(2)):
+        with pytest.raises(ConfigError, match="is not a token dtype"):
+            check()
+
+
+@pytest.mark.parametrize("values", [("..", "uint8"), ("a/b", "uint8"), ("input_ids", "uint8"), ("", "uint8")])
+def test_names_of_leaves_stay_within_the_part(values):
+    with pytest.raises(ConfigError, match="cannot be the name of a leaf"):
+        LeafSpec(*values)
+
+
+def test_bad_leaves():
+    with pytest.raises(ConfigError, match="is not a dtype of leaves"):
+        LeafSpec("mask", "uint7")
+    with pytest.raises(ConfigError, match="is not a kind of leaf"):
+        LeafSpec("mask", "uint8", "loose")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        CacheLayout(compression="other").zarr_metadata(3)
 
 
 def test_layouts_survive_json():

@@ -1,12 +1,22 @@
 """Ledgers: the same ledger is the same bytes, and anything that is none says so."""
 
 import json
+from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 
 from headrace.errors import CacheCorruptError, CacheError
 from headrace.store.layout import CacheLayout
-from headrace.store.ledger import Ledger, PartRecord, read_ledger, read_part_record, write_ledger, write_part_record
+from headrace.store.ledger import (
+    LeafRecord,
+    Ledger,
+    PartRecord,
+    read_ledger,
+    read_part_record,
+    write_ledger,
+    write_part_record,
+)
 
 LEDGER = Ledger(False, {"vocab_size": 10, "fingerprint": "f", "eos": "Ω"}, CacheLayout().to_json(), [{"name": "a"}])
 PART = PartRecord("00000", 3, 40, "sha256:0", {"skipped_lines": 1})
@@ -25,10 +35,28 @@ def test_ledgers_read_back(tmp_path):
     assert (tmp_path / "ledger.json").read_bytes() == first
 
 
-def test_part_records_read_back(tmp_path):
+@pytest.mark.parametrize("part", [PART, replace(PART, leaves={"mask": LeafRecord(7, "sha256:1")})])
+def test_part_records_read_back(tmp_path, part):
     assert read_part_record(str(tmp_path), "00000") is None
-    write_part_record(str(tmp_path), PART)
-    assert read_part_record(str(tmp_path), "00000") == PART
+    write_part_record(str(tmp_path), part)
+    assert read_part_record(str(tmp_path), "00000") == part
+    write_ledger(str(tmp_path), LEDGER.complete([part]))
+    ledger = read_ledger(str(tmp_path))
+    assert ledger is not None
+    assert ledger.parts == [part]
+
+
+def test_ledgers_say_which_release_began_them(tmp_path):
+    write_ledger(str(tmp_path), LEDGER)
+    path = tmp_path / "ledger.json"
+    data = json.loads(path.read_text())
+    assert data["code_version"] == version("headrace")
+    path.write_text(json.dumps({**data, "code_version": "0.0.7"}))
+    assert read_ledger(str(tmp_path)).code_version == "0.0.7"
+    del data["code_version"], data["leaves"]  # as they were before they had it
+    path.write_text(json.dumps(data))
+    old = read_ledger(str(tmp_path))
+    assert (old.code_version, old.leaves) == ("", [])
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,6 @@ LAYOUT = CacheLayout("uint8", chunk_elements=128, shard_chunks=3, compression="z
 PARTS = [random_documents(40, seed=k) for k in range(2)]
 
 
-@pytest.fixture(params=["gcs", "s3"])
-def root(request, tmp_path):
-    return files.join(request.getfixturevalue(f"{request.param}_bucket"), tmp_path.name)
-
-
 def loader(cache, seed=1):
     return DataLoader(TokenSeqDataset(cache, 16).block_shuffle(window_blocks=3, seed=seed), batch_size=8)
 
@@ -99,8 +94,8 @@ def test_a_run_may_have_its_folder_there(root, tmp_path):
         open_run(root, loader(cache, seed=2))
 
 
-def test_caches_are_read_from_web_servers(web_server):
-    folder, url = web_server
+def test_caches_are_read_from_web_servers(web):
+    folder, url = web
     here = write_cache(folder / "cache", PARTS, layout=LAYOUT)
     there = TokenCache.open(f"{url}/cache")
     assert np.array_equal(there.tokens(0, there.num_tokens), here.tokens(0, here.num_tokens))

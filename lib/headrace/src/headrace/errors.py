@@ -19,13 +19,32 @@ The command line prints ``str(error)`` and exits with status 2; Python users cat
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 _NOTHING = object()
+# What grants access in a URL: user and password before the host, and the signed or secret values of a query.
+_IN_AUTHORITY = re.compile(r"(?<=://)[^/\s@'\"]+@")
+_IN_QUERY = re.compile(
+    r"(?<=[?&])([\w.-]*(?:token|secret|password|passwd|signature|credential|api-?_?key|accesskeyid)[\w.-]*|sig|key)=[^&\s'\"#]+",
+    re.IGNORECASE,
+)
+
+
+def redact(text: str) -> str:
+    """The text with what grants access taken out of its URLs: for whatever is written or shown.
+
+    Example:
+        >>> redact("s3://id:secret@bucket/a and https://host/a?X-Amz-Signature=0a1b&part=3")
+        's3://***@bucket/a and https://host/a?X-Amz-Signature=***&part=3'
+    """
+    if "://" not in text:
+        return text
+    return _IN_QUERY.sub(r"\1=***", _IN_AUTHORITY.sub("***@", text))
 
 
 class HeadraceError(Exception):
-    """Base of all errors of headrace.
+    """Base of all errors of headrace. The message never holds credentials of a URL (:func:`redact`).
 
     Args:
         problem: What is wrong, as one sentence without the field's name.
@@ -51,7 +70,7 @@ class HeadraceError(Exception):
         message = f"{subject}: {problem}" if subject else problem
         if cure:
             message = f"{message.rstrip('.')}. {cure}"
-        super().__init__(message)
+        super().__init__(redact(message))
 
 
 class ConfigError(HeadraceError):

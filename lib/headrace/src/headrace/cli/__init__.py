@@ -17,7 +17,7 @@ from rich.text import Text
 from headrace.errors import HeadraceError
 
 _HELP = "Data for language-model training in JAX: build token caches, look into them, see it all work."
-COMMANDS = ("demo", "build", "inspect", "simulate")
+COMMANDS = ("demo", "build", "inspect", "cat", "verify", "diff", "consolidate", "convert", "simulate")
 
 
 def application() -> typer.Typer:

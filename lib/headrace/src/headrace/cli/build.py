@@ -1,4 +1,4 @@
-"""``headrace build``: from text to a token cache."""
+"""``headrace build``: from sources of all kinds to a token cache."""
 
 from __future__ import annotations
 
@@ -14,11 +14,46 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """What the source files hold."""
+    """How the source files are packed."""
 
     auto = "auto"
     jsonl = "jsonl"
     text = "text"
+    parquet = "parquet"
+    arrow = "arrow"
+    warc = "warc"
+    hf = "hf"
+    megatron = "megatron"
+    nmoe = "nmoe"
+    python = "python"
+
+
+class Kind(StrEnum):
+    """What records become."""
+
+    auto = "auto"
+    text = "text"
+    tokens = "tokens"
+    chat = "chat"
+    preference = "preference"
+    prompts = "prompts"
+
+
+class Mask(StrEnum):
+    """What of a conversation is trained on."""
+
+    generation = "generation"
+    roles = "roles"
+    all = "all"
+
+
+class Engine(StrEnum):
+    """Who builds the parts."""
+
+    auto = "auto"
+    pool = "pool"
+    inline = "inline"
+    ray = "ray"
 
 
 class OnBadLine(StrEnum):
@@ -36,12 +71,20 @@ class Compression(StrEnum):
 
 
 def command(
-    sources: Annotated[list[str], typer.Argument(help="Files, folders (recursive), globs or URLs.", metavar="SOURCES")],
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="Files, folders (recursive), globs, braces, URLs; hf://OWNER/NAME?split=SPLIT.", metavar="SOURCES"
+        ),
+    ],
     output: Annotated[str, typer.Option("--output", "-o", help="Folder or URL of the cache.", metavar="DIR")],
     tokenizer: Annotated[
         str,
         typer.Option(
-            "--tokenizer", "-t", help="A tokenizer.json, a folder that holds one, or `bytes`.", metavar="FILE"
+            "--tokenizer",
+            "-t",
+            help="A tokenizer.json, a folder that holds one, or `bytes`; `ids:N` for ready ids below N.",
+            metavar="FILE",
         ),
     ],
     eos: Annotated[
@@ -50,11 +93,35 @@ def command(
     bos: Annotated[
         str, typer.Option(help="Token before each document: none, auto, or the token itself.", metavar="TOKEN")
     ] = "none",
-    text_field: Annotated[str, typer.Option(help="Field of a JSONL object that holds the text.")] = "text",
+    text_field: Annotated[str, typer.Option(help="Field of a record that holds the text; a.b is b within a.")] = "text",
     on_bad_line: Annotated[
         OnBadLine, typer.Option(help="A line that cannot be read: stop and name it, or leave it out and count it.")
     ] = OnBadLine.error,
-    format: Annotated[Format, typer.Option(help="What the files hold; auto goes by their names.")] = Format.auto,  # noqa: A002
+    format: Annotated[Format, typer.Option(help="How the files are packed; auto goes by their names.")] = Format.auto,  # noqa: A002
+    kind: Annotated[
+        Kind, typer.Option(help="What records become; auto: tokens if the files hold ids, else text.")
+    ] = Kind.auto,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(help="Another field than the usual one of the kind (repeatable).", metavar="NAME=FIELD"),
+    ] = None,
+    leaf: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Keep a field of each document; DTYPE is text, or that of a number (repeatable).",
+            metavar="NAME=FIELD:DTYPE",
+        ),
+    ] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="A Jinja template; by default the one beside the tokenizer.", metavar="FILE"),
+    ] = None,
+    mask: Annotated[
+        Mask, typer.Option(help="What of a conversation is trained on: {% generation %}, the turns of roles, or all.")
+    ] = Mask.generation,
+    mask_role: Annotated[
+        list[str] | None, typer.Option(help="With --mask roles, whose turns (repeatable).", metavar="ROLE")
+    ] = None,
     extension: Annotated[
         list[str] | None,
         typer.Option(help="Ending of the files to take from folders, e.g. .py (repeatable).", metavar=".EXT"),
@@ -64,10 +131,26 @@ def command(
     dtype: Annotated[
         str | None, typer.Option(help="Stored integer type; by default the narrowest that holds the vocabulary.")
     ] = None,
+    part_bytes: Annotated[
+        int, typer.Option(help="Source bytes in a part, the unit of work and of resuming.", metavar="BYTES")
+    ] = 64 << 20,
+    engine: Annotated[
+        Engine, typer.Option(help="Who builds: processes here, this one, or a Ray cluster (RAY_ADDRESS, or one here).")
+    ] = Engine.auto,
+    workers: Annotated[
+        int | None, typer.Option(help="How many at once; by default as many as cores and memory allow.", metavar="N")
+    ] = None,
+    hash_sources: Annotated[
+        bool,
+        typer.Option("--hash-sources", help="Keep a hash of each source file, and tell by it whether one has changed."),
+    ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Read what is there, and build again the parts that are damaged.")
+    ] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Delete what is in DIR and begin anew.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Build a token cache from text.
+    """Build a token cache from text, ready ids, conversations, preference pairs or prompts.
 
     Interrupted, by whatever, it goes on where it was when the same command is run again, and the result is the same to
     the bit.
@@ -79,25 +162,69 @@ def command(
         headrace build 'dump/**/*.jsonl.zst' -o gs://bucket/cache -t llama3/ --text-field content --on-bad-line skip
 
         headrace build src/ -o code-cache -t bytes --format text --extension .py --eos none
+
+        headrace build 's3://bucket/web/part-{000..499}.parquet' -o cache -t llama3/ --leaf id=meta.id --engine ray
+
+        headrace build chats.jsonl -o chat-cache -t llama3/ --kind chat --mask roles --mask-role assistant
+
+        headrace build 'hf://owner/poems?split=train' -o cache -t llama3/
     """
     from headrace.ingest.build import build_cache
-    from headrace.ingest.source import SourceConfig
+    from headrace.ingest.leaves import parse_leaf
+    from headrace.ingest.source import ChatConfig, SourceConfig
     from headrace.ingest.tokenize import TokenizerConfig
 
+    source = SourceConfig(
+        sources,
+        format.value,
+        text_field,
+        on_bad_line.value,
+        extension or [],
+        kind=kind.value,
+        fields=dict(_pair(f) for f in field or []),
+        leaves=dict(parse_leaf(one) for one in leaf or []),
+        chat=ChatConfig(chat_template, mask.value, mask_role or ["assistant"]),
+    )
     try:
+        if repair:
+            _repair(output)
         report = build_cache(
-            SourceConfig(sources, format.value, text_field, on_bad_line.value, extension or []),
+            source,
             TokenizerConfig(tokenizer, bos=bos, eos=eos),
             output,
             dtype=dtype,
             chunk_tokens=chunk_tokens,
             compression=compression.value,
+            part_bytes=part_bytes,
+            engine=engine.value,
+            workers=workers,
+            hash_sources=hash_sources,
             restart=restart,
         )
     except KeyboardInterrupt:
         typer.echo("interrupted: finished parts are kept; run the same command again to go on", err=True)
         raise typer.Exit(130) from None
     typer.echo(json.dumps(report.to_json()) if as_json else summary(report))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    from headrace.errors import ConfigError
+
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise ConfigError("is no NAME=FIELD", field="field", value=text, cure="Write e.g. messages=conversation.")
+    return name, value
+
+
+def _repair(output: str) -> None:
+    """Makes the damaged parts of a cache incomplete, so that the build makes them anew."""
+    from headrace.store.lease import lease
+    from headrace.store.verify import damaged_parts, invalidate
+
+    damaged = damaged_parts(output, deep=True)
+    with lease(output):
+        invalidate(output, damaged)
+    typer.echo(f"{output}: {_counted(len(damaged), 'damaged part')}", err=True)
 
 
 def summary(report: BuildReport) -> str:
@@ -116,6 +243,9 @@ def summary(report: BuildReport) -> str:
         ]
     if report.empty_documents:
         lines.append(f"{_counted(report.empty_documents, 'document')} without text (kept: special tokens alone).")
+    if report.ignored_records:
+        kinds = ", ".join(f"{n:,} {what}" for what, n in report.ignored_records.items())
+        lines.append(f"Records that hold no plain text, left out: {kinds}.")
     if report.skipped_lines:
         lines.append(f"{_counted(report.skipped_lines, 'bad line')} skipped, the first: {report.first_skipped}")
     return "\n".join([*lines, f"Next: headrace inspect {shlex.quote(report.path)}"])

@@ -8,9 +8,10 @@ What lies on disk decides what is left to do, and nothing else::
     ledger.json, finished: true    written last: the same, with the table of parts
 
 The invariant: whatever was killed, however often, the finished folder is the same, bit for bit, as that of one
-uninterrupted build. A setting that would change it (tokenizer, special tokens, layout, files) is refused on a folder
-that was started with another, with the difference shown. So is a source file that changed after its part was built;
-one that changed before is read as it is now.
+uninterrupted build, whatever engine built it with however many workers. A setting that would change it (tokenizer,
+special tokens, layout, files) is refused on a folder that was started with another, with the difference shown. So is a
+source file that changed after its part was built; one that changed before is read as it is now. One builder at a time
+works on a folder (:mod:`headrace.store.lease`).
 
 Price of resuming: one small read a part, and what was done of one part (64 MiB of text) is done again.
 """
@@ -18,20 +19,28 @@ Price of resuming: one small read a part, and what was done of one part (64 MiB 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from headrace.errors import CacheError, ConfigError, SourceError
-from headrace.ingest.engine import BuildJob, run_parts
+from headrace.errors import CacheError, ConfigError, SourceError, redact
+from headrace.ingest.chat_template import find_template
+from headrace.ingest.engine import BuildJob
+from headrace.ingest.engines import Engine, check_engine, run_on
+from headrace.ingest.kinds import NEEDS_TEMPLATE, make_kind
 from headrace.ingest.plan import DEFAULT_PART_BYTES, PartTask, plan_parts, source_records, tasks_from_records
 from headrace.ingest.progress import show_progress
+from headrace.ingest.readers.registry import described, split_file
 from headrace.ingest.resume import changed_sources, check_same_build
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import FILE_NAME, Tokenizer, TokenizerConfig, load_tokenizer
+from headrace.ingest.schedule import ATTEMPTS_FOLDER
+from headrace.ingest.source import Kind, SourceConfig, SourceFile
+from headrace.ingest.source_hash import content_hashes, with_hashes
+from headrace.ingest.tokenize import FILE_NAME, Tokenizer, TokenizerConfig, load_tokenizer, tokenizer_folder
 from headrace.store import files
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, Compression
+from headrace.store.lease import Lease, is_lease, lease
 from headrace.store.ledger import (
     LEDGER_NAME,
     PART_RECORD_NAME,
@@ -43,7 +52,7 @@ from headrace.store.ledger import (
     write_ledger,
 )
 
-INGEST_VERSION = 1
+INGEST_VERSION = 2
 """Changes when the same input would give other tokens or another layout: a build is not resumed across it."""
 
 
@@ -59,6 +68,7 @@ class BuildReport:
         skipped_lines: Bad lines left out (``on_bad_line="skip"``).
         first_skipped: Where and why the first of them.
         empty_documents: How many documents have no text.
+        ignored_records: Records of a crawl that hold no plain text, by their type.
         parts_built: Parts that this call built.
         parts_reused: Parts that were there already.
         tokens_built: Tokens of the parts that this call built.
@@ -73,6 +83,7 @@ class BuildReport:
     skipped_lines: int
     first_skipped: str
     empty_documents: int
+    ignored_records: dict[str, int]
     parts_built: int
     parts_reused: int
     tokens_built: int
@@ -93,6 +104,9 @@ def build_cache(
     shard_chunks: int = DEFAULT_SHARD_CHUNKS,
     compression: Compression = "none",
     part_bytes: int = DEFAULT_PART_BYTES,
+    engine: Engine = "auto",
+    workers: int | None = None,
+    hash_sources: bool = False,
     restart: bool = False,
     progress: bool = True,
 ) -> BuildReport:
@@ -106,7 +120,12 @@ def build_cache(
         chunk_tokens: Tokens in a chunk, the unit of reading.
         shard_chunks: Chunks in a file.
         compression: ``none`` or ``zstd``.
-        part_bytes: Source bytes in a part, the unit of resuming.
+        part_bytes: Source bytes in a part, the unit of work and of resuming.
+        engine: Who builds the parts: ``pool``, worker processes of this machine; ``inline``, this process; ``ray``, a
+            Ray cluster (``RAY_ADDRESS``, or one started here); ``auto``, a pool unless there is too little to do. No
+            effect on the result.
+        workers: How many at once; as many as there are cores and memory for if None. No effect on the result.
+        hash_sources: Keep a hash of each source file in the ledger, and tell by it whether a file has changed.
         restart: Delete what is there and begin anew.
         progress: Show a bar, if stderr is a terminal.
 
@@ -116,7 +135,7 @@ def build_cache(
     Raises:
         SourceError: the source is missing, empty, unreadable, bad in a line, or changed.
         ConfigError: a setting is not usable, or is not the one that the folder was begun with.
-        CacheError: the output cannot be written, or holds something else.
+        CacheError: the output cannot be written, holds something else, or is being built by another process.
     """
     started = time.monotonic()
     output = str(output)
@@ -124,12 +143,25 @@ def build_cache(
         raise ConfigError(
             "can be read from, not written to", field="output", value=output, cure="Use a local path, gs:// or s3://."
         )
+    check_engine(engine, workers)
     loaded = load_tokenizer(tokenizer)
     layout = CacheLayout(dtype or loaded.dtype.name, chunk_tokens, shard_chunks, compression)
     layout.check_vocabulary(loaded.vocab_size)
-    wanted = _planned(source, loaded, layout, part_bytes)
+    listed = [described(f) for f in source.files()]
+    kind = source.kind_of(listed)
+    template = _template(source, kind, tokenizer)
+    leaves = [spec.to_json() for spec in make_kind(source, kind, loaded, template).specs]
+    tasks = plan_parts(listed, part_bytes, split_file)
+    wanted = _planned(source, loaded, layout, part_bytes, tasks, leaves, template)
+    if hash_sources:
+        wanted = replace(wanted, sources=with_hashes(wanted.sources, content_hashes(listed)))
+    work = _Work(source, {f.shown_path: f for f in listed}, loaded, output, kind, template, engine, workers)
     try:
-        return _build(source, loaded, output, wanted, restart, progress, started)
+        begun = read_ledger(output)
+        if begun is None:
+            _check_vacant(output)
+        with lease(output) as held:
+            return _build(work, wanted, restart, progress, started, held)
     except OSError as error:  # sources raise SourceError, so this is the output
         raise CacheError(
             f"cannot be written ({error.strerror or error})",
@@ -139,34 +171,61 @@ def build_cache(
         ) from error
 
 
-def _planned(source: SourceConfig, tokenizer: Tokenizer, layout: CacheLayout, part_bytes: int) -> Ledger:
+@dataclass(frozen=True)
+class _Work:
+    """What a build has in hand, besides what its ledger says."""
+
+    source: SourceConfig
+    listed: dict[str, SourceFile]
+    tokenizer: Tokenizer
+    output: str
+    kind: Kind
+    template: dict[str, Any] | None
+    engine: Engine
+    workers: int | None
+
+
+def _template(source: SourceConfig, kind: Kind, tokenizer: TokenizerConfig) -> dict[str, Any] | None:
+    """The chat template, where one is needed; prompts and pairs may be plain texts, which need none."""
+    if kind not in NEEDS_TEMPLATE:
+        return None
+    try:
+        return find_template(source.chat, tokenizer_folder(tokenizer))
+    except ConfigError:
+        if kind == "chat" or source.chat.template is not None:
+            raise
+        return None
+
+
+def _planned(
+    source: SourceConfig,
+    tokenizer: Tokenizer,
+    layout: CacheLayout,
+    part_bytes: int,
+    tasks: Sequence[PartTask],
+    leaves: list[dict[str, Any]],
+    template: dict[str, Any] | None,
+) -> Ledger:
     settings = {k: v for k, v in asdict(source).items() if k != "paths"}
     return Ledger(
         finished=False,
         tokenizer=tokenizer.record(),
         layout=layout.to_json(),
-        sources=source_records(plan_parts(source.files(), part_bytes)),
+        sources=source_records(tasks),
+        leaves=leaves,
         metadata={
-            "paths": [str(p) for p in source.paths],
+            "paths": [redact(str(p)) for p in source.paths],
             "source": settings,
+            "template": template,
             "part_bytes": part_bytes,
             "ingest_version": INGEST_VERSION,
         },
     )
 
 
-def _build(
-    source: SourceConfig,
-    tokenizer: Tokenizer,
-    output: str,
-    wanted: Ledger,
-    restart: bool,
-    progress: bool,
-    started: float,
-) -> BuildReport:
+def _build(work: _Work, wanted: Ledger, restart: bool, progress: bool, started: float, held: Lease) -> BuildReport:
+    output = work.output
     begun = read_ledger(output)
-    if begun is None:
-        _check_vacant(output)
     if files.is_local(output):  # what a kill within an atomic write left; object stores have no such thing
         for name in (LEDGER_NAME, FILE_NAME):
             left = files.join(output, f"{name}.tmp")
@@ -175,18 +234,22 @@ def _build(
     if begun is not None and restart:
         _clear(output, begun)
         begun = None
-    ledger, tasks, done = _begin(output, wanted, begun, source)
-    if tokenizer.content is not None and not files.exists(files.join(output, FILE_NAME)):
-        files.write_atomic(files.join(output, FILE_NAME), tokenizer.content)
-    job = BuildJob(output, source, ledger.tokenizer, CacheLayout(**ledger.layout))
+    if files.exists(files.join(output, ATTEMPTS_FOLDER)):  # a builder was killed while a part was built twice
+        files.remove_tree(files.join(output, ATTEMPTS_FOLDER))
+    ledger, tasks, done = _begin(output, wanted, begun, work.listed)
+    content = work.tokenizer.content
+    if content is not None and not files.exists(files.join(output, FILE_NAME)):
+        files.write_atomic(files.join(output, FILE_NAME), content)
+    job = BuildJob(output, work.source, ledger.tokenizer, CacheLayout(**ledger.layout), work.kind, work.template)
     missing = [t for t in tasks if t.name not in done]
     built: dict[str, PartRecord] = {}
     with (
         show_progress(missing, progress) as report,
-        closing(run_parts(job, missing, tokenizer=tokenizer, report=report)) as finished_parts,
+        closing(run_on(work.engine, job, missing, work.tokenizer, report, work.workers)) as finished_parts,
     ):
         for record in finished_parts:
             built[record.name] = record
+            held.check()
     records = [built.get(t.name) or done[t.name] for t in tasks]
     result = _report(output, records, built, started)
     if result.documents == 0:
@@ -195,6 +258,8 @@ def _build(
             if result.skipped_lines
             else ""
         )
+        if result.ignored_records:
+            why += "; of no text are " + ", ".join(f"{n} {what}" for what, n in result.ignored_records.items())
         raise SourceError(
             f"is an empty source: it holds no documents{why}",
             field=", ".join(ledger.metadata["paths"]),
@@ -206,12 +271,12 @@ def _build(
 
 
 def _begin(
-    output: str, wanted: Ledger, begun: Ledger | None, source: SourceConfig
+    output: str, wanted: Ledger, begun: Ledger | None, listed: dict[str, SourceFile]
 ) -> tuple[Ledger, list[PartTask], dict[str, PartRecord]]:
     """The ledger to work on, its plan, and the parts that are complete already."""
     if begun is None:
         write_ledger(output, wanted)
-        return wanted, tasks_from_records(wanted.sources, source), {}
+        return wanted, tasks_from_records(wanted.sources, listed), {}
     check_same_build(output, begun, wanted)
     names = sorted({str(s["part"]) for s in begun.sources})
     done = {name: record for name in names if (record := read_part_record(output, name)) is not None}
@@ -220,13 +285,13 @@ def _begin(
     if sources != begun.sources or (begun.finished and len(done) < len(names)):
         ledger = replace(begun, finished=False, parts=[], sources=sources)
         write_ledger(output, ledger)
-    return ledger, tasks_from_records(sources, source), done
+    return ledger, tasks_from_records(sources, listed), done
 
 
 def _check_vacant(output: str) -> None:
     """Nothing of anybody else's is ever mixed up with a cache, or deleted."""
     # The ledger is the first write; a build killed within it leaves its temporary file, or an empty folder.
-    others = [name for name in _names_in(output) if name != f"{LEDGER_NAME}.tmp"]
+    others = [name for name in _names_in(output) if name != f"{LEDGER_NAME}.tmp" and not is_lease(name)]
     if others:
         raise CacheError(
             f"holds other things than a token cache ({', '.join(others[:4])}{', ...' if len(others) > 4 else ''})",
@@ -252,7 +317,7 @@ def _clear(output: str, begun: Ledger) -> None:
     for name in {str(s["part"]) for s in begun.sources}:  # a part without its record is never taken for complete
         files.remove_tree(files.join(part_folder(output, name), PART_RECORD_NAME))
     files.remove_tree(files.join(output, "parts"))
-    for name in (FILE_NAME, LEDGER_NAME):
+    for name in (ATTEMPTS_FOLDER, FILE_NAME, LEDGER_NAME):
         files.remove_tree(files.join(output, name))
 
 
@@ -260,6 +325,9 @@ def _report(output: str, records: Sequence[PartRecord], built: dict[str, PartRec
     def total(key: str) -> int:
         return sum(int(r.extra[key]) for r in records)
 
+    ignored: Counter[str] = Counter()
+    for record in records:
+        ignored.update(record.extra["ignored"])
     return BuildReport(
         path=output,
         documents=sum(r.documents for r in records),
@@ -268,6 +336,7 @@ def _report(output: str, records: Sequence[PartRecord], built: dict[str, PartRec
         skipped_lines=total("skipped_lines"),
         first_skipped=next((str(r.extra["first_skipped"]) for r in records if r.extra["first_skipped"]), ""),
         empty_documents=total("empty_documents"),
+        ignored_records=dict(sorted(ignored.items())),
         parts_built=len(built),
         parts_reused=len(records) - len(built),
         tokens_built=sum(r.tokens for r in built.values()),

@@ -19,17 +19,18 @@ Price: a thread switch and a few queue operations a batch (0.5 MiB of text on tw
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from headrace.ingest.documents import DocumentReader
-from headrace.ingest.pieces import batch_chars
+from headrace.ingest.documents import Document, DocumentReader
+from headrace.ingest.kinds import DocumentKind, EncodedBatch, make_kind
+from headrace.ingest.pieces import batch_chars, encoding_threads
 from headrace.ingest.plan import PartTask
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import Encoded, Tokenizer, recorded_tokenizer
+from headrace.ingest.source import Kind, SourceConfig
+from headrace.ingest.tokenize import Tokenizer, recorded_tokenizer
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import PartRecord
 from headrace.store.ragged import PartWriter
@@ -38,7 +39,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 ENCODERS = 3
-AHEAD = 2 * ENCODERS
 QUEUE_BATCHES = 4
 
 
@@ -51,12 +51,16 @@ class BuildJob:
         source: How files are read.
         tokenizer: The ledger's record; the tokenizer itself is read from the cache's copy.
         layout: Layout of the token leaf.
+        kind: What records become.
+        template: The chat template, as the ledger keeps it; None if there is none.
     """
 
     root: str
     source: SourceConfig
     tokenizer: dict[str, Any]
     layout: CacheLayout
+    kind: Kind = "text"
+    template: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -75,18 +79,29 @@ class Progress:
     text_bytes: int
     stored_bytes: int
 
+    def __add__(self, other: Progress) -> Progress:
+        return Progress(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def __neg__(self) -> Progress:
+        return Progress(*(-n for n in vars(self).values()))
+
+
+NOTHING = Progress(0, 0, 0, 0)
+
 
 @dataclass
 class _Batch:
     """Documents of one part, on their way; the last batch of a part closes it (and may hold none)."""
 
     task: PartTask
-    texts: list[str] = field(default_factory=list[str])
+    documents: list[Document] = field(default_factory=list[Document])
+    weight: int = 0
     text_bytes: int = 0
     stored_bytes: int = 0
     empty_documents: int = 0
     skipped_lines: int = 0
     first_skipped: str = ""
+    ignored: Counter[str] = field(default_factory=Counter[str])
     closes: bool = False
 
 
@@ -115,21 +130,25 @@ def run_parts(
         CacheError: the cache cannot be written.
     """
     tokenizer = tokenizer or recorded_tokenizer(job.root, job.tokenizer)
+    kind = make_kind(job.source, job.kind, tokenizer, job.template)
     limit = batch_bytes or batch_chars()
     reading = _Prefetch(
-        _batches(job.source, tasks, limit), weigh=lambda b: b.text_bytes, capacity=QUEUE_BATCHES * limit
+        _batches(job.source, kind, tasks, limit), weigh=lambda b: b.weight, capacity=QUEUE_BATCHES * limit
     )
-    pool = ThreadPoolExecutor(ENCODERS, thread_name_prefix="headrace-encode")
+    # A worker with one core encodes with one thread: others would only wait for the same core.
+    encoders = ENCODERS if encoding_threads() > 1 else 1
+    pool = ThreadPoolExecutor(encoders, thread_name_prefix="headrace-encode")
     try:
         writer: PartWriter | None = None
         counts = _Counts()
-        for batch, (tokens, lengths) in _map_ahead(pool, lambda b: _encode(tokenizer, b), reading):
+        for batch, encoded in _map_ahead(pool, lambda b: _encode(kind, b), reading, 2 * encoders):
             if writer is None:
-                writer, counts = PartWriter(job.root, batch.task.name, job.layout), _Counts()
-            writer.append(tokens, lengths)
+                writer, counts = PartWriter(job.root, batch.task.name, job.layout, kind.specs), _Counts()
+            writer.append(*encoded)
             counts.add(batch)
             if report is not None:
-                report(Progress(len(batch.texts), int(tokens.size), batch.text_bytes, batch.stored_bytes))
+                moved = len(batch.documents), int(encoded.tokens.size), batch.text_bytes, batch.stored_bytes
+                report(Progress(*moved))
             if batch.closes:
                 yield writer.close(**vars(counts))
                 writer = None
@@ -146,30 +165,34 @@ class _Counts:
     skipped_lines: int = 0
     first_skipped: str = ""
     text_bytes: int = 0
+    ignored: dict[str, int] = field(default_factory=dict[str, int])
 
     def add(self, batch: _Batch) -> None:
         self.empty_documents += batch.empty_documents
         self.skipped_lines += batch.skipped_lines
         self.first_skipped = self.first_skipped or batch.first_skipped
         self.text_bytes += batch.text_bytes
+        for what, count in batch.ignored.items():
+            self.ignored[what] = self.ignored.get(what, 0) + count
 
 
-def _encode(tokenizer: Tokenizer, batch: _Batch) -> tuple[_Batch, Encoded]:
-    return batch, tokenizer.encode_batch(batch.texts)
+def _encode(kind: DocumentKind, batch: _Batch) -> tuple[_Batch, EncodedBatch]:
+    return batch, kind.encode(batch.documents)
 
 
-def _batches(source: SourceConfig, tasks: Iterable[PartTask], limit: int) -> Iterator[_Batch]:
+def _batches(source: SourceConfig, kind: DocumentKind, tasks: Iterable[PartTask], limit: int) -> Iterator[_Batch]:
     """All documents of all tasks, in order, in batches of about ``limit`` bytes that never span two parts."""
     for task in tasks:
         batch = _Batch(task)
         for file in task.files:
-            reader = DocumentReader(file, source)
+            reader = DocumentReader(file, source, kind)
             consumed = 0
             for document in reader:
-                batch.texts.append(document.text)
+                batch.documents.append(document)
                 batch.text_bytes += document.num_bytes
-                batch.empty_documents += not document.text
-                if batch.text_bytes >= limit or len(batch.texts) >= limit // 64:
+                batch.weight += document.num_bytes + sum(v.nbytes for v in document.leaves)
+                batch.empty_documents += not document.num_bytes
+                if batch.weight >= limit or len(batch.documents) >= limit // 64:
                     batch.stored_bytes += reader.stored_bytes - consumed
                     consumed = reader.stored_bytes
                     yield batch
@@ -177,11 +200,12 @@ def _batches(source: SourceConfig, tasks: Iterable[PartTask], limit: int) -> Ite
             batch.stored_bytes += reader.stored_bytes - consumed
             batch.skipped_lines += reader.skipped_lines
             batch.first_skipped = batch.first_skipped or reader.first_skipped
+            batch.ignored.update(reader.ignored)
         batch.closes = True
         yield batch
 
 
-def _map_ahead(pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+def _map_ahead(pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
     """``map`` on a pool: results in order, little more in flight than the pool can work on."""
     pending: deque[Future[R]] = deque()
     stream = iter(items)
@@ -195,7 +219,7 @@ def _map_ahead(pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iter
             failure = error
             break
         pending.append(pool.submit(function, item))
-        if len(pending) > AHEAD:
+        if len(pending) > ahead:
             yield pending.popleft().result()
     while pending:
         yield pending.popleft().result()

@@ -13,6 +13,8 @@ import os
 import re
 from collections.abc import Callable, Iterator
 
+THREADS_VARIABLE = "RAYON_NUM_THREADS"
+"""The variable by which the tokenizers library is told how many threads to use."""
 PIECE_CHARS = 1 << 18
 MAX_PIECE_CHARS = 1 << 22
 _WINDOW_CHARS = 512
@@ -25,9 +27,19 @@ _CANDIDATE = re.compile(
 
 def batch_chars() -> int:
     """Characters to encode at once: enough to keep all cores busy, little enough to bound memory (0.25 Mi a core)."""
+    return max(2, min(64, encoding_threads())) << 18
+
+
+def cores() -> int:
+    """Cores that this process may use."""
     # Not every system tells which cores are ours.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(2, min(64, cores)) << 18
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def encoding_threads() -> int:
+    """Threads that encode in this process: one a core, unless the environment gives it fewer (a worker's share)."""
+    said = os.environ.get(THREADS_VARIABLE, "")
+    return int(said) if said.isdigit() and int(said) > 0 else cores()
 
 
 def cut_points(

@@ -1,9 +1,9 @@
-"""Which files make which part: the plan of a build, fixed before anything is read.
+"""Which files make which part: the plan of a build, fixed before anything is tokenized.
 
-A part is the unit of work and of resuming: a run of consecutive files of about ``part_bytes`` stored bytes, turned
-into one part of the cache by one worker, always with the same result. The plan is a pure function of the list of
-files and their sizes, and is written into the ledger, so that every worker and every later run of the command works
-on the same one.
+A part is the unit of work and of resuming: a run of consecutive files of about ``part_bytes`` stored bytes, or a slice
+of a larger one, turned into one part of the cache by one worker, always with the same result. The plan is a pure
+function of the list of files, their sizes and where they can be cut, and is written into the ledger, so that every
+worker and every later run of the command works on the same one. The last slice of a file ends where the file ends.
 
 Price: what a killed build loses is at most one part (default 64 MiB of text, some seconds); the largest corpus has some
 thousands of parts, so the ledger stays small and opening a cache stays fast.
@@ -11,13 +11,14 @@ thousands of parts, so the ledger stays small and opening a cache stays fast.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from headrace.errors import ConfigError
-from headrace.ingest.source import SourceConfig, SourceFile
+from headrace.ingest.records import Slice
+from headrace.ingest.source import SourceFile
 
 DEFAULT_PART_BYTES = 64 << 20
 MAX_PARTS = 4096
@@ -38,16 +39,21 @@ class PartTask:
     @property
     def stored_bytes(self) -> int:
         """Bytes of its files as stored; files of unknown size count 0."""
-        return sum(f.size or 0 for f in self.files)
+        return sum(f.num_bytes or 0 for f in self.files)
 
 
-def plan_parts(files: Sequence[SourceFile], part_bytes: int = DEFAULT_PART_BYTES) -> list[PartTask]:
+def plan_parts(
+    files: Sequence[SourceFile],
+    part_bytes: int = DEFAULT_PART_BYTES,
+    split: Callable[[SourceFile, int], list[SourceFile]] | None = None,
+) -> list[PartTask]:
     """Cuts the list of files into parts.
 
     Args:
         files: In the order that their documents shall have.
-        part_bytes: Stored bytes in a part, about: a part ends with the file that reaches it. Larger for corpora that
-            would have more than 4096 parts.
+        part_bytes: Stored bytes in a part, about: a part ends with the file or slice that reaches it. Larger for
+            corpora that would have more than 4096 parts.
+        split: Cuts a file that is larger than so many bytes into slices; files stay whole if None.
 
     Raises:
         ConfigError: ``part_bytes`` is below 1.
@@ -65,9 +71,10 @@ def plan_parts(files: Sequence[SourceFile], part_bytes: int = DEFAULT_PART_BYTES
     tasks: list[PartTask] = []
     members: list[SourceFile] = []
     filled = 0
-    for file, weight in zip(files, weights, strict=True):
+    slices = [s for f in files for s in ([f] if split is None else split(f, target))]
+    for file in slices:
         members.append(file)
-        filled += weight
+        filled += part_bytes // 16 if file.num_bytes is None else file.num_bytes
         if filled >= target:
             tasks.append(PartTask(f"{len(tasks):05d}", tuple(members)))
             members, filled = [], 0
@@ -77,15 +84,41 @@ def plan_parts(files: Sequence[SourceFile], part_bytes: int = DEFAULT_PART_BYTES
 
 
 def source_records(tasks: Sequence[PartTask]) -> list[dict[str, Any]]:
-    """The plan as JSON: one record a file, with the part that it goes into. The ledger keeps this."""
-    return [
-        {"path": f.path, "size": f.size, "version": f.version, "part": task.name} for task in tasks for f in task.files
-    ]
+    """The plan as JSON: one record a file or slice, with the part that it goes into. The ledger keeps this, so paths
+    are without credentials.
+    """
+    records: list[dict[str, Any]] = []
+    for task in tasks:
+        for file in task.files:
+            record: dict[str, Any] = {
+                "path": file.shown_path,
+                "size": file.size,
+                "version": file.version,
+                "part": task.name,
+            }
+            if file.part is not None:
+                record["slice"] = [file.part.start, file.part.stop, file.part.num_bytes]
+            records.append(record)
+    return records
 
 
-def tasks_from_records(records: Sequence[dict[str, Any]], config: SourceConfig) -> list[PartTask]:
-    """The plan that :func:`source_records` wrote down."""
+def tasks_from_records(records: Sequence[dict[str, Any]], listed: Mapping[str, SourceFile]) -> list[PartTask]:
+    """The plan that :func:`source_records` wrote down.
+
+    Args:
+        records: The ledger's.
+        listed: The files of now, by the path that is written down.
+    """
     tasks: list[PartTask] = []
     for name, group in groupby(records, key=lambda r: str(r["part"])):
-        tasks.append(PartTask(name, tuple(config.source_file(r["path"], r["size"], r["version"]) for r in group)))
+        files = tuple(
+            replace(
+                listed[r["path"]],
+                size=r["size"],
+                version=r["version"],
+                part=Slice(*r["slice"]) if "slice" in r else None,
+            )
+            for r in group
+        )
+        tasks.append(PartTask(name, files))
     return tasks

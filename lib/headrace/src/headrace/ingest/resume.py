@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from headrace.errors import PlanMismatchError, SourceError
+from headrace.ingest.source_hash import as_now, is_changed
 from headrace.store import files
 from headrace.store.ledger import Ledger
 
@@ -44,6 +45,8 @@ def differences(begun: Ledger, wanted: Ledger) -> list[str]:
     found = _different_tokenizer(begun.tokenizer, wanted.tokenizer)
     found += _different_values(begun.layout, wanted.layout)
     found += _different_values(dict(begun.metadata.get("source", {})), dict(wanted.metadata["source"]))
+    if begun.metadata.get("template") != wanted.metadata.get("template"):
+        found.append("the chat template differs")
     numbers = ("part_bytes", "ingest_version")
     found += _different_values({k: begun.metadata.get(k) for k in numbers}, {k: wanted.metadata[k] for k in numbers})
     before, now = ([str(s["path"]) for s in ledger.sources] for ledger in (begun, wanted))
@@ -65,14 +68,14 @@ def changed_sources(
         done: Names of the parts that are complete.
 
     Returns:
-        The records of ``begun``, in the same parts, with the sizes and versions of now.
+        The records of ``begun``, in the same parts, with the sizes, versions and hashes of now.
 
     Raises:
         SourceError: a file changed whose part is complete.
     """
     current = {str(s["path"]): s for s in now}
-    updated = [{**s, "size": current[s["path"]]["size"], "version": current[s["path"]]["version"]} for s in begun]
-    stale = [new for old, new in zip(begun, updated, strict=True) if old != new and old["part"] in done]
+    updated = [as_now(s, current[s["path"]]) for s in begun]
+    stale = [s for s in begun if is_changed(s, current[s["path"]]) and s["part"] in done]
     if stale:
         parts = sorted({str(s["part"]) for s in stale})
         folders = _some({files.join(output, "parts", p) for p in parts})

@@ -1,46 +1,77 @@
-"""Which files a corpus is made of: paths, folders, globs and URLs, resolved to one sorted list of files.
+"""Which files a corpus is made of and what is in them: the config, and its files as one sorted list.
 
 The list is a pure function of what lies at the given paths: sorted by path, whatever the order of the arguments or of
 the file system, so that the same corpus gives the same cache on every machine. Each file comes with its size and a
 version (modification time, or an object store's etag), by which a resumed build knows that it still reads the same
 text.
 
+Two settings say what is in the files. ``format`` is how a file is packed: see :data:`FORMATS`. ``kind`` is what its
+records become: documents of text, ready token ids, conversations, preference pairs or prompts (see
+:mod:`headrace.ingest.kinds`). Any format goes with any kind.
+
 Price: one ``stat`` (or one listing entry) a file; nothing is opened here.
 """
 
 from __future__ import annotations
 
-import glob
 import itertools
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-from headrace.errors import ConfigError, SourceError, did_you_mean
+from headrace.errors import ConfigError, SourceError, did_you_mean, redact
+from headrace.ingest.leaves import LeafConfig
+from headrace.ingest.listing import expand_braces, file_name, list_path, nearby
+from headrace.ingest.records import Slice
 from headrace.store import files
 
-Format: TypeAlias = Literal["jsonl", "text"]
+Format: TypeAlias = Literal["jsonl", "text", "parquet", "arrow", "warc", "hf", "megatron", "nmoe", "python"]
+Kind: TypeAlias = Literal["text", "tokens", "chat", "preference", "prompts"]
 Compression: TypeAlias = Literal["none", "gzip", "zstd"]
 
 JSONL_EXTENSIONS = (".jsonl", ".ndjson", ".json")
 TEXT_EXTENSIONS = (".txt", ".text", ".md", ".rst")
+FORMATS: dict[str, tuple[str, ...]] = {
+    "jsonl": JSONL_EXTENSIONS,
+    "text": TEXT_EXTENSIONS,
+    "parquet": (".parquet", ".pq"),
+    "arrow": (".arrow", ".feather", ".ipc"),
+    "warc": (".warc", ".wet"),
+    "megatron": (".bin",),
+    "nmoe": (".npy",),
+    "hf": (),
+    "python": (),
+}
+"""How files are packed, and the endings that tell it. ``hf`` and ``python`` are no files, see their readers."""
+IN_FOLDERS = ("jsonl", "text", "parquet", "arrow", "warc")
+"""Formats that are taken from folders unasked; ``.bin`` and ``.npy`` files are many things."""
+PRE_TOKENIZED = ("megatron", "nmoe")
+FIELDS: dict[str, dict[str, str | None]] = {
+    "text": {"text": "text"},
+    "tokens": {"tokens": "input_ids", "loss_mask": None},
+    "chat": {"messages": "messages", "tools": None},
+    "preference": {"prompt": None, "chosen": "chosen", "rejected": "rejected"},
+    "prompts": {"prompt": "prompt"},
+}
+"""What each kind takes from a record, and the field that it takes it from; None: nothing unless told."""
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _UNREADABLE = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
-_VERSION_KEYS = ("etag", "ETag", "md5Hash", "generation", "mtime", "LastModified", "last_modified", "created")
+HF_SCHEME = "hf://"
+_HF_FILES = tuple(f"{HF_SCHEME}{repo}/" for repo in ("datasets", "models", "spaces", "buckets"))
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a corpus, as it was when it was listed.
+    """One file of a corpus, or a slice of one, as it was when it was listed.
 
     Attributes:
         path: As the user spelled its folder (relative stays relative), or a URL.
-        format: What it holds.
+        format: How it is packed.
         compression: How it is stored.
         size: Stored bytes; None if the server does not say.
         version: Changes when the content does: ``mtime:<ns>`` or an etag; empty if the server says neither.
+        part: The slice; None for the whole file.
     """
 
     path: str
@@ -48,6 +79,41 @@ class SourceFile:
     compression: Compression = "none"
     size: int | None = None
     version: str = ""
+    part: Slice | None = None
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Stored bytes of the file or the slice, about; None if nobody knows."""
+        return self.size if self.part is None else self.part.num_bytes
+
+    @property
+    def shown_path(self) -> str:
+        """The path as it is written down: without credentials."""
+        return redact(self.path)
+
+
+@dataclass(frozen=True)
+class ChatConfig:
+    """How conversations become text, and which tokens of it are trained on.
+
+    Attributes:
+        template: A Jinja template: its text, or a file with it. None: what lies beside the tokenizer
+            (``chat_template.jinja``, or ``chat_template`` in ``tokenizer_config.json``).
+        mask: ``generation``: what the template marks with ``{% generation %}``; ``roles``: the turns of ``roles``, as
+            the template renders them; ``all``: everything.
+        roles: With ``mask: roles``, whose turns.
+        variables: Given to the template, e.g. ``{"date_string": "1 Jan 2025"}``.
+    """
+
+    template: str | None = None
+    mask: Literal["generation", "roles", "all"] = "generation"
+    roles: list[str] = field(default_factory=lambda: ["assistant"])
+    variables: dict[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        _check_choice("chat.mask", self.mask, ["generation", "roles", "all"])
+        if self.mask == "roles" and not self.roles:
+            raise ConfigError("names nobody", field="chat.roles", value=self.roles, cure="Try ['assistant'].")
 
 
 @dataclass(frozen=True)
@@ -55,13 +121,21 @@ class SourceConfig:
     """Where the documents come from.
 
     Attributes:
-        paths: Files, folders (searched recursively, hidden files left out), globs (``**`` too) or URLs.
-        format: ``jsonl`` (one object a line), ``text`` (one file is one document), or ``auto``: by file name.
-        text_field: The field of a JSONL object that holds the text.
-        on_bad_line: ``error`` names file and line; ``skip`` leaves the line (or the undecodable text file) out and
+        paths: Files, folders (searched recursively, hidden files left out), globs (``**`` too), braces
+            (``part-{00..99}.parquet``) or URLs. ``hf://OWNER/NAME?name=CONFIG&split=SPLIT&revision=REV`` is a dataset
+            of the Hugging Face hub or, as ``hf://./FOLDER``, one of this machine (``&streaming=true`` reads it without
+            a copy on disk); with ``format="python"`` a path is ``module:function``.
+        format: How files are packed, or ``auto``: by file name.
+        text_field: The field of a record that holds the text. ``a.b`` is field b within a.
+        on_bad_line: ``error`` names file and row; ``skip`` leaves the record (or the undecodable text file) out and
             counts it.
         extensions: File name endings to take from folders, e.g. ``[".py"]``; empty for the usual ones of the format.
-            Endings that are not those of JSONL files are read as text. ``.gz`` and ``.zst`` may always follow.
+            Endings that no format has are read as text. ``.gz`` and ``.zst`` may always follow.
+        kind: What records become: ``text``, ``tokens``, ``chat``, ``preference`` or ``prompts``; ``auto``: tokens if
+            the files hold ids, else text.
+        fields: Other fields than the usual ones of the kind, e.g. ``{"messages": "conversation"}``.
+        leaves: What else to keep of each document, by name.
+        chat: Template and masks of conversations.
 
     Raises:
         ConfigError: a value is not usable.
@@ -72,10 +146,14 @@ class SourceConfig:
     """
 
     paths: list[str]
-    format: Literal["auto", "jsonl", "text"] = "auto"
+    format: Literal["auto", "jsonl", "text", "parquet", "arrow", "warc", "hf", "megatron", "nmoe", "python"] = "auto"
     text_field: str = "text"
     on_bad_line: Literal["error", "skip"] = "error"
     extensions: list[str] = field(default_factory=list[str])
+    kind: Literal["auto", "text", "tokens", "chat", "preference", "prompts"] = "auto"
+    fields: dict[str, str] = field(default_factory=dict[str, str])
+    leaves: dict[str, LeafConfig] = field(default_factory=dict[str, LeafConfig])
+    chat: ChatConfig = field(default_factory=ChatConfig)
 
     def __post_init__(self) -> None:
         if isinstance(self.paths, str) or not self.paths:
@@ -85,19 +163,55 @@ class SourceConfig:
                 value=self.paths,
                 cure="Give files, folders or globs.",
             )
-        for name, value, known in (
-            ("format", self.format, ["auto", "jsonl", "text"]),
-            ("on_bad_line", self.on_bad_line, ["error", "skip"]),
-        ):
-            if value not in known:
-                raise ConfigError(
-                    "is not a known choice", field=name, value=value, cure=did_you_mean(str(value), known)
-                )
+        if self.format in FIELDS and self.format not in FORMATS:
+            raise ConfigError(
+                "says what records are, not how files are packed",
+                field="format",
+                value=self.format,
+                cure=f"Say --kind {self.format}; the format is then read off the names of the files.",
+            )
+        _check_choice("format", self.format, ["auto", *get_args(Format)])
+        _check_choice("kind", self.kind, ["auto", *get_args(Kind)])
+        _check_choice("on_bad_line", self.on_bad_line, ["error", "skip"])
         for extension in self.extensions:
             if not extension.startswith("."):
                 raise ConfigError(
                     "must begin with a dot", field="extensions", value=extension, cure=f"Write '.{extension}'."
                 )
+        known = sorted({name for kind, names in FIELDS.items() if self.kind in ("auto", kind) for name in names})
+        for name in self.fields:
+            if name not in known:
+                raise ConfigError(
+                    f"is nothing that kind {self.kind!r} takes from a record",
+                    field="fields",
+                    value=name,
+                    cure=did_you_mean(name, known),
+                )
+
+    def kind_of(self, listed: Iterable[SourceFile]) -> Kind:
+        """The kind, ``auto`` settled by the formats of the files.
+
+        Raises:
+            ConfigError: some files hold ids and others text.
+        """
+        if self.kind != "auto":
+            return self.kind
+        ready = {f.format in PRE_TOKENIZED for f in listed}
+        if len(ready) > 1:
+            raise ConfigError(
+                "some files hold token ids, others text", field="paths", value=self.paths, cure="Build two caches."
+            )
+        return "tokens" if ready == {True} else "text"
+
+    def field_of(self, kind: Kind, name: str) -> str | None:
+        """The field that a kind takes something from; None if it takes nothing."""
+        usual = self.text_field if (kind, name) == ("text", "text") else FIELDS[kind][name]
+        return self.fields.get(name, usual)
+
+    def columns(self, kind: Kind) -> list[str]:
+        """All fields that are read of a record."""
+        own = [f for name in FIELDS[kind] if (f := self.field_of(kind, name)) is not None]
+        return list(dict.fromkeys([*own, *(leaf.field for leaf in self.leaves.values())]))
 
     def files(self) -> list[SourceFile]:
         """The files of the corpus, sorted by path.
@@ -106,9 +220,10 @@ class SourceConfig:
             SourceError: a path is missing, matches nothing, is given twice, or is of no known format; or all files
                 are empty.
         """
-        found = sorted((f for path in self.paths for f in self._expand(str(path))), key=lambda f: f.path)
+        paths = [p for path in self.paths for p in self._spelled_out(str(path))]
+        found = sorted((f for path in paths for f in self._expand(path)), key=lambda f: (f.shown_path, f.path))
         for one, next_one in itertools.pairwise(found):
-            if one.path == next_one.path:
+            if one.shown_path == next_one.shown_path:
                 raise SourceError(
                     "is named twice by the given paths, so its documents would be in the cache twice",
                     field=one.path,
@@ -130,7 +245,7 @@ class SourceConfig:
         Raises:
             SourceError: the name says nothing and no format is set, or names a packing that is not read.
         """
-        if path.lower().endswith(_UNREADABLE):
+        if file_name(path).lower().endswith(_UNREADABLE):
             raise SourceError(
                 "is packed in a way that is not read", field=path, cure="Unpack it, or pack it again as .gz or .zst."
             )
@@ -139,32 +254,45 @@ class SourceConfig:
             raise SourceError(
                 "has a name that does not tell its format",
                 field=path,
-                cure="Say what it holds: --format jsonl (one object a line) or --format text (one document).",
+                cure="Say what it holds: --format jsonl (one object a line), --format text (one document), or one of "
+                + ", ".join(f for f in FORMATS if f not in ("jsonl", "text"))
+                + ".",
             )
         return SourceFile(path, kind[0], kind[1], size, version)
 
+    def _spelled_out(self, path: str) -> list[str]:
+        if self.format == "python" or path.startswith(HF_SCHEME):
+            return [path]
+        return [path] if files.is_local(path) and os.path.exists(path) else expand_braces(path)
+
     def _classify(self, path: str) -> tuple[Format, Compression] | None:
-        stem, compression = _split_compression(path)
+        stem, compression = _split_compression(file_name(path))
         extension = os.path.splitext(stem)[1].lower()
         if self.format != "auto":
             return self.format, compression
-        if extension in JSONL_EXTENSIONS:
-            return "jsonl", compression
-        if extension in TEXT_EXTENSIONS or extension in self.extensions:
-            return "text", compression
-        return None
+        for name, extensions in FORMATS.items():
+            if extension in extensions:
+                return name, compression  # pyright: ignore[reportReturnType] (the keys are the formats)
+        return ("text", compression) if extension in self.extensions else None
 
     def _expand(self, path: str) -> Iterator[SourceFile]:
-        listing = _list_local(path) if files.is_local(path) else _list_remote(path)
+        if self.format == "python":
+            yield SourceFile(path, "python")
+            return
+        if self.format == "hf" or (path.startswith(HF_SCHEME) and not path.startswith(_HF_FILES)):
+            yield SourceFile(path, "hf")
+            return
+        listing = list_path(path)
         if listing is None:
-            raise SourceError("does not exist", field="source", value=path, cure=_nearby(path))
+            raise SourceError("does not exist", field="source", value=path, cure=nearby(path))
         kind, entries = listing
         if kind == "folder":
             entries = list(entries)
             taken = [e for e in entries if self._wanted(e.path)]
             if not taken:
                 raise SourceError(
-                    f"is a folder without {self._wanted_names()} files ({_endings(e.path for e in entries)})",
+                    f"is a folder without {', '.join(self._wanted_extensions())} files "
+                    f"({_endings(e.path for e in entries)})",
                     field="source",
                     value=path,
                     cure="Choose others with --extension (e.g. --extension .py), or name the files with a glob.",
@@ -180,101 +308,12 @@ class SourceConfig:
     def _wanted_extensions(self) -> tuple[str, ...]:
         if self.extensions:
             return tuple(self.extensions)
-        return {"jsonl": JSONL_EXTENSIONS, "text": TEXT_EXTENSIONS, "auto": JSONL_EXTENSIONS + TEXT_EXTENSIONS}[
-            self.format
-        ]
-
-    def _wanted_names(self) -> str:
-        return ", ".join(self._wanted_extensions())
+        return tuple(e for f in (IN_FOLDERS if self.format == "auto" else [self.format]) for e in FORMATS[f])
 
 
-@dataclass(frozen=True)
-class _Entry:
-    path: str
-    size: int | None
-    version: str
-
-
-_Listing: TypeAlias = "tuple[Literal['files', 'folder'], Iterable[_Entry]]"
-
-
-def stat_file(path: str) -> tuple[int | None, str]:
-    """Size and version of a file as it is now, in the terms of :class:`SourceFile`.
-
-    Raises:
-        FileNotFoundError: it is gone.
-    """
-    if files.is_local(path):
-        entry = _local_entry(path)
-    else:
-        fs, inner = files.filesystem(path)
-        fs.invalidate_cache()
-        entry = _remote_entry(path, fs.info(inner))
-    return entry.size, entry.version
-
-
-def _list_local(path: str) -> _Listing | None:
-    # The spelling of the user is kept (relative stays relative): it ends up in the ledger.
-    local = os.path.normpath(files.local_path(path))
-    if os.path.isdir(local):
-        return "folder", (_local_entry(p) for p in _walk(local))
-    if os.path.exists(local):
-        return "files", [_local_entry(local)]
-    if glob.has_magic(local):
-        matches = [p for p in glob.iglob(local, recursive=True) if os.path.isfile(p)]
-        if matches:
-            return "files", (_local_entry(p) for p in matches)
-    return None
-
-
-def _walk(folder: str) -> Iterator[str]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [f for f in folders if not f.startswith(".")]
-        yield from (os.path.join(parent, n) for n in names if not n.startswith("."))
-
-
-def _local_entry(path: str) -> _Entry:
-    status = os.stat(path)
-    if not os.path.isfile(path):
-        raise SourceError(
-            "is not a regular file", field=path, cure="A build may be resumed, so it needs files, not pipes."
-        )
-    return _Entry(path, status.st_size, f"mtime:{status.st_mtime_ns}")
-
-
-def _list_remote(url: str) -> _Listing | None:
-    fs, path = files.filesystem(url)
-    try:
-        with files.client_errors(url):
-            if glob.has_magic(path):
-                infos = list(fs.glob(path, detail=True).values())
-                return ("files", _remote_entries(fs, infos)) if infos else None
-            if fs.isdir(path):
-                return "folder", _remote_entries(fs, fs.find(path, detail=True).values())
-            return "files", [_remote_entry(url, fs.info(path))]
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise SourceError(f"cannot be listed ({error})", field="source", value=url) from error
-
-
-def _remote_entries(fs: Any, infos: Iterable[dict[str, Any]]) -> Iterator[_Entry]:
-    for info in infos:
-        if info["type"] == "file" and not os.path.basename(info["name"]).startswith("."):
-            if info.get("size") is None:  # a listing of web pages: ask for each
-                info = fs.info(info["name"])
-            yield _remote_entry(fs.unstrip_protocol(info["name"]), info)
-
-
-def _remote_entry(url: str, info: dict[str, Any]) -> _Entry:
-    size = info.get("size")
-    version = next((f"{key.lower()}:{_plain(info[key])}" for key in _VERSION_KEYS if info.get(key)), "")
-    return _Entry(url, None if size is None else int(size), version)
-
-
-def _plain(value: Any) -> Any:
-    # Some file systems tell a time as a date when asked for a file and as a number when asked for a folder.
-    return value.timestamp() if isinstance(value, datetime) else value
+def _check_choice(name: str, value: object, known: list[str]) -> None:
+    if value not in known:
+        raise ConfigError("is not a known choice", field=name, value=value, cure=did_you_mean(str(value), known))
 
 
 def _split_compression(path: str) -> tuple[str, Compression]:
@@ -288,14 +327,3 @@ def _endings(paths: Iterable[str]) -> str:
     if not endings:
         return "it is empty"
     return "it has " + ", ".join(endings[:8]) + (", ..." if len(endings) > 8 else "")
-
-
-def _nearby(path: str) -> str:
-    if glob.has_magic(path):
-        return "The pattern matches no file."
-    if not files.is_local(path):
-        return "Check the URL."
-    parent = os.path.dirname(os.path.normpath(path)) or "."
-    if not os.path.isdir(parent):
-        return f"There is no folder {parent!r} either."
-    return did_you_mean(os.path.basename(path), os.listdir(parent))

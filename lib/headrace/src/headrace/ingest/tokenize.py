@@ -36,8 +36,23 @@ from headrace.store.layout import token_dtype
 
 FILE_NAME = "tokenizer.json"
 """Name of a tokenizer's file, in the folders that people keep them in and in a cache."""
+IDS = "ids:"
+"""What stands before the size of the vocabulary where there is no tokenizer."""
 
 Encoded: TypeAlias = tuple[np.ndarray, np.ndarray]
+
+
+class Placed(NamedTuple):
+    """Ids of a text and their places in it.
+
+    Attributes:
+        ids: int64 ``[n]``.
+        places: int64 ``[n, 2]``: the first character of each, and one past its last. Ids that are bytes of one
+            character have the same place.
+    """
+
+    ids: np.ndarray
+    places: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -45,7 +60,8 @@ class TokenizerConfig:
     """Which tokenizer, and which special tokens around each document.
 
     Attributes:
-        path: ``bytes``, a ``tokenizer.json`` (path or URL), or a folder that holds one.
+        path: ``bytes``, a ``tokenizer.json`` (path or URL), or a folder that holds one; ``ids:N`` for ready ids below
+            N whose tokenizer is not at hand.
         bos: Token before each document: ``none`` (or None), ``auto``, or the token itself.
         eos: Token after each document: ``auto`` (the usual end-of-text token among the special ones), ``none`` (or
             None), or the token itself, e.g. ``"<|im_end|>"``.
@@ -90,6 +106,14 @@ class Tokenizer(abc.ABC):
         Returns:
             ids: ``dtype[total]``, all documents end to end, special tokens included.
             lengths: int64 ``[len(texts)]``, how many of them are each document's.
+        """
+
+    @abc.abstractmethod
+    def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
+        """Ids of texts, no special tokens added, and where in the text each lies.
+
+        Args:
+            texts: Valid Unicode, each short enough to be encoded as a whole.
         """
 
     @abc.abstractmethod
@@ -152,8 +176,17 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
     """
     if config.path == "bytes":
         return ByteTokenizer(bos=config.bos, eos=config.eos)
+    if config.path.startswith(IDS):
+        return IdsTokenizer(config.path)
     content, folder = _read_tokenizer(config.path)
     return FileTokenizer(content, config.path, bos=config.bos, eos=config.eos, declared=declared_tokens(folder))
+
+
+def tokenizer_folder(config: TokenizerConfig) -> str | None:
+    """Where a tokenizer's files lie; None if it has none."""
+    if config.path == "bytes" or config.path.startswith(IDS):
+        return None
+    return os.path.dirname(config.path) or "." if config.path.endswith(".json") else config.path
 
 
 def recorded_tokenizer(root: str, record: dict[str, Any]) -> Tokenizer:
@@ -169,7 +202,8 @@ def recorded_tokenizer(root: str, record: dict[str, Any]) -> Tokenizer:
     bos, eos = record["bos"] or "none", record["eos"] or "none"
     url = files.join(root, record["file"] or record["path"])
     if record["file"] is None:
-        tokenizer: Tokenizer = ByteTokenizer(bos=bos, eos=eos)
+        ready = str(record["path"]).startswith(IDS)
+        tokenizer: Tokenizer = IdsTokenizer(record["path"]) if ready else ByteTokenizer(bos=bos, eos=eos)
     else:
         content = files.read_bytes(url)
         if content is None:
@@ -208,6 +242,14 @@ class ByteTokenizer(Tokenizer):
         ids[text] = np.frombuffer(b"".join(raw), np.uint8)
         return ids, framed
 
+    def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
+        found: list[Placed] = []
+        for text in texts:
+            ids = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+            character = np.cumsum((ids & 0xC0) != 0x80) - 1
+            found.append(Placed(ids, np.stack([character, character + 1], axis=1)))
+        return found
+
     def decode(self, ids: Iterable[int]) -> str:
         array = np.fromiter(ids, np.int64)
         names = {v: k for k, v in self.SPECIAL.items()}
@@ -220,6 +262,43 @@ class ByteTokenizer(Tokenizer):
                 pieces.append(names.get(int(array[cut]), "\ufffd"))
             start = cut + 1
         return "".join(pieces)
+
+
+class IdsTokenizer(Tokenizer):
+    """No tokenizer at all: ready ids of a vocabulary whose size is all that is known. Adds nothing, encodes nothing.
+
+    Args:
+        path: ``ids:`` and the size of the vocabulary.
+
+    Raises:
+        ConfigError: it says no size.
+
+    Example:
+        >>> IdsTokenizer("ids:50257").decode([7, 8])
+        '<7><8>'
+    """
+
+    def __init__(self, path: str) -> None:
+        size = path.removeprefix(IDS)
+        if not size.isdecimal() or not 1 <= int(size) <= 1 << 32:
+            raise ConfigError("says no size", field="tokenizer", value=path, cure="Write e.g. ids:50257.")
+        self.path, self.vocab_size = path, int(size)
+        self.bos = self.eos = self.bos_id = self.eos_id = None
+        self.fingerprint = _fingerprint(path.encode(), None, None)
+
+    def encode_batch(self, texts: Sequence[str]) -> Encoded:
+        raise self._no_text()
+
+    def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
+        raise self._no_text()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(f"<{i}>" for i in ids)
+
+    def _no_text(self) -> ConfigError:
+        return ConfigError(
+            "encodes no text", field="tokenizer", value=self.path, cure="Give a tokenizer.json, or sources of ids."
+        )
 
 
 class _Piece(NamedTuple):
@@ -287,6 +366,10 @@ class FileTokenizer(Tokenizer):
                 if piece.closes:
                     stops[piece.document + 1] = len(ids)
         return np.frombuffer(ids, np.uint32).astype(self.dtype), np.diff(stops)
+
+    def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [Placed(np.array(e.ids, np.int64), np.array(e.offsets, np.int64).reshape(-1, 2)) for e in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)

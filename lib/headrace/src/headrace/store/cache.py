@@ -10,15 +10,17 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from headrace.errors import CacheMissingError, CacheUnfinishedError, IndexOutOfRangeError
+from headrace.errors import CacheError, CacheMissingError, CacheUnfinishedError, ConfigError, did_you_mean
 from headrace.store import files
 from headrace.store.array import StoredArray
-from headrace.store.layout import CacheLayout
+from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
+from headrace.store.leaf import CacheLeaf, LeafPart, check_range, spans, starts
 from headrace.store.ledger import Ledger, PartRecord, read_ledger
+from headrace.store.levanter_layout import LevanterParts, levanter_splits, read_levanter
 from headrace.store.ragged import data_url, offsets_url
 
 
@@ -31,8 +33,44 @@ class CachePart:
     offsets: StoredArray
 
 
+class PartArrays(Protocol):
+    """Where the arrays of a cache lie: headrace's own folders, or another program's (levanter_layout.py)."""
+
+    def leaf(self, name: str, dtype: str, kind: LeafKind, record: PartRecord) -> LeafPart:
+        """A leaf of a part; the tokens are the leaf ``input_ids``."""
+        ...
+
+
+class OwnArrays:
+    """Where headrace puts the arrays of a cache.
+
+    Args:
+        path: Folder or URL of the cache.
+        layout: Layout of its tokens.
+    """
+
+    def __init__(self, path: str, layout: CacheLayout) -> None:
+        self._path, self._layout = path, layout
+
+    def leaf(self, name: str, dtype: str, kind: LeafKind, record: PartRecord) -> LeafPart:
+        tokens = name == TOKENS
+        layout = self._layout if tokens else self._layout.leaf(LeafSpec(name, dtype, kind))
+        elements = record.tokens if tokens else record.leaves[name].elements
+        data = StoredArray(data_url(self._path, record.name, name), elements, layout)
+        offsets = offsets_url(self._path, record.name, name)
+        ragged = kind == "ragged"
+        return LeafPart(
+            record.documents, data, StoredArray(offsets, record.documents + 1, layout.offsets()) if ragged else None
+        )
+
+
 class TokenCache:
     """A finished token cache. Use :meth:`open`.
+
+    Args:
+        path: Folder or URL.
+        ledger: What the cache is made of.
+        arrays: Where its arrays lie; headrace's own folders if left out.
 
     Attributes:
         path: Folder or URL.
@@ -40,24 +78,21 @@ class TokenCache:
         parts: Its parts, in order.
     """
 
-    def __init__(self, path: str, ledger: Ledger) -> None:
+    def __init__(self, path: str, ledger: Ledger, arrays: PartArrays | None = None) -> None:
         self.path = path
         self.ledger = ledger
         self.layout = CacheLayout(**ledger.layout)
-        self.parts: Sequence[CachePart] = tuple(
-            CachePart(
-                record,
-                StoredArray(data_url(path, record.name), record.tokens, self.layout),
-                StoredArray(offsets_url(path, record.name), record.documents + 1, self.layout.offsets()),
-            )
-            for record in ledger.parts
-        )
-        self._first_document = _starts([p.record.documents for p in self.parts])
-        self._first_token = _starts([p.record.tokens for p in self.parts])
+        self.layout.check_tokens()
+        self._arrays: PartArrays = arrays or OwnArrays(path, self.layout)
+        self._leaves: dict[str, CacheLeaf] = {}
+        self.parts: Sequence[CachePart] = tuple(self._part(record) for record in ledger.parts)
+        self._first_document = starts([p.record.documents for p in self.parts])
+        self._first_token = starts([p.record.tokens for p in self.parts])
 
     @classmethod
     def open(cls, path: str | Path) -> TokenCache:
-        """Opens the cache at a local path or URL (``gs://``, ``s3://``, ``https://``).
+        """Opens the cache at a local path or URL (``gs://``, ``s3://``, ``https://``): headrace's own, or one that
+        Levanter built.
 
         Raises:
             CacheMissingError: there is no cache.
@@ -68,9 +103,10 @@ class TokenCache:
         path = str(path)
         ledger = read_ledger(path)
         if ledger is None:
-            there = "the folder holds no ledger.json" if files.exists(path) else "there is no such folder"
+            if (found := read_levanter(path)) is not None:
+                return cls(path, found.ledger, LevanterParts(found))
             raise CacheMissingError(
-                f"is not a token cache ({there})",
+                f"is not a token cache ({_what_is_there(path)})",
                 field="cache",
                 value=path,
                 cure=f"Build one: headrace build SOURCE --tokenizer FILE --output {path}",
@@ -104,7 +140,35 @@ class TokenCache:
     @property
     def fingerprint(self) -> str:
         """Names the content: equal for caches whose parts hold the same tokens and documents."""
-        return "sha256:" + hashlib.sha256("\n".join(p.digest for p in self.ledger.parts).encode()).hexdigest()
+        return content_fingerprint(self.ledger.parts)
+
+    @property
+    def leaves(self) -> list[str]:
+        """Names of the leaves beside the tokens."""
+        return sorted(str(leaf["name"]) for leaf in self.ledger.leaves)
+
+    def leaf(self, name: str) -> CacheLeaf:
+        """A leaf by name: one of :attr:`leaves`, or ``input_ids``, the tokens.
+
+        Raises:
+            ConfigError: there is no such leaf.
+        """
+        if name == TOKENS:
+            parts = [LeafPart(p.record.documents, p.data, p.offsets) for p in self.parts]
+            return CacheLeaf(name, self.dtype, "ragged", parts, self.path)
+        if name not in self._leaves:
+            known = {str(leaf["name"]): leaf for leaf in self.ledger.leaves}
+            if name not in known:
+                raise ConfigError(
+                    f"is not a leaf of {self.path}",
+                    field="leaf",
+                    value=name,
+                    cure=did_you_mean(name, [*known, TOKENS]),
+                )
+            dtype, kind = str(known[name]["dtype"]), known[name]["kind"]
+            parts = [self._arrays.leaf(name, dtype, kind, record) for record in self.ledger.parts]
+            self._leaves[name] = CacheLeaf(name, np.dtype(dtype), kind, parts, self.path)
+        return self._leaves[name]
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
         """Tokens ``start .. stop`` of the whole cache, documents end to end.
@@ -116,8 +180,8 @@ class TokenCache:
             IndexOutOfRangeError: the range is not within ``0 .. num_tokens``.
             ReadError: stored bytes are missing or damaged.
         """
-        self._check_range(start, stop, self.num_tokens, "tokens")
-        reads = [self.parts[p].data.read(a, b) for p, a, b in _spans(self._first_token, start, stop)]
+        check_range(start, stop, self.num_tokens, "tokens", self.path)
+        reads = [self.parts[p].data.read(a, b) for p, a, b in spans(self._first_token, start, stop)]
         return np.concatenate([r.result() for r in reads]) if reads else np.zeros(0, self.dtype)
 
     def document(self, i: int) -> np.ndarray:
@@ -126,7 +190,7 @@ class TokenCache:
         Raises:
             IndexOutOfRangeError: there is no such document.
         """
-        self._check_range(i, i + 1, self.num_documents, "document")
+        check_range(i, i + 1, self.num_documents, "document", self.path)
         part = int(np.searchsorted(self._first_document, i, side="right")) - 1
         at = i - int(self._first_document[part])
         start, stop = self.parts[part].offsets.read(at, at + 2).result()
@@ -139,32 +203,33 @@ class TokenCache:
             int64 array ``[stop - start]``.
         """
         stop = self.num_documents if stop is None else stop
-        self._check_range(start, stop, self.num_documents, "documents")
-        reads = [self.parts[p].offsets.read(a, b + 1) for p, a, b in _spans(self._first_document, start, stop)]
+        check_range(start, stop, self.num_documents, "documents", self.path)
+        reads = [self.parts[p].offsets.read(a, b + 1) for p, a, b in spans(self._first_document, start, stop)]
         return np.concatenate([np.diff(r.result()) for r in reads]) if reads else np.zeros(0, np.int64)
 
-    def _check_range(self, start: int, stop: int, length: int, what: str) -> None:
-        if not 0 <= start <= stop <= length:
-            raise IndexOutOfRangeError(
-                f"is not within 0 .. {length}", field=what, value=(start, stop), cure=f"{self.path} has {length}."
-            )
+    def _part(self, record: PartRecord) -> CachePart:
+        part = self._arrays.leaf(TOKENS, self.layout.dtype, "ragged", record)
+        if part.offsets is None:
+            raise CacheError("has no offsets", field="part", value=record.name)
+        return CachePart(record, part.data, part.offsets)
 
     def __repr__(self) -> str:
         return f"TokenCache({self.path!r}, documents={self.num_documents:,}, tokens={self.num_tokens:,})"
 
 
-def _starts(counts: list[int]) -> np.ndarray:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))])
+def content_fingerprint(parts: Sequence[PartRecord]) -> str:
+    """Names the content of parts: their tokens, documents and other leaves, and where one part ends and the next
+    begins, since rows of tokens never lie across two. Chunks, codecs and counters are no part of it.
+    """
+    digests = [p.digest + "".join(f" {n}={leaf.digest}" for n, leaf in sorted(p.leaves.items())) for p in parts]
+    return "sha256:" + hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
-def _spans(starts: np.ndarray, start: int, stop: int) -> list[tuple[int, int, int]]:
-    """The range ``start .. stop`` as (part, first, last) pieces in each part's own numbers."""
-    if start == stop:
-        return []
-    first = int(np.searchsorted(starts, start, side="right")) - 1
-    last = int(np.searchsorted(starts, stop, side="left"))
-    return [
-        (p, max(start - int(starts[p]), 0), min(stop, int(starts[p + 1])) - int(starts[p]))
-        for p in range(first, last)
-        if starts[p + 1] > starts[p]
-    ]
+def _what_is_there(path: str) -> str:
+    """What a folder without a ledger is, as far as it can be told."""
+    if not files.exists(path):
+        return "there is no such folder"
+    splits = levanter_splits(path)
+    if splits:
+        return f"it holds Levanter's {' and '.join(splits)}: name {files.join(path, splits[0])}"
+    return "the folder holds no ledger.json"

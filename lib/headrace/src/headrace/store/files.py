@@ -1,22 +1,26 @@
 """Small files by path or URL: ledgers, part records, source text. Arrays go through TensorStore (array.py) instead.
 
 Local paths, ``gs://``, ``s3://``, ``http(s)://`` and every other protocol that fsspec knows. A write is atomic: rename
-on local disk, one PUT on object stores; a reader sees the old bytes or the new ones, never a part of them.
+on local disk, one PUT on object stores; a reader sees the old bytes or the new ones, never a part of them. What goes
+over the wire is asked for again as :mod:`headrace.store.retry` says, on top of what the client library does itself.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
 import fsspec
+from fsspec.asyn import sync
 from fsspec.core import split_protocol, url_to_fs
 
 from headrace.errors import CacheError, ConfigError, HeadraceError
+from headrace.store import retry
+from headrace.store.credentials import asked_as
 
 _EXTRA_OF_PROTOCOL = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
 
@@ -68,15 +72,24 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def client_errors(url: str) -> Iterator[None]:
-    """Turns what clients of object stores raise into a :class:`CacheError` about ``url``.
+    """Turns what clients of stores raise into a :class:`CacheError` about ``url``.
 
-    OSError, of which FileNotFoundError is one, and headrace's own errors pass through: they are said elsewhere.
+    FileNotFoundError and headrace's own errors pass through; so does any OSError about a local path: they are said
+    elsewhere.
     """
     try:
         yield
-    except (OSError, HeadraceError):
+    except (FileNotFoundError, HeadraceError):
         raise
+    except PermissionError as error:
+        if is_local(url):
+            raise
+        raise _refused(url, error) from error
     except Exception as error:  # botocore, google.auth and aiohttp have no common base
+        if is_local(url) and isinstance(error, OSError):
+            raise
+        if _refuses(error):
+            raise _refused(url, error) from error
         raise CacheError(
             f"cannot be reached ({type(error).__name__}: {error})",
             field="path",
@@ -85,24 +98,88 @@ def client_errors(url: str) -> Iterator[None]:
         ) from error
 
 
+def _refused(url: str, error: Exception) -> CacheError:
+    return CacheError(
+        f"may not be used ({error}), asked as {asked_as(url)}",
+        field="path",
+        value=url,
+        cure="Give that user the permission, or use another credential.",
+    )
+
+
+def _status(error: BaseException | None) -> int | None:
+    """The HTTP status behind an error of a client library, if it tells one."""
+    while error is not None:
+        response = getattr(error, "response", None)  # botocore's
+        meta = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+        for status in (getattr(error, "status", None), meta.get("HTTPStatusCode")):
+            if isinstance(status, int) and status >= 100:
+                return status
+        # aiohttp's errors have a status, and a code that warns when it is read; gcsfs's have a code alone.
+        code = None if hasattr(error, "status") else getattr(error, "code", None)
+        if isinstance(code, int) and code >= 100:
+            return code
+        error = error.__cause__
+    return None
+
+
+def _refuses(error: Exception) -> bool:
+    return _status(error) in (401, 403) or str(error).startswith("Forbidden:")  # gcsfs tells no status then
+
+
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError, HeadraceError)
+
+
+def transient(error: Exception) -> bool:
+    """Whether another try may help: 408, 429, 5xx, no answer in time, a broken connection, a cut answer."""
+    status = _status(error)
+    if status is not None:
+        return status in (408, 429) or status >= 500
+    if isinstance(error, _FINAL) or _refuses(error):
+        return False
+    names = {c.__name__ for c in type(error).__mro__}  # of aiohttp and botocore, which need not be installed
+    return isinstance(error, OSError) or bool(names & {"ClientError", "HTTPClientError", "FSTimeoutError"})
+
+
+def _asked(url: str, method: str, *args: Any, **options: Any) -> Any:
+    """One call of a filesystem that is no local disk: in time, with retries, with errors about ``url``."""
+    fs, path = filesystem(url)
+    call = getattr(fs, f"_{method}", None) if getattr(fs, "async_impl", False) else None
+
+    def ask() -> Any:
+        if call is None:
+            return getattr(fs, method)(path, *args, **options)
+        return sync(fs.loop, cast("Callable[..., Any]", call), path, *args, timeout=retry.policy().timeout_s, **options)
+
+    with client_errors(url):
+        return retry.with_retries(ask, transient)
+
+
 def open_read(url: str) -> IO[bytes]:
-    """``url`` opened for reading bytes. FileNotFoundError passes through."""
+    """``url`` opened for reading bytes. FileNotFoundError passes through.
+
+    Raises:
+        CacheError: the store cannot be reached, or refuses.
+    """
     if is_local(url):
         return local_path(url).open("rb")
     fs, path = filesystem(url)
     with client_errors(url):
-        return cast("IO[bytes]", fs.open(path, "rb"))
+        try:
+            return cast("IO[bytes]", fs.open(path, "rb"))
+        except FileNotFoundError:
+            _asked(url, "cat_file", start=0, end=1)  # fsspec says so of web servers that it cannot reach, too
+            raise
 
 
 def read_bytes(url: str) -> bytes | None:
     """The content of ``url``; None if there is no such file.
 
     Raises:
-        CacheError: the store cannot be reached.
+        CacheError: the store cannot be reached, or refuses.
     """
     try:
-        with client_errors(url), open_read(url) as f:
-            return f.read()
+        return local_path(url).read_bytes() if is_local(url) else cast("bytes", _asked(url, "cat_file"))
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -120,9 +197,7 @@ def write_atomic(url: str, data: bytes, *, writer: str = "") -> None:
     """
     try:
         if not is_local(url):
-            fs, path = filesystem(url)
-            with client_errors(url):
-                fs.pipe_file(path, data)
+            _asked(url, "pipe_file", data)
             return
         path = local_path(url)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,12 +218,21 @@ def write_atomic(url: str, data: bytes, *, writer: str = "") -> None:
 
 
 def exists(url: str) -> bool:
-    """Whether there is a file or folder at ``url``."""
+    """Whether there is a file or folder at ``url``.
+
+    Raises:
+        CacheError: the store cannot be reached, or refuses.
+    """
     if is_local(url):
         return local_path(url).exists()
-    fs, path = filesystem(url)
-    with client_errors(url):
-        return bool(fs.exists(path))
+    try:
+        if split_protocol(url)[0] in ("http", "https"):  # fsspec's own answer hides why not
+            _asked(url, "cat_file", start=0, end=1)
+        else:
+            _asked(url, "info")
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def remove_tree(url: str) -> None:
@@ -159,9 +243,10 @@ def remove_tree(url: str) -> None:
     """
     try:
         if not is_local(url):
-            fs, path = filesystem(url)
-            if fs.exists(path):
-                fs.rm(path, recursive=True)
+            if exists(url):
+                fs, path = filesystem(url)
+                with client_errors(url):
+                    fs.rm(path, recursive=True)
             return
         path = local_path(url)
         if path.is_dir():
@@ -177,7 +262,10 @@ def remove_tree(url: str) -> None:
 def tree_bytes(url: str) -> int:
     """Sum of the sizes of all files below ``url``, in bytes."""
     fs, path = filesystem(url)
-    return int(fs.du(path)) if fs.exists(path) else 0
+    if not exists(url):
+        return 0
+    with client_errors(url):
+        return int(fs.du(path))
 
 
 def fsspec_open(url: str, compression: str | None) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from typing import Any
 
 from headrace.errors import CacheCorruptError, CacheError
@@ -18,6 +19,19 @@ from headrace.store import files
 LEDGER_NAME = "ledger.json"
 PART_RECORD_NAME = "part.json"
 FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class LeafRecord:
+    """A leaf of a finished part, beside the tokens.
+
+    Attributes:
+        elements: Number of its values.
+        digest: ``sha256:`` and the hex digest of its values (as stored) followed, if it is ragged, by its offsets.
+    """
+
+    elements: int
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -30,6 +44,7 @@ class PartRecord:
         tokens: Number of tokens.
         digest: ``sha256:`` and the hex digest of the part's tokens (as stored) followed by its offsets.
         extra: Counters of whoever wrote it (skipped lines, source fingerprints, ...), JSON values.
+        leaves: Its other leaves, by name.
     """
 
     name: str
@@ -37,6 +52,18 @@ class PartRecord:
     tokens: int
     digest: str
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
+    leaves: dict[str, LeafRecord] = field(default_factory=dict[str, LeafRecord])
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> PartRecord:
+        """The record that ``asdict`` of it gave.
+
+        Raises:
+            TypeError: it is none.
+        """
+        record = cls(**data)
+        leaves: dict[str, Any] = data.get("leaves", {})
+        return replace(record, leaves={name: LeafRecord(**leaf) for name, leaf in leaves.items()})
 
 
 @dataclass(frozen=True)
@@ -50,6 +77,8 @@ class Ledger:
         sources: JSON record of each source file: name, size, fingerprint.
         parts: Finished parts, in order. Empty until the build is finished.
         metadata: Anything else worth keeping (command, counters, versions).
+        leaves: JSON form of the :class:`~headrace.store.layout.LeafSpec` of each leaf beside the tokens.
+        code_version: Release of headrace that the cache was begun with; empty in ledgers older than this field.
         format_version: Version of this file.
     """
 
@@ -59,6 +88,8 @@ class Ledger:
     sources: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     parts: list[PartRecord] = field(default_factory=list[PartRecord])
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    leaves: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    code_version: str = field(default_factory=lambda: version("headrace"))
     format_version: int = FORMAT_VERSION
 
     def complete(self, parts: list[PartRecord], **metadata: Any) -> Ledger:
@@ -85,9 +116,10 @@ def read_ledger(root: str) -> Ledger | None:
             cure="Use the release that wrote it, or build the cache again.",
         )
     try:
-        parts = [PartRecord(**p) for p in data.pop("parts")]
+        parts = [PartRecord.from_json(p) for p in data.pop("parts")]
+        data.setdefault("code_version", "")
         return Ledger(parts=parts, **data)
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, AttributeError) as error:
         raise CacheCorruptError(
             f"is not a ledger ({error})", field="ledger", value=url, cure="Build the cache again, or restore the file."
         ) from error
@@ -112,8 +144,8 @@ def read_part_record(root: str, name: str) -> PartRecord | None:
     url = files.join(part_folder(root, name), PART_RECORD_NAME)
     data = _read_json(url)
     try:
-        return None if data is None else PartRecord(**data)
-    except TypeError as error:
+        return None if data is None else PartRecord.from_json(data)
+    except (TypeError, AttributeError) as error:
         raise CacheCorruptError(
             f"is not a part's record ({error})", field="file", value=url, cure="Delete it and build again."
         ) from error

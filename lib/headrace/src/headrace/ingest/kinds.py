@@ -1,0 +1,345 @@
+"""What records become: text, ready token ids, conversations, preference pairs, prompts; each with its leaves.
+
+============  ==============================================  =====================================================
+kind          a record has                                    becomes
+============  ==============================================  =====================================================
+text          ``text``                                        ``[bos] ids [eos]``
+tokens        ``input_ids`` (and a ``loss_mask``)             the ids as they are, checked against the vocabulary
+chat          ``messages`` (and ``tools``)                    the template's text, with a ``loss_mask``
+preference    ``chosen``, ``rejected`` (and ``prompt``)       two documents, the chosen one first, with ``loss_mask``,
+                                                              ``prompt_length`` and ``chosen`` (1 or 0)
+prompts       ``prompt``: a text or messages                  ``[bos] ids``, or the template's text up to the answer
+============  ==============================================  =====================================================
+
+``loss_mask`` is uint8, one value a token: 1 where the token itself is trained on. A token is, if any character of it
+is. The prompt of a preference pair is encoded apart from the answers, so its ids are the same in both documents, and
+the same that a model is given when it is asked.
+
+Price: masks need the place of each token in the text, which costs about as much again as the encoding.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.ingest.chat_template import ChatTemplate, Spans, check_messages
+from headrace.ingest.documents import Document
+from headrace.ingest.leaves import joined, numbers
+from headrace.ingest.pieces import MAX_PIECE_CHARS
+from headrace.ingest.records import BadRecordError, Fields, lookup, string_of, type_name, utf8_length
+from headrace.ingest.source import Kind, SourceConfig
+from headrace.ingest.tokenize import Tokenizer
+from headrace.store.layout import LeafSpec
+from headrace.store.ragged import LeafValues
+
+LOSS_MASK = LeafSpec("loss_mask", "uint8", "ragged")
+PROMPT_LENGTH = LeafSpec("prompt_length", "int32", "fixed")
+CHOSEN = LeafSpec("chosen", "uint8", "fixed")
+NEEDS_TEMPLATE = ("chat", "preference", "prompts")
+
+
+class EncodedBatch(NamedTuple):
+    """Documents as a part takes them.
+
+    Attributes:
+        tokens: Ids, all documents end to end.
+        lengths: int64 ``[documents]``.
+        leaves: Values of each leaf.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    leaves: dict[str, LeafValues]
+
+
+class DocumentKind(abc.ABC):
+    """Makes documents of records, and ids of documents.
+
+    Args:
+        config: The source.
+        kind: Its kind.
+        tokenizer: The tokenizer.
+        template: The chat template; None if there is none.
+
+    Attributes:
+        columns: Fields that are read of a record.
+        specs: The leaves that it fills, its own ones first.
+    """
+
+    own: tuple[LeafSpec, ...] = ()
+
+    def __init__(self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self.config, self.tokenizer, self.template = config, tokenizer, template
+        self.kind: Kind = kind
+        self.columns = config.columns(kind)
+        self._asked = tuple(leaf.spec(name) for name, leaf in config.leaves.items())
+        self._cure = f"Choose the field with {'--text-field' if kind == 'text' else '--field NAME=FIELD'}."
+
+    @property
+    def specs(self) -> list[LeafSpec]:
+        return [*self.own, *self._asked]
+
+    @abc.abstractmethod
+    def documents(self, record: Fields) -> Iterable[Document]:
+        """The documents of a record.
+
+        Raises:
+            BadRecordError: it cannot be used.
+        """
+
+    @abc.abstractmethod
+    def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
+        """Ids and own leaves."""
+
+    def encode(self, documents: Sequence[Document]) -> EncodedBatch:
+        """Ids and leaves of some documents: a function of each document alone."""
+        encoded = self._encode(documents)
+        for i, spec in enumerate(self._asked):
+            encoded.leaves[spec.name] = joined(spec, [d.leaves[i] for d in documents])
+        return encoded
+
+    def _leaves(self, record: Fields) -> tuple[np.ndarray, ...]:
+        return tuple(leaf.values(record) for leaf in self.config.leaves.values())
+
+    def _field(self, record: Fields, name: str) -> Any:
+        field = self.config.field_of(self.kind, name)
+        return None if field is None else lookup(record, field, self._cure)
+
+    def _field_name(self, name: str) -> str:
+        return self.config.field_of(self.kind, name) or name
+
+
+class TextKind(DocumentKind):
+    """One text, one document."""
+
+    def documents(self, record: Fields) -> Iterable[Document]:
+        text = string_of(self._field(record, "text"), self._field_name("text"))
+        return (Document(text, utf8_length(text), self._leaves(record) if self._asked else ()),)
+
+    def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
+        return EncodedBatch(*self.tokenizer.encode_batch([d.text for d in documents]), {})
+
+
+class TokensKind(DocumentKind):
+    """Ids that others have made: kept as they are, no special token added."""
+
+    def __init__(self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        super().__init__(config, kind, tokenizer, template)
+        if config.field_of(kind, "loss_mask") is not None:
+            self.own = (LOSS_MASK,)
+
+    def documents(self, record: Fields) -> Iterable[Document]:
+        ids = numbers(self._field(record, "tokens"), "int64", self._field_name("tokens"))
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.tokenizer.vocab_size:
+            at = int(np.flatnonzero((ids < 0) | (ids >= self.tokenizer.vocab_size))[0])
+            raise BadRecordError(
+                f"holds the id {int(ids[at])} at position {at}, outside the vocabulary of {self.tokenizer.vocab_size}",
+                "Give the tokenizer that it was made with.",
+            )
+        mask = None
+        if self.own:
+            mask = numbers(self._field(record, "loss_mask"), "uint8", self._field_name("loss_mask"))
+            if mask.size != ids.size or (mask.size and int(mask.max()) > 1):
+                raise BadRecordError(f"has {ids.size} ids, and not a 0 or 1 for each in its loss_mask")
+        ids = ids.astype(self.tokenizer.dtype)
+        return (Document("", ids.nbytes, self._leaves(record), ids=ids, mask=mask),)
+
+    def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
+        ids = [d.ids for d in documents if d.ids is not None]
+        lengths = np.fromiter((i.size for i in ids), np.int64, len(ids))
+        leaves: dict[str, LeafValues] = {}
+        if self.own:
+            leaves[LOSS_MASK.name] = joined(LOSS_MASK, [d.mask for d in documents if d.mask is not None])
+        return EncodedBatch(np.concatenate(ids) if ids else np.zeros(0, self.tokenizer.dtype), lengths, leaves)
+
+
+class MarkedKind(DocumentKind):
+    """What chat, preference and prompts have in common: text of which some characters are trained on."""
+
+    def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
+        pieces = [p for d in documents for p in (d.text[: d.cut], d.text[d.cut :])]
+        encoded = self.tokenizer.encode_with_places(pieces)
+        bos, eos = (
+            np.array([] if i is None else [i], np.int64) for i in (self.tokenizer.bos_id, self.tokenizer.eos_id)
+        )
+        ids: list[np.ndarray] = []
+        masks: list[np.ndarray] = []
+        prompts: list[int] = []
+        for i, document in enumerate(documents):
+            before, after = encoded[2 * i : 2 * i + 2]
+            spans = document.spans or ()
+            opens, closes = (t if f else t[:0] for t, f in zip((bos, eos), document.framed, strict=True))
+            ids.append(np.concatenate([opens, before.ids, after.ids, closes]))
+            mask = [
+                np.zeros(opens.size, bool),
+                marked(before.places, spans),
+                marked(after.places + document.cut, spans),
+            ]
+            masks.append(np.concatenate([*mask, np.ones(closes.size, bool)]).astype(np.uint8))
+            prompts.append(opens.size + before.ids.size)
+        lengths = np.fromiter((i.size for i in ids), np.int64, len(ids))
+        tokens = np.concatenate(ids).astype(self.tokenizer.dtype) if ids else np.zeros(0, self.tokenizer.dtype)
+        leaves: dict[str, LeafValues] = {}
+        if LOSS_MASK in self.own:
+            leaves[LOSS_MASK.name] = joined(LOSS_MASK, masks)
+        if PROMPT_LENGTH in self.own:
+            leaves[PROMPT_LENGTH.name] = np.array(prompts, np.int32), None
+            leaves[CHOSEN.name] = np.array([d.label for d in documents], np.uint8), None
+        return EncodedBatch(tokens, lengths, leaves)
+
+    def _chat(self) -> ChatTemplate:
+        if self.template is None:
+            raise BadRecordError(
+                "holds messages, and there is no chat template",
+                "Put chat_template.jinja beside the tokenizer.json, or pass --chat-template FILE.",
+            )
+        return self.template
+
+    def _document(self, record: Fields, text: str, spans: Spans | None = None, **more: Any) -> Document:
+        if len(text) > MAX_PIECE_CHARS:
+            raise BadRecordError(f"is a {self.kind} document of {len(text):,} characters; at most {MAX_PIECE_CHARS:,}")
+        return Document(text, utf8_length(text), self._leaves(record), spans, **more)
+
+
+class ChatKind(MarkedKind):
+    """One conversation, one document."""
+
+    own = (LOSS_MASK,)
+
+    def documents(self, record: Fields) -> Iterable[Document]:
+        messages = check_messages(self._field(record, "messages"), self._field_name("messages"))
+        tools, how, chat = self._field(record, "tools"), self.config.chat, self._chat()
+        if how.mask == "generation":
+            text, spans = chat.render_marked(messages, tools)
+        elif how.mask == "roles":
+            text, spans = chat.spans_of_roles(messages, how.roles, tools)
+        else:
+            text = chat.render(messages, tools)
+            spans = ((0, len(text)),)
+        return (self._document(record, text, spans),)
+
+
+class PreferenceKind(MarkedKind):
+    """Two answers to one prompt: two documents."""
+
+    own = (LOSS_MASK, PROMPT_LENGTH, CHOSEN)
+
+    def documents(self, record: Fields) -> Iterable[Document]:
+        prompt = self._field(record, "prompt")
+        chosen, rejected = self._field(record, "chosen"), self._field(record, "rejected")
+        if isinstance(chosen, str) and isinstance(rejected, str):
+            prompt = "" if prompt is None else string_of(prompt, self._field_name("prompt"))
+            return tuple(
+                self._document(
+                    record, prompt + answer, ((len(prompt), len(prompt) + len(answer)),), cut=len(prompt),
+                    framed=(True, True), label=label,
+                )
+                for label, answer in ((1, chosen), (0, rejected))
+            )  # fmt: skip
+        if not (isinstance(chosen, list) and isinstance(rejected, list)):
+            raise BadRecordError(
+                f"holds a {type_name(chosen)} and a {type_name(rejected)} to choose from, not two texts or two lists"
+                " of messages"
+            )
+        answers = [check_messages(a, self._field_name(n)) for n, a in (("chosen", chosen), ("rejected", rejected))]
+        asked = self._asked_messages(prompt)
+        if asked is None:
+            shared = next((i for i, (a, b) in enumerate(zip(*answers, strict=False)) if a != b), min(map(len, answers)))
+            asked, answers = answers[0][:shared], [a[shared:] for a in answers]
+        if not asked or not all(answers):
+            raise BadRecordError("holds answers that share no prompt, or no answer after it")
+        question = self._chat().render(asked, ask=True)
+        return tuple(
+            self._answer(record, question, [*asked, *answer], label)
+            for label, answer in zip((1, 0), answers, strict=True)
+        )
+
+    def _asked_messages(self, prompt: Any) -> list[Any] | None:
+        if prompt is None:
+            return None
+        if isinstance(prompt, str):
+            return [{"role": "user", "content": prompt}]
+        return check_messages(prompt, self._field_name("prompt"))
+
+    def _answer(self, record: Fields, question: str, messages: list[Any], label: int) -> Document:
+        text, spans = self._chat().render_marked(messages)
+        if not text.startswith(question):
+            raise BadRecordError("its prompt is rendered otherwise with an answer than alone, so they cannot be parted")
+        cut = len(question)
+        if self._chat().has_marks and self.config.chat.mask == "generation":
+            kept = tuple((max(a, cut), b) for a, b in spans if b > cut)
+        else:
+            kept = ((cut, len(text)),)
+        return self._document(record, text, kept, cut=cut, label=label)
+
+
+class PromptsKind(MarkedKind):
+    """One prompt, one document: what a model is given before it answers."""
+
+    def documents(self, record: Fields) -> Iterable[Document]:
+        prompt = self._field(record, "prompt")
+        if isinstance(prompt, str):
+            return (self._document(record, prompt, framed=(True, False)),)
+        messages = check_messages(prompt, self._field_name("prompt"))
+        return (self._document(record, self._chat().render(messages, ask=True)),)
+
+
+_KINDS: dict[Kind, type[DocumentKind]] = {
+    "text": TextKind,
+    "tokens": TokensKind,
+    "chat": ChatKind,
+    "preference": PreferenceKind,
+    "prompts": PromptsKind,
+}
+
+
+def make_kind(config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: dict[str, Any] | None) -> DocumentKind:
+    """What makes the documents of a source.
+
+    Args:
+        config: The source.
+        kind: Its kind, settled.
+        tokenizer: The tokenizer.
+        template: What :func:`~headrace.ingest.chat_template.find_template` gave; None if there is none.
+
+    Raises:
+        ConfigError: conversations are to be masked by marks that the template has not, or there is no template.
+    """
+    chat = None if template is None else ChatTemplate(template, config.chat.variables)
+    if kind == "chat" and chat is None:
+        raise ConfigError("is needed for conversations", field="chat.template", value=None)
+    if kind == "chat" and chat is not None and config.chat.mask == "generation" and not chat.has_marks:
+        raise ConfigError(
+            "does not mark the model's text with {% generation %}, so what to train on cannot be told",
+            field="chat.template",
+            cure="Choose by roles: --mask roles --mask-role assistant (each turn of a role is rendered apart), or train"
+            " on everything: --mask all.",
+        )
+    return _KINDS[kind](config, kind, tokenizer, chat)
+
+
+def marked(places: np.ndarray, spans: Spans) -> np.ndarray:
+    """Which tokens have a character within a span.
+
+    Args:
+        places: int64 ``[n, 2]``: first character of each token, and one past its last.
+        spans: Ranges of characters, increasing, that do not overlap.
+
+    Returns:
+        bool ``[n]``.
+
+    Example:
+        >>> marked(np.array([[0, 2], [2, 3], [3, 6]]), ((2, 4),))
+        array([False,  True,  True])
+    """
+    if not spans or not len(places):
+        return np.zeros(len(places), bool)
+    starts, stops = np.array(spans, np.int64).T
+    nearest = np.searchsorted(stops, places[:, 0], side="right")
+    within = nearest < len(stops)
+    return within & (starts[np.minimum(nearest, len(stops) - 1)] < places[:, 1]) & (places[:, 1] > places[:, 0])

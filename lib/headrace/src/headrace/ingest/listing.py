@@ -1,0 +1,211 @@
+"""What lies at a path: one file, the files of a folder, of a glob or of a URL, each with its size and version.
+
+Price: one ``stat`` (or one listing entry) a file; nothing is opened here.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+
+from headrace.errors import ConfigError, SourceError, did_you_mean
+from headrace.store import files, retry
+
+_VERSION_KEYS = ("etag", "ETag", "md5Hash", "generation", "mtime", "LastModified", "last_modified", "created")
+_MAX_EXPANSIONS = 100_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file that is there.
+
+    Attributes:
+        path: As the user spelled its folder (relative stays relative), or a URL.
+        size: Stored bytes; None if the server does not say.
+        version: ``mtime:<ns>`` or an etag; empty if the server says neither.
+    """
+
+    path: str
+    size: int | None
+    version: str
+
+
+Listing: TypeAlias = "tuple[Literal['files', 'folder'], Iterable[Entry]]"
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """The paths that a pattern with braces stands for, as in a shell; ``{`` without a choice within stays as it is.
+
+    Raises:
+        ConfigError: they are more than 100,000.
+
+    Example:
+        >>> expand_braces("a/{x,y{1,2}}.txt")
+        ['a/x.txt', 'a/y1.txt', 'a/y2.txt']
+        >>> expand_braces("shard-{08..10}.jsonl")
+        ['shard-08.jsonl', 'shard-09.jsonl', 'shard-10.jsonl']
+    """
+    found: list[str] = []
+    waiting = [pattern]
+    while waiting:
+        path = waiting.pop()
+        choices = _first_brace(path)
+        if choices is None:
+            found.append(path)
+        else:
+            before, options, after = choices
+            waiting += [before + option + after for option in reversed(options)]
+        if len(found) + len(waiting) > _MAX_EXPANSIONS:
+            raise ConfigError(
+                f"stands for more than {_MAX_EXPANSIONS:,} paths", field="source", value=pattern, cure="Use a glob."
+            )
+    return found
+
+
+def _first_brace(path: str) -> tuple[str, list[str], str] | None:
+    """What stands before the first braces that offer a choice, the choices, and what stands after."""
+    for opening in (m.start() for m in re.finditer(r"\{", path)):
+        depth, commas = 0, [opening]
+        for at in range(opening, len(path)):
+            depth += {"{": 1, "}": -1}.get(path[at], 0)
+            if path[at] == "," and depth == 1:
+                commas.append(at)
+            if depth == 0:
+                options = [path[a + 1 : b] for a, b in zip(commas, [*commas[1:], at], strict=True)]
+                numbers = _number_range(options[0]) if len(options) == 1 else None
+                if len(options) > 1 or numbers is not None:
+                    return path[:opening], numbers or options, path[at + 1 :]
+                break
+    return None
+
+
+def _number_range(text: str) -> list[str] | None:
+    match = re.fullmatch(r"(\d+)\.\.(\d+)", text)
+    if match is None:
+        return None
+    first, last = int(match[1]), int(match[2])
+    if abs(last - first) >= _MAX_EXPANSIONS:
+        raise ConfigError(f"stands for more than {_MAX_EXPANSIONS:,} paths", field="source", value=f"{{{text}}}")
+    width = max(len(match[1]), len(match[2])) if "0" in (match[1][0], match[2][0]) else 0
+    step = 1 if last >= first else -1
+    return [f"{n:0{width}d}" for n in range(first, last + step, step)]
+
+
+def has_magic(path: str) -> bool:
+    """Whether a path is a pattern. In a web address ``?`` begins the query."""
+    return glob.has_magic(path.split("?")[0] if path.startswith(("http://", "https://")) else path)
+
+
+def file_name(path: str) -> str:
+    """The path without the query of a web address: what its ending is read off."""
+    return path.split("?")[0] if path.startswith(("http://", "https://")) else path
+
+
+def list_path(path: str) -> Listing | None:
+    """What lies at a path; None if there is nothing.
+
+    Raises:
+        SourceError: it cannot be listed, or is no regular file.
+        ConfigError: nothing here can open such paths.
+    """
+    return _list_local(path) if files.is_local(path) else _list_remote(path)
+
+
+def stat_file(path: str) -> tuple[int | None, str]:
+    """Size and version of a file as it is now, in the terms of :class:`Entry`.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    if files.is_local(path):
+        entry = _local_entry(path)
+    else:
+        fs, inner = files.filesystem(path)
+        fs.invalidate_cache()
+        entry = _remote_entry(path, retry.with_retries(lambda: fs.info(inner), files.transient))
+    return entry.size, entry.version
+
+
+def nearby(path: str) -> str:
+    """What to do about a path where nothing is."""
+    if has_magic(path):
+        return "The pattern matches no file."
+    if not files.is_local(path):
+        return "Check the URL."
+    parent = os.path.dirname(os.path.normpath(path)) or "."
+    if not os.path.isdir(parent):
+        return f"There is no folder {parent!r} either."
+    return did_you_mean(os.path.basename(path), os.listdir(parent))
+
+
+def _list_local(path: str) -> Listing | None:
+    # The spelling of the user is kept (relative stays relative): it ends up in the ledger.
+    local = os.path.normpath(files.local_path(path))
+    if os.path.isdir(local):
+        return "folder", (_local_entry(p) for p in _walk(local))
+    if os.path.exists(local):
+        return "files", [_local_entry(local)]
+    if glob.has_magic(local):
+        matches = [p for p in glob.iglob(local, recursive=True) if os.path.isfile(p)]
+        if matches:
+            return "files", (_local_entry(p) for p in matches)
+    return None
+
+
+def _walk(folder: str) -> Iterator[str]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [f for f in folders if not f.startswith(".")]
+        yield from (os.path.join(parent, n) for n in names if not n.startswith("."))
+
+
+def _local_entry(path: str) -> Entry:
+    status = os.stat(path)
+    if not os.path.isfile(path):
+        raise SourceError(
+            "is not a regular file", field=path, cure="A build may be resumed, so it needs files, not pipes."
+        )
+    return Entry(path, status.st_size, f"mtime:{status.st_mtime_ns}")
+
+
+def _list_remote(url: str) -> Listing | None:
+    fs, path = files.filesystem(url)
+    try:
+        with files.client_errors(url):
+            return retry.with_retries(lambda: _ask_remote(fs, path, url), files.transient)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SourceError(f"cannot be listed ({error})", field="source", value=url) from error
+
+
+def _ask_remote(fs: Any, path: str, url: str) -> Listing | None:
+    if has_magic(url):
+        infos = list(fs.glob(path, detail=True).values())
+        return ("files", list(_remote_entries(fs, infos))) if infos else None
+    if fs.isdir(path):
+        return "folder", list(_remote_entries(fs, fs.find(path, detail=True).values()))
+    return "files", [_remote_entry(url, fs.info(path))]
+
+
+def _remote_entries(fs: Any, infos: Iterable[dict[str, Any]]) -> Iterator[Entry]:
+    for info in infos:
+        if info["type"] == "file" and not os.path.basename(info["name"]).startswith("."):
+            if info.get("size") is None:  # a listing of web pages: ask for each
+                info = fs.info(info["name"])
+            yield _remote_entry(fs.unstrip_protocol(info["name"]), info)
+
+
+def _remote_entry(url: str, info: dict[str, Any]) -> Entry:
+    size = info.get("size")
+    version = next((f"{key.lower()}:{_plain(info[key])}" for key in _VERSION_KEYS if info.get(key)), "")
+    return Entry(url, None if size is None else int(size), version)
+
+
+def _plain(value: Any) -> Any:
+    # Some file systems tell a time as a date when asked for a file and as a number when asked for a folder.
+    return value.timestamp() if isinstance(value, datetime) else value

@@ -1,0 +1,188 @@
+"""Parquet and Arrow (Feather) files: only the columns that are asked for, a few hundred rows at a time.
+
+Rows are numbered from 0 within the file. A Parquet file can be cut at its row groups, an Arrow file at its record
+batches. Lists of numbers are handed over as arrays, without a Python object a number.
+
+Price: memory of one row group's columns (what one column chunk unpacks to) or of one record batch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Iterator
+from typing import IO, Any
+
+from headrace.errors import ConfigError, SourceError, did_you_mean
+from headrace.ingest.records import Reader, Row, Slice, reading, top_level
+from headrace.ingest.remote import open_source
+
+_ROWS = 512
+
+
+def import_extra(module: str, extra: str, path: str) -> Any:
+    """A package that comes with an extra.
+
+    Raises:
+        ConfigError: it is not installed; the extra is named.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"needs the package {module.split('.')[0]} to be read", field=path, cure=f"pip install 'headrace[{extra}]'"
+        ) from error
+
+
+class ColumnarReader(Reader):
+    """What Parquet and Arrow files have in common."""
+
+    what = "Parquet file"
+
+    def _names(self, present: list[str]) -> list[str]:
+        """The columns to read.
+
+        Raises:
+            SourceError: one that is asked for is not there.
+        """
+        for column in self.columns:
+            if column not in present and column.split(".")[0] not in present:
+                raise SourceError(
+                    f"has no column {column!r} (it has {', '.join(map(repr, present[:12]))})",
+                    field=self.path,
+                    cure=f"{did_you_mean(column, present)} Choose it with --text-field or --field ROLE=NAME.",
+                )
+        return top_level(self.columns, present)
+
+    def _rows(self, batches: Iterator[Any], first: int) -> Iterator[Row]:
+        row = first
+        for batch in batches:
+            for start in range(0, batch.num_rows, _ROWS):
+                some = batch.slice(start, _ROWS)
+                names = some.schema.names
+                for values in zip(*(column_values(some.column(i)) for i in range(len(names))), strict=True):
+                    yield row, dict(zip(names, values, strict=True))
+                    row += 1
+
+
+class ParquetReader(ColumnarReader):
+    """The rows of a Parquet file, or of some of its row groups."""
+
+    def __iter__(self) -> Iterator[Row]:
+        arrow = import_extra("pyarrow", "parquet", self.path)
+        with reading(self.path, arrow.ArrowInvalid, what=self.what), open_source(self.path) as stream:
+            file = _parquet(stream, self.path)
+            groups = file.metadata.num_row_groups
+            start, stop = (0, None) if self.part is None else (self.part.start, self.part.stop)
+            stop = groups if stop is None else min(stop, groups)
+            row = sum(file.metadata.row_group(g).num_rows for g in range(min(start, groups)))
+            names = self._names(file.schema_arrow.names)
+            for group in range(start, stop):
+                batches = file.iter_batches(_ROWS, row_groups=[group], columns=names, use_threads=False)
+                yield from self._rows(batches, row)
+                row += file.metadata.row_group(group).num_rows
+                self.stored_bytes += _group_bytes(file, group)
+
+    @staticmethod
+    def split(path: str, target_bytes: int) -> list[Slice]:
+        """Runs of row groups of about ``target_bytes``."""
+        arrow = import_extra("pyarrow", "parquet", path)
+        with reading(path, arrow.ArrowInvalid, what="Parquet file"), open_source(path) as stream:
+            file = _parquet(stream, path)
+            return pack([_group_bytes(file, g) for g in range(file.metadata.num_row_groups)], target_bytes)
+
+
+class ArrowReader(ColumnarReader):
+    """The rows of an Arrow IPC file (Feather) or stream, or of some record batches of a file."""
+
+    what = "Arrow file"
+
+    def __iter__(self) -> Iterator[Row]:
+        arrow = import_extra("pyarrow", "parquet", self.path)
+        with reading(self.path, arrow.ArrowInvalid, what=self.what), open_source(self.path) as stream:
+            row = 0
+            for batch in self._batches(stream, arrow):
+                if isinstance(batch, int):
+                    row += batch
+                    continue
+                names = self._names(batch.schema.names)
+                some = batch.select(names)
+                yield from self._rows(iter([some]), row)
+                row += batch.num_rows
+                self.stored_bytes += batch.nbytes
+
+    def _batches(self, stream: IO[bytes], arrow: Any) -> Iterator[Any]:
+        """Record batches; for those before the slice only how many rows they have."""
+        if not _is_ipc_file(stream):
+            yield from arrow.ipc.open_stream(stream)
+            return
+        file = arrow.ipc.open_file(stream)
+        start, stop = (0, None) if self.part is None else (self.part.start, self.part.stop)
+        stop = file.num_record_batches if stop is None else min(stop, file.num_record_batches)
+        for i in range(stop):
+            batch = file.get_batch(i)
+            yield batch.num_rows if i < start else batch
+
+    @staticmethod
+    def split(path: str, target_bytes: int) -> list[Slice]:
+        """Runs of record batches of about ``target_bytes``; none of a stream, which can only be read from its start."""
+        arrow = import_extra("pyarrow", "parquet", path)
+        with reading(path, arrow.ArrowInvalid, what="Arrow file"), open_source(path) as stream:
+            if not _is_ipc_file(stream):
+                return []
+            count = arrow.ipc.open_file(stream).num_record_batches
+            stream.seek(0, 2)
+            return pack([stream.tell() // max(1, count)] * count, target_bytes)
+
+
+def pack(sizes: list[int], target_bytes: int) -> list[Slice]:
+    """Runs of consecutive units, each of at least ``target_bytes`` but for the last.
+
+    Example:
+        >>> pack([3, 3, 3, 3, 3], 6)
+        [Slice(start=0, stop=2, num_bytes=6), Slice(start=2, stop=4, num_bytes=6),
+         Slice(start=4, stop=None, num_bytes=3)]
+    """
+    slices: list[Slice] = []
+    start = filled = 0
+    for i, size in enumerate(sizes):
+        filled += size
+        if filled >= target_bytes or i == len(sizes) - 1:
+            slices.append(Slice(start, i + 1 if i < len(sizes) - 1 else None, filled))
+            start, filled = i + 1, 0
+    return slices
+
+
+def column_values(column: Any) -> list[Any]:
+    """The values of an Arrow array; lists of numbers without nulls as numpy arrays."""
+    arrow = importlib.import_module("pyarrow")
+    kind = column.type
+    is_list = arrow.types.is_list(kind) or arrow.types.is_large_list(kind)
+    if not (is_list and (arrow.types.is_integer(kind.value_type) or arrow.types.is_floating(kind.value_type))):
+        return column.to_pylist()
+    if column.null_count or column.values.null_count:
+        return column.to_pylist()
+    offsets = column.offsets.to_numpy()
+    values = column.values.to_numpy(zero_copy_only=False)
+    return [values[a:b] for a, b in itertools.pairwise(offsets)]
+
+
+def _parquet(stream: IO[bytes], path: str) -> Any:
+    stream.seek(0, 2)
+    if stream.tell() == 0:
+        raise SourceError(
+            "is empty, no Parquet file", field=path, cure="Fetch or write the file again, or leave it out."
+        )
+    stream.seek(0)
+    return import_extra("pyarrow.parquet", "parquet", path).ParquetFile(stream)
+
+
+def _group_bytes(file: Any, group: int) -> int:
+    about = file.metadata.row_group(group)
+    return sum(about.column(c).total_compressed_size for c in range(about.num_columns))
+
+
+def _is_ipc_file(stream: IO[bytes]) -> bool:
+    magic = stream.read(6)
+    stream.seek(0)
+    return magic == b"ARROW1"

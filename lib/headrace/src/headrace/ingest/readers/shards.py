@@ -1,0 +1,195 @@
+r"""Token ids that others have made: Megatron's ``.bin`` + ``.idx`` and nmoe's ``.npy`` + ``.idx``.
+
+Records have one field, ``input_ids`` (an integer array ``[n]``), under whatever name it is asked for. Documents are
+numbered from 0 and can be cut anywhere. The index is checked against the data before anything is read of it: nothing
+in a file is trusted to lie within the file, and nothing is ever unpickled.
+
+Megatron ``.idx``: ``MMIDIDX\\0\\0``, version 1 (uint64), dtype code (uint8), sequences S and documents D (uint64), S
+lengths (int32), S byte offsets (int64), D document bounds in sequences (int64, the first is 0). nmoe ``.idx``:
+``NMOEIDX\\0``, version 1, documents N, a reserved number (uint64), N pairs of first and last token (uint64).
+
+Price: the index in memory (12 and 16 bytes a document), and the tokens of 1 MiB of documents at a time.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Iterator
+from typing import IO, ClassVar
+
+import numpy as np
+
+from headrace.errors import SourceError
+from headrace.ingest.listing import stat_file
+from headrace.ingest.records import Reader, Row, Slice, reading
+from headrace.ingest.remote import open_source
+
+_READ_BYTES = 1 << 20
+_MEGATRON_DTYPES: dict[int, str] = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_BAD = "Fetch or write both files again: the index is not that of the data."
+
+
+class ShardReader(Reader):
+    """Documents of ids, end to end in one file, with an index beside it."""
+
+    unit: ClassVar[str] = "document"
+
+    @abc.abstractmethod
+    def _index(self) -> tuple[np.ndarray, np.dtype]:
+        """Where each document lies, int64 ``[n, 2]`` (first byte, one past the last), and the dtype of the ids."""
+
+    def __iter__(self) -> Iterator[Row]:
+        name = self.columns[0] if self.columns else "input_ids"
+        with reading(self.path):
+            places, dtype = self._index()
+        start, stop = (0, None) if self.part is None else (self.part.start, self.part.stop)
+        places = places[start:stop]
+        with reading(self.path), open_source(self.path) as stream:
+            for first, last in _runs(places):
+                low, high = int(places[first, 0]), int(places[last - 1, 1])
+                stream.seek(low)
+                raw = _read_exactly(stream, high - low, self.path)
+                self.stored_bytes += high - low
+                for i in range(first, last):
+                    a, b = (int(p) - low for p in places[i])
+                    yield start + i, {name: np.frombuffer(raw, dtype, (b - a) // dtype.itemsize, a)}
+
+    def split(self, target_bytes: int) -> list[Slice]:
+        """Runs of documents of about ``target_bytes``."""
+        with reading(self.path):
+            places, _ = self._index()
+        ends = np.cumsum(places[:, 1] - places[:, 0])
+        total = int(ends[-1]) if ends.size else 0
+        cuts = np.searchsorted(ends, np.arange(target_bytes, total, target_bytes)) + 1
+        bounds = [0, *np.unique(cuts[cuts < len(places)]).tolist(), len(places)]
+        sizes = np.diff(np.concatenate([[0], ends])[bounds]).tolist()
+        return [
+            Slice(a, b if b < len(places) else None, size)
+            for a, b, size in zip(bounds, bounds[1:], sizes, strict=False)
+        ]
+
+    def bad_index(self, problem: str) -> SourceError:
+        """What is wrong with the index."""
+        return SourceError(f"has an index that {problem}", field=self.path, cure=_BAD)
+
+    def _index_bytes(self) -> bytes:
+        path = index_path(self.path)
+        try:
+            with open_source(path) as stream:
+                return stream.read()
+        except FileNotFoundError:
+            raise SourceError(
+                "has no index beside it", field=self.path, cure=f"There must be a {os.path.basename(path)}."
+            ) from None
+
+
+class MegatronReader(ShardReader):
+    """Documents of a Megatron dataset (``.bin`` + ``.idx``); one document may be several sequences."""
+
+    _HEADER = 9 + 8 + 1 + 8 + 8
+
+    def _index(self) -> tuple[np.ndarray, np.dtype]:
+        raw = self._index_bytes()
+        if len(raw) < self._HEADER or raw[:9] != b"MMIDIDX\0\0":
+            raise self.bad_index("is none of Megatron's")
+        version, code = int.from_bytes(raw[9:17], "little"), raw[17]
+        sequences, documents = int.from_bytes(raw[18:26], "little"), int.from_bytes(raw[26:34], "little")
+        if version != 1 or code not in _MEGATRON_DTYPES:
+            raise self.bad_index(f"is of version {version}, dtype code {code}, which is not read")
+        if len(raw) < self._HEADER + 12 * sequences + 8 * documents or documents < 1:
+            raise self.bad_index("is cut off")
+        dtype = np.dtype(_MEGATRON_DTYPES[code])
+        lengths = np.frombuffer(raw, "<i4", sequences, self._HEADER).astype(np.int64)
+        pointers = np.frombuffer(raw, "<i8", sequences, self._HEADER + 4 * sequences)
+        bounds = np.frombuffer(raw, "<i8", documents, self._HEADER + 12 * sequences)
+        if bounds[0] != 0 or bounds[-1] != sequences or np.any(np.diff(bounds) < 0) or np.any(lengths < 0):
+            raise self.bad_index("has documents out of order")
+        stops = pointers + lengths * dtype.itemsize
+        size, _ = stat_file(self.path)
+        _check_within(self, pointers, stops, size)
+        filled = np.diff(bounds) > 0
+        # An empty document lies nowhere; it is put where the one before it ends.
+        places = np.zeros((documents - 1, 2), np.int64)
+        places[filled, 0] = pointers[bounds[:-1][filled]]
+        places[filled, 1] = stops[bounds[1:][filled] - 1]
+        inner = np.ones(max(0, sequences - 1), bool)
+        inner[bounds[1:-1][(bounds[1:-1] > 0) & (bounds[1:-1] < sequences)] - 1] = False
+        if np.any((pointers[1:] != stops[:-1]) & inner):
+            raise self.bad_index("has a document whose sequences do not follow each other")
+        return places, dtype
+
+
+class NmoeReader(ShardReader):
+    """Documents of an nmoe shard (``.npy`` + ``.idx``)."""
+
+    def _index(self) -> tuple[np.ndarray, np.dtype]:
+        raw = self._index_bytes()
+        if len(raw) < 32 or raw[:8] != b"NMOEIDX\0":
+            raise self.bad_index("is none of nmoe's")
+        version, documents = int.from_bytes(raw[8:16], "little"), int.from_bytes(raw[16:24], "little")
+        if version != 1:
+            raise self.bad_index(f"is of version {version}, which is not read")
+        if len(raw) < 32 + 16 * documents:
+            raise self.bad_index("is cut off")
+        first, dtype, size = self._npy_header()
+        tokens = np.frombuffer(raw, "<u8", 2 * documents, 32).reshape(-1, 2)
+        if tokens.size and int(tokens.max()) > size:
+            raise self.bad_index("points behind the end of the data")
+        places = first + tokens.astype(np.int64) * dtype.itemsize
+        _check_within(self, places[:, 0], places[:, 1], first + size * dtype.itemsize)
+        return places, dtype
+
+    def _npy_header(self) -> tuple[int, np.dtype, int]:
+        """Where the data begins, its dtype, and how many elements there are."""
+        with open_source(self.path) as stream:
+            try:
+                version = np.lib.format.read_magic(stream)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(stream)
+            except ValueError as error:
+                raise SourceError(f"is no .npy file ({error})", field=self.path, cure=_BAD) from None
+            if len(shape) != 1 or dtype.kind not in "iu":
+                raise SourceError(
+                    f"holds {dtype} of shape {shape}, not a row of ids", field=self.path, cure="Choose another file."
+                )
+            begin = stream.tell()
+            stream.seek(0, 2)
+            if stream.tell() < begin + shape[0] * dtype.itemsize:
+                raise SourceError("is cut off", field=self.path, cure=_BAD)
+        return begin, dtype, shape[0]
+
+
+def index_path(path: str) -> str:
+    """The index that belongs to a file of ids."""
+    return os.path.splitext(path)[0] + ".idx"
+
+
+def _check_within(reader: ShardReader, starts: np.ndarray, stops: np.ndarray, size: int | None) -> None:
+    if starts.size and (int(starts.min()) < 0 or np.any(starts > stops) or (size is not None and stops.max() > size)):
+        raise reader.bad_index("points behind the end of the data")
+
+
+def _runs(places: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Runs of documents that lie end to end, of about 1 MiB, to be read at once."""
+    first = 0
+    for i in range(1, len(places) + 1):
+        if (
+            i == len(places)
+            or places[i, 0] != places[i - 1, 1]
+            or places[i, 1] < places[i, 0]
+            or places[i, 1] - places[first, 0] > _READ_BYTES
+        ):
+            yield first, i
+            first = i
+
+
+def _read_exactly(stream: IO[bytes], size: int, path: str) -> bytes:
+    pieces: list[bytes] = []
+    while size > 0:
+        data = stream.read(size)
+        if not data:
+            raise SourceError("is shorter than its index says", field=path, cure=_BAD)
+        pieces.append(data)
+        size -= len(data)
+    return b"".join(pieces)

@@ -1,0 +1,211 @@
+"""Copying a cache of many parts, of any form, into one part.
+
+Reading does not need it: parts are joined by a table, and a read that begins and ends in one part costs the same in a
+cache of one or of a thousand. It is for what cannot be had otherwise: fewer files, rows that run on where a part ended
+(each part drops the last tokens that fill no row), other chunks or another dtype, and a copy of a Levanter cache with
+checksums and digests.
+
+The invariant: the same documents in the same order, and bit for bit the part that a build of all sources as one part
+would have written. So its fingerprint is that of such a build: equal for copies of all caches of the same documents,
+however they were cut, and another than that of the cache it came from, since rows of tokens lie otherwise in it.
+
+Interrupted, it goes on with the first shard file that is missing; what is there is read from the source again, for the
+digest, and not written. Price: one pass over the cache, memory of about three shards (100 MB by default).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import tensorstore as ts
+
+from headrace.errors import CacheError
+from headrace.store import files
+from headrace.store.array import kvstore_spec, reason
+from headrace.store.cache import TokenCache
+from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
+from headrace.store.leaf import CacheLeaf, fitting
+from headrace.store.lease import is_lease, lease
+from headrace.store.ledger import (
+    LEDGER_NAME,
+    LeafRecord,
+    Ledger,
+    PartRecord,
+    read_ledger,
+    write_ledger,
+    write_part_record,
+)
+from headrace.store.ragged import data_url, offsets_url
+from headrace.store.shard_files import shard_sizes
+
+PART = "00000"
+_ORIGIN = "consolidated_from"
+
+
+def consolidate(
+    cache: TokenCache,
+    output: str,
+    *,
+    layout: CacheLayout | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> TokenCache:
+    """Copies a cache into one part, or finishes a copy that was begun.
+
+    Args:
+        cache: What to copy.
+        output: Folder or URL, new or empty, or what an interrupted call left there.
+        layout: Layout of the tokens; that of the cache, or the default one for caches of other programs.
+        advance: Called with the number of tokens and values copied since its last call.
+
+    Returns:
+        The copy. If it is finished already, nothing was done.
+
+    Raises:
+        CacheError: the output holds something else, cannot be written or is being written.
+        ReadError: the cache is damaged.
+
+    Example:
+        >>> import tempfile
+        >>> import headrace.testing
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     copy = consolidate(headrace.testing.tiny_cache(documents=20, parts=3), folder)
+        ...     (len(copy.parts), copy.num_documents)
+        (1, 20)
+    """
+    if layout is None:
+        layout = cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)
+    wanted = _begun(cache, layout)
+    with lease(output) as held:
+        begun = read_ledger(output)
+        if begun is None:
+            _check_vacant(output)
+            write_ledger(output, wanted)
+        elif (begun.metadata.get(_ORIGIN), begun.layout) != (wanted.metadata[_ORIGIN], wanted.layout):
+            raise CacheError(
+                "holds another cache", field="output", value=output, cure="Choose a folder that is new or empty."
+            )
+        elif begun.finished:
+            return TokenCache.open(output)
+        name = cache.ledger.tokenizer.get("file")
+        if name is not None and (content := files.read_bytes(files.join(cache.path, name))) is not None:
+            files.write_atomic(files.join(output, name), content)
+
+        def moved(elements: int) -> None:
+            held.check()
+            if advance is not None:
+                advance(elements)
+
+        records = {name: _copy_leaf(cache.leaf(name), output, layout, moved) for name in (TOKENS, *cache.leaves)}
+        tokens = records.pop(TOKENS)
+        extra = _summed([part.extra for part in cache.ledger.parts])
+        record = PartRecord(PART, cache.num_documents, tokens.elements, tokens.digest, extra, records)
+        write_part_record(output, record)
+        write_ledger(output, wanted.complete([record]))
+    return TokenCache.open(output)
+
+
+def _begun(cache: TokenCache, layout: CacheLayout) -> Ledger:
+    source = cache.ledger
+    came_from = {"fingerprint": cache.fingerprint, "parts": len(cache.parts)}
+    return replace(
+        source,
+        finished=False,
+        layout=layout.to_json(),
+        sources=[{**s, "part": PART} for s in source.sources],
+        parts=[],
+        metadata={**source.metadata, _ORIGIN: came_from},
+    )
+
+
+def _copy_leaf(leaf: CacheLeaf, output: str, layout: CacheLayout, advance: Callable[[int], None]) -> LeafRecord:
+    tokens = leaf.name == TOKENS
+    ragged = leaf.kind == "ragged"
+    stored = layout if tokens else layout.leaf(LeafSpec(leaf.name, leaf.dtype.name, leaf.kind))
+    digest = hashlib.sha256()
+    url = data_url(output, PART, leaf.name)
+    dtype = np.dtype(stored.dtype)
+    values = (fitting(block, dtype, url) for block in leaf.blocks())
+    _copy_array(url, stored, leaf.num_elements, values, digest, advance)
+    if ragged:
+        ends = (e for blocks in ([np.zeros(1, np.int64)], leaf.ends()) for e in blocks)
+        url = offsets_url(output, PART, leaf.name)
+        _copy_array(url, stored.offsets(), leaf.num_documents + 1, ends, digest, None)
+    return LeafRecord(leaf.num_elements, f"sha256:{digest.hexdigest()}")
+
+
+def _copy_array(
+    url: str,
+    layout: CacheLayout,
+    length: int,
+    blocks: Iterable[np.ndarray],
+    digest: Any,
+    advance: Callable[[int], None] | None,
+) -> None:
+    """Writes the shards that are not there yet; a shard file is written whole or not at all."""
+    spec = {
+        "driver": "zarr3",
+        "kvstore": kvstore_spec(url),
+        "metadata": layout.zarr_metadata(length),
+        "store_data_equal_to_fill_value": True,
+    }
+    store = _done(ts.open(spec, create=True, open=True, context=ts.Context()), url)
+    there = set(shard_sizes(url, -(-length // layout.shard_elements)))
+    shard = np.empty(min(layout.shard_elements, length), layout.dtype)
+    filled = at = 0
+    for block in blocks:
+        digest.update(np.ascontiguousarray(block, block.dtype.newbyteorder("<")).data)
+        rest = block
+        while rest.size:
+            taken = rest[: shard.size - filled]
+            shard[filled : filled + taken.size] = taken
+            filled += taken.size
+            rest = rest[taken.size :]
+            if filled == shard.size or at + filled == length:
+                if at // layout.shard_elements not in there:
+                    _done(store[at : at + filled].write(shard[:filled]), url)
+                at, filled = at + filled, 0
+        if advance is not None:
+            advance(block.size)
+
+
+def _done(future: Any, url: str) -> Any:
+    try:
+        return future.result()
+    except (ValueError, OSError) as error:
+        raise CacheError(
+            f"cannot be written ({reason(error)})",
+            field="array",
+            value=url,
+            cure="Check permissions and free space, then run the same command again: finished files are kept.",
+        ) from error
+
+
+def _summed(extras: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Counters of all parts together: numbers added, of texts the first that says something; the rest is left out."""
+    total: dict[str, Any] = {}
+    for extra in extras:
+        for name, value in extra.items():
+            if isinstance(value, dict):
+                total[name] = _summed([total.get(name, {}), cast("dict[str, Any]", value)])
+            elif isinstance(value, int | float):
+                total[name] = total.get(name, 0) + value
+            elif isinstance(value, str):
+                total[name] = total.get(name) or value
+    return total
+
+
+def _check_vacant(output: str) -> None:
+    fs, path = files.filesystem(output)
+    names = {str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False)}
+    others = sorted(n for n in names if not is_lease(n) and n != f"{LEDGER_NAME}.tmp")
+    if others:
+        raise CacheError(
+            f"holds other things ({', '.join(others[:4])})",
+            field="output",
+            value=output,
+            cure="Choose a folder that is new or empty.",
+        )

@@ -1,0 +1,216 @@
+"""``CacheLeaf``: one leaf of an open cache, over all its parts; and the arithmetic of parts joined by a table.
+
+Price: opening a leaf reads nothing. ``values`` of any run of documents costs two small reads of offsets and one read of
+values a part; ``lengths`` reads offsets alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import CacheError, IndexOutOfRangeError
+from headrace.store.array import ArrayFuture, StoredArray
+from headrace.store.layout import LeafKind
+
+BLOCK_ELEMENTS = 1 << 22
+"""Values that are read at once where all of a leaf is read."""
+
+
+@dataclass(frozen=True)
+class LeafPart:
+    """One part of a leaf.
+
+    Attributes:
+        documents: Its documents.
+        data: Its values, documents end to end.
+        offsets: Where each document begins and the last ends, ``documents + 1`` values; None: one value a document.
+    """
+
+    documents: int
+    data: StoredArray
+    offsets: StoredArray | None
+
+
+class CacheLeaf:
+    """One leaf of an open cache. Documents are numbered over the whole cache, part after part.
+
+    Attributes:
+        name: Its name.
+        dtype: Its dtype.
+        kind: ``ragged`` or ``fixed`` (one value a document).
+        parts: Its parts, in order.
+
+    Example:
+        >>> import headrace.testing
+        >>> tokens = headrace.testing.tiny_cache(documents=5).leaf("input_ids")
+        >>> tokens.values(1, 3).size == tokens.lengths(1, 3).sum()
+        np.True_
+    """
+
+    def __init__(self, name: str, dtype: np.dtype[Any], kind: LeafKind, parts: Sequence[LeafPart], path: str) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.kind: LeafKind = kind
+        self.parts = tuple(parts)
+        self._path = path
+        self._first_document = starts([p.documents for p in parts])
+
+    @property
+    def num_documents(self) -> int:
+        return int(self._first_document[-1])
+
+    @property
+    def num_elements(self) -> int:
+        return sum(p.data.length for p in self.parts)
+
+    def lengths(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """How many values documents ``start .. stop`` have; reads no values.
+
+        Returns:
+            int64 array ``[stop - start]``.
+
+        Raises:
+            IndexOutOfRangeError: the range is not within the documents.
+        """
+        stop = self.num_documents if stop is None else stop
+        spans = self._spans(start, stop)
+        if self.kind == "fixed":
+            return np.ones(stop - start, np.int64)
+        reads = [offsets.read(a, b + 1) for p, a, b in spans if (offsets := self.parts[p].offsets) is not None]
+        return np.concatenate([np.zeros(0, np.int64), *(np.diff(r.result()) for r in reads)])
+
+    def values(self, start: int, stop: int) -> np.ndarray:
+        """Values of documents ``start .. stop``, end to end.
+
+        Returns:
+            One-dimensional array of the leaf's dtype.
+
+        Raises:
+            IndexOutOfRangeError: the range is not within the documents.
+            ReadError: stored bytes are missing or damaged.
+        """
+        spans = self._spans(start, stop)
+        ends = [
+            None if (offsets := self.parts[p].offsets) is None else (offsets.read(a, a + 1), offsets.read(b, b + 1))
+            for p, a, b in spans
+        ]
+        reads = [
+            self.parts[p].data.read(a, b)
+            if end is None
+            else self.parts[p].data.read(int(end[0].result()[0]), int(end[1].result()[0]))
+            for (p, a, b), end in zip(spans, ends, strict=True)
+        ]
+        return np.concatenate([np.zeros(0, self.dtype), *(r.result() for r in reads)])
+
+    def document(self, i: int) -> np.ndarray:
+        """Values of document ``i``.
+
+        Raises:
+            IndexOutOfRangeError: there is no such document.
+        """
+        return self.values(i, i + 1)
+
+    def blocks(self, elements: int = BLOCK_ELEMENTS) -> Iterator[np.ndarray]:
+        """All values in order, some at a time, the next read while the last is worked on."""
+        places = (
+            (part.data, at, min(at + elements, part.data.length))
+            for part in self.parts
+            for at in range(0, part.data.length, elements)
+        )
+        yield from _read_ahead(places)
+
+    def ends(self, documents: int = BLOCK_ELEMENTS // 4) -> Iterator[np.ndarray]:
+        """Where each document ends in the values of the whole leaf, some documents at a time.
+
+        Yields:
+            int64 arrays; the first document begins at 0.
+        """
+        before = 0
+        for part in self.parts:
+            if part.offsets is None:
+                for at in range(0, part.documents, documents):
+                    yield np.arange(at + 1, min(at + documents, part.documents) + 1) + before
+            else:
+                length = part.documents + 1
+                places = ((part.offsets, at, min(at + documents, length)) for at in range(1, length, documents))
+                for ends in _read_ahead(places):
+                    yield ends + before
+            before += part.data.length
+
+    def _spans(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        check_range(start, stop, self.num_documents, "documents", self._path)
+        return spans(self._first_document, start, stop)
+
+
+def _read_ahead(places: Iterator[tuple[StoredArray, int, int]]) -> Iterator[np.ndarray]:
+    flying: deque[ArrayFuture] = deque()
+    for array, start, stop in places:
+        flying.append(array.read(start, stop))
+        if len(flying) > 1:
+            yield flying.popleft().result()
+    for read in flying:
+        yield read.result()
+
+
+def fitting(values: np.ndarray, dtype: np.dtype[Any], url: str) -> np.ndarray:
+    """Values as another dtype.
+
+    Raises:
+        CacheError: an integer does not fit; ``url`` is named.
+
+    Example:
+        >>> fitting(np.array([1, 2]), np.dtype("uint8"), "x").dtype
+        dtype('uint8')
+    """
+    if dtype.kind in "iu" and values.size and not np.can_cast(values.dtype, dtype):
+        limits = np.iinfo(dtype)
+        low, high = int(values.min()), int(values.max())
+        if low < int(limits.min) or high > int(limits.max):
+            raise CacheError(
+                f"has the value {high if high > int(limits.max) else low}, which {dtype.name} does not hold",
+                field="array",
+                value=url,
+                cure="Choose a wider dtype.",
+            )
+    return values.astype(dtype, copy=False)
+
+
+def check_range(start: int, stop: int, length: int, what: str, path: str) -> None:
+    """Raises IndexOutOfRangeError unless ``0 <= start <= stop <= length``."""
+    if not 0 <= start <= stop <= length:
+        raise IndexOutOfRangeError(
+            f"is not within 0 .. {length}", field=what, value=(start, stop), cure=f"{path} has {length}."
+        )
+
+
+def starts(counts: Sequence[int]) -> np.ndarray:
+    """Where each part begins, and the last ends.
+
+    Example:
+        >>> starts([3, 0, 2]).tolist()
+        [0, 3, 3, 5]
+    """
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))])
+
+
+def spans(starts: np.ndarray, start: int, stop: int) -> list[tuple[int, int, int]]:
+    """The range ``start .. stop`` as (part, first, last) pieces in each part's own numbers; empty parts are left out.
+
+    Example:
+        >>> spans(np.array([0, 3, 3, 5]), 2, 5)
+        [(0, 2, 3), (2, 0, 2)]
+    """
+    if start == stop:
+        return []
+    first = int(np.searchsorted(starts, start, side="right")) - 1
+    last = int(np.searchsorted(starts, stop, side="left"))
+    return [
+        (p, max(start - int(starts[p]), 0), min(stop, int(starts[p + 1])) - int(starts[p]))
+        for p in range(first, last)
+        if starts[p + 1] > starts[p]
+    ]

@@ -1,0 +1,340 @@
+"""A lease: one builder at a time on one output, and a killed one stands in nobody's way for long.
+
+``<root>/lease.json`` names its owner (host, process, a random id) and counts its heartbeats. Whoever wants the output
+while the lease is held is refused, with the owner named; once its owner is gone, the lease is taken over: at once if it
+was a process of this machine that no longer runs, else after ``expiry_s`` in which it was not renewed.
+
+Clocks of two machines need not agree. What the file says about time only decides whether to look further: a lease that
+seems old is watched, by this machine's own clock, and taken over only if no heartbeat is seen. So an owner whose clock
+stands still or is wrong keeps its lease as long as it runs. An owner that is suspended for longer than ``expiry_s``
+loses it, and learns so from :meth:`Lease.check`, or when it is done.
+
+The invariant: of any number of takers one gets it. On a local disk the file is changed under a lock of the folder
+(``flock``: also between machines on one NFS server, not on file systems without locks); on GCS by a write on condition
+that the generation is still the one that was seen; on S3, where TensorStore asks for the ETag and then writes, a taker
+looks again a second later whether the lease is still its own: two whose question and write lie further apart than that
+may both begin, and the one that wrote first learns it from its next heartbeat. Price: one small write each
+``expiry_s / 4``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+import tensorstore as ts
+
+from headrace.errors import CacheError, HeadraceError
+from headrace.store import files
+from headrace.store.array import kvstore_spec, reason
+
+LEASE_NAME = "lease.json"
+EXPIRY_S = 60.0
+_BEATS = 4
+_AHEAD_S = 5.0
+_ANSWER_S = 20.0  # so long is waited for a store's answer, its client's retries included
+
+
+@dataclass(frozen=True)
+class LeaseRecord:
+    """What the file says.
+
+    Attributes:
+        owner: Random id of the owner.
+        host: Its machine.
+        pid: Its process there.
+        boot: Names the machine's run since it was started; process numbers mean nothing in another.
+        started: When it took the lease, seconds since 1970 by its clock.
+        renewed: When it last renewed it, by its clock.
+        beats: How often it renewed it.
+        expiry_s: How long it holds without being renewed.
+    """
+
+    owner: str
+    host: str
+    pid: int
+    boot: str
+    started: float
+    renewed: float
+    beats: int
+    expiry_s: float
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> LeaseRecord | None:
+        """None if that is no lease: it cannot be anybody's."""
+        try:
+            return cls(**json.loads(raw))
+        except (ValueError, TypeError):
+            return None
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @property
+    def who(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+class Lease:
+    """A lease that is held. Use :func:`lease`."""
+
+    def __init__(self, root: str, record: LeaseRecord, slot: _Slot) -> None:
+        self.root = root
+        self._record, self._slot = record, slot
+        self._lost = ""
+        self._stop = threading.Event()
+        self._renewed = time.monotonic()
+        self._thread = threading.Thread(target=self._renew, name="headrace-lease", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises CacheError if the lease was lost: somebody else may be writing."""
+        if self._lost:
+            raise CacheError(
+                f"was taken over by another builder while this one stood still ({self._lost})",
+                field="output",
+                value=self.root,
+                cure="Run the same command again when the other one is done: finished parts are kept.",
+            )
+
+    def close(self) -> None:
+        """Ends the lease; if it is still held, the file is deleted."""
+        self._stop.set()
+        self._thread.join()
+        if not self._lost:
+            with suppress(HeadraceError, OSError):  # a lease that cannot be deleted expires
+                self._slot.swap(self._record.to_bytes(), None)
+
+    def _renew(self) -> None:
+        while not self._stop.wait(self._record.expiry_s / _BEATS):
+            beat = replace(self._record, renewed=_now(), beats=self._record.beats + 1)
+            try:
+                if self._slot.swap(self._record.to_bytes(), beat.to_bytes()):
+                    self._record, self._renewed = beat, time.monotonic()
+                    continue
+                found = LeaseRecord.from_bytes(self._slot.read() or b"")
+                if found is not None and found.owner == self._record.owner:  # a write whose answer was lost
+                    self._record, self._renewed = found, time.monotonic()
+                    continue
+                self._lost = found.who if found is not None else "its file was deleted"
+                return
+            except (HeadraceError, OSError):  # a store that does not answer; it may come back
+                if time.monotonic() - self._renewed > self._record.expiry_s:
+                    self._lost = f"it could not be renewed for {self._record.expiry_s:.0f} s"
+                    return
+
+
+@contextmanager
+def lease(root: str, *, expiry_s: float = EXPIRY_S) -> Iterator[Lease]:
+    """Holds the lease of an output for as long as the block runs.
+
+    Args:
+        root: Folder or URL; a folder is made if there is none.
+        expiry_s: How long the lease outlives its last heartbeat.
+
+    Raises:
+        CacheError: somebody else holds it, or it cannot be written; or, at the end of the block, it was lost.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, lease(folder) as held:
+        ...     held.check()
+        ...     print(sorted(os.listdir(folder)))
+        ['lease.json']
+    """
+    slot: _Slot = _LocalSlot(root) if files.is_local(root) else _RemoteSlot(root)
+    now = _now()
+    mine = LeaseRecord(uuid.uuid4().hex, socket.gethostname(), os.getpid(), _boot(), now, now, 0, expiry_s)
+    _take(root, slot, mine)
+    held = Lease(root, mine, slot)
+    try:
+        yield held
+    finally:
+        held.close()
+    held.check()
+
+
+def _take(root: str, slot: _Slot, mine: LeaseRecord) -> None:
+    while True:
+        raw = slot.read()
+        if raw is not None and (holder := LeaseRecord.from_bytes(raw)) is not None:
+            problem = _held(slot, raw, holder)
+            if problem:
+                raise CacheError(
+                    f"is being written by {holder.who} ({problem})",
+                    field="output",
+                    value=root,
+                    cure="Wait until it is done. If it was killed, run this command again in"
+                    f" {holder.expiry_s:.0f} s: its lease expires then.",
+                )
+        if slot.swap(raw, mine.to_bytes()):
+            time.sleep(slot.settle_s)
+            if not slot.settle_s or slot.read() == mine.to_bytes():
+                return
+        # Somebody was faster: look again at who.
+
+
+def _held(slot: _Slot, raw: bytes, holder: LeaseRecord) -> str:
+    """How it is known that a lease is held; empty if it is not."""
+    if _is_gone(holder):
+        return ""
+    age = _now() - holder.renewed
+    if -_AHEAD_S <= age <= holder.expiry_s:
+        return f"its lease was renewed {max(age, 0):.0f} s ago"
+    # It seems to be old, or to come from the future: a clock may be wrong. A heartbeat tells.
+    deadline = time.monotonic() + holder.expiry_s / 2
+    while time.monotonic() < deadline:
+        time.sleep(min(holder.expiry_s / 20, 1.0))
+        if slot.read() != raw:
+            return "its lease is being renewed"
+    return ""
+
+
+def _is_gone(holder: LeaseRecord) -> bool:
+    """Whether the holder was a process of this machine that no longer runs."""
+    if holder.host != socket.gethostname():
+        return False
+    if holder.boot != _boot():
+        return bool(holder.boot and _boot())
+    try:
+        os.kill(holder.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _now() -> float:
+    return time.time()
+
+
+def _boot() -> str:
+    """Names this run of this machine, or this container's; empty where that is not known."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
+            return f"{f.read().strip()}:{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+class _Slot(Protocol):
+    """The place of a lease.
+
+    Attributes:
+        settle_s: How long after a swap another one, begun before it, may still end; 0 if swaps are atomic.
+    """
+
+    settle_s: float
+
+    def read(self) -> bytes | None:
+        """What is there; None: nothing."""
+        ...
+
+    def swap(self, expected: bytes | None, new: bytes | None) -> bool:
+        """Puts ``new`` (None: nothing) there if what is there is ``expected``; returns whether it did."""
+        ...
+
+
+class _LocalSlot:
+    """A file, changed under a lock of its folder."""
+
+    settle_s = 0.0
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._file = files.join(root, LEASE_NAME)
+
+    def read(self) -> bytes | None:
+        return files.read_bytes(self._file)
+
+    def swap(self, expected: bytes | None, new: bytes | None) -> bool:
+        with self._locked():
+            if self.read() != expected:
+                return False
+            if new is None:
+                files.remove_tree(self._file)
+            else:
+                files.write_atomic(self._file, new)
+            return True
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        path = files.local_path(self._root)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except FileExistsError as error:
+            cure = "Choose a folder that is new or empty."
+            raise CacheError("is a file", field="output", value=self._root, cure=cure) from error
+        except OSError as error:
+            raise CacheError(
+                f"cannot be written ({error.strerror or error})",
+                field="output",
+                value=self._root,
+                cure="Choose a folder that is new or empty, in a place that can be written.",
+            ) from error
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            except OSError:  # a file system without locks: what is left is to look before writing
+                yield
+                return
+            yield
+        finally:
+            os.close(folder)  # which unlocks it
+
+
+class _RemoteSlot:
+    """An object, changed by conditional writes."""
+
+    def __init__(self, root: str) -> None:
+        self._url = files.join(root, LEASE_NAME)
+        self._store: Any = self._done(ts.KvStore.open(kvstore_spec(root), context=ts.Context()))
+        self.settle_s = 1.0 if root.startswith("s3") else 0.0
+
+    def read(self) -> bytes | None:
+        return self._look()[0]
+
+    def swap(self, expected: bytes | None, new: bytes | None) -> bool:
+        found, generation = self._look()
+        if found != expected:
+            return False
+        written = self._done(self._store.write(LEASE_NAME, new, if_equal=generation))
+        # An empty generation says that the condition was not met; some servers ignore it, hence the look afterwards.
+        return bool(written.generation) and self.read() == new
+
+    def _look(self) -> tuple[bytes | None, bytes]:
+        """What is there, and its generation."""
+        result = self._done(self._store.read(LEASE_NAME, staleness_bound=time.time()))
+        return bytes(result.value) if result.state == "value" else None, result.stamp.generation
+
+    def _done(self, future: Any) -> Any:
+        try:
+            return future.result(_ANSWER_S)
+        except (ValueError, OSError) as error:
+            raise CacheError(
+                f"cannot be written ({reason(error)})",
+                field="file",
+                value=self._url,
+                cure="Check the address, the network and the credentials of this machine.",
+            ) from error
+
+
+def is_lease(name: str) -> bool:
+    """Whether a file of that name in a cache's folder is a lease, or what a kill within writing one left.
+
+    Example:
+        >>> is_lease("lease.json"), is_lease("lease.json.tmp"), is_lease("ledger.json")
+        (True, True, False)
+    """
+    return name in (LEASE_NAME, f"{LEASE_NAME}.tmp")

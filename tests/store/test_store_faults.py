@@ -1,0 +1,318 @@
+"""Stores that answer badly: asked again within bounds, then an error that names what, where and as whom. Never data."""
+
+import time
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from headrace.data.token_seq import TokenSeqDataset
+from headrace.errors import CacheError, CacheMissingError, ReadError
+from headrace.feed.loader import DataLoader
+from headrace.store import files, requests, retry
+from headrace.store.cache import TokenCache
+from headrace.store.layout import CacheLayout
+from headrace.store.ragged import data_url
+from headrace.testing import Faults, write_cache
+
+SEQ, BLOCK, SHARD = 16, 4, 8
+ROWS = 1024
+BATCH = 16
+LAYOUT = CacheLayout("uint16", BLOCK * SEQ, SHARD)
+CHUNK = LAYOUT.chunk_elements
+BUDGET = 128 * CHUNK * 2
+POLICY = retry.RetryPolicy(first_delay_s=0.005, max_delay_s=0.05, timeout_s=5.0)
+
+
+def rows():
+    return [np.arange(SEQ) + SEQ * r for r in range(ROWS)]
+
+
+@pytest.fixture(scope="module")
+def written():
+    """Where caches lie that are only read."""
+    return set()
+
+
+@pytest.fixture
+def cache(remote, written):
+    root = files.join(remote.root.rsplit("/", 1)[0], "read-only")
+    if root not in written:
+        write_cache(root, [rows()], vocab_size=1 << 16, layout=LAYOUT)
+        written.add(root)
+    opened = TokenCache.open(root)
+    remote.proxy.clear()
+    return opened
+
+
+@pytest.fixture
+def own_cache(remote):
+    write_cache(remote.root, [rows()], vocab_size=1 << 16, layout=LAYOUT)
+    remote.proxy.clear()
+    return TokenCache.open(remote.root)
+
+
+@pytest.fixture
+def policy():
+    """Puts policies in force until the test ends."""
+    before = retry.use_policy(POLICY)
+    yield retry.use_policy
+    retry.use_policy(before)
+
+
+def loader(cache, **options):
+    one = Mesh(np.array(jax.devices()[:1]), ("data",))
+    return DataLoader(TokenSeqDataset(cache, SEQ).shuffle(0), batch_size=16, mesh=one, **options)
+
+
+def faulty(proxy):
+    return [r for r in proxy.log if r.fate != "ok"]
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_errors_that_pass_are_asked_again(remote, cache, policy, status):
+    before = retry.request_counts()
+    remote.proxy.next("error", times=5, status=status)
+    assert np.array_equal(cache.tokens(0, CHUNK), np.arange(CHUNK))
+    assert len(faulty(remote.proxy)) == 5 == (retry.request_counts() - before).retries
+
+
+def test_cut_answers_are_asked_for_again(remote, cache, policy):
+    cache.tokens(CHUNK, CHUNK + 1)  # the index is there: the next request is for data
+    before = retry.request_counts()
+    remote.proxy.next("cut", times=3)
+    assert np.array_equal(cache.tokens(0, CHUNK), np.arange(CHUNK))
+    spent = retry.request_counts() - before
+    assert (spent.retries, spent.requests) == (3, 4)
+    assert len(faulty(remote.proxy)) == 3
+
+
+def test_closed_connections_are_asked_again(remote, cache, policy):
+    """Those that were used before are asked again by curl itself, which tells nobody."""
+    before = retry.request_counts()
+    remote.proxy.next("close", times=3)
+    assert np.array_equal(cache.tokens(0, CHUNK), np.arange(CHUNK))
+    assert 1 <= (retry.request_counts() - before).retries <= 3
+    assert len(faulty(remote.proxy)) == 3
+
+
+def test_a_request_that_hangs_is_given_up_and_asked_again(remote, cache, policy):
+    policy(retry.RetryPolicy(timeout_s=0.3, first_delay_s=0.01))
+    before = retry.request_counts()
+    remote.proxy.next("hang", times=2)
+    began = time.monotonic()
+    assert np.array_equal(cache.tokens(0, CHUNK), np.arange(CHUNK))
+    assert 0.6 <= time.monotonic() - began < 3
+    assert (retry.request_counts() - before).retries == 2
+
+
+def test_a_request_that_hangs_holds_up_nothing_else(remote, cache, policy):
+    assert cache.tokens(0, 1).tolist() == [0]
+    remote.proxy.next("hang")
+    array = cache.parts[0].data
+    stuck = array.read_into(np.empty(CHUNK, np.uint16), CHUNK)
+    with pytest.raises(TimeoutError):
+        stuck.result(0.3)
+    began = time.monotonic()
+    assert array.read_into(np.empty(CHUNK, np.uint16), 2 * CHUNK).result()[0] == 2 * CHUNK
+    assert time.monotonic() - began < 1
+
+
+def test_small_files_are_asked_for_again_too(remote, cache, policy):
+    for fate in ("error", "cut", "close"):
+        remote.proxy.next(fate, path_contains="ledger.json", status=503)
+        assert TokenCache.open(cache.path).num_tokens == ROWS * SEQ
+    assert len(faulty(remote.proxy)) == 3
+
+
+def test_a_build_goes_through_faults(remote, tmp_path, policy):
+    """Writes too; the second file is the same as the first."""
+    remote.proxy.faults = Faults(error_rate=0.1, close_rate=0.05, methods=("GET", "HEAD", "PUT", "POST"))
+    there = write_cache(remote.root, [rows()], vocab_size=1 << 16, layout=LAYOUT)
+    remote.proxy.faults = Faults()
+    here = write_cache(tmp_path / "here", [rows()], vocab_size=1 << 16, layout=LAYOUT)
+    assert TokenCache.open(remote.root).fingerprint == here.fingerprint
+    assert np.array_equal(there.tokens(0, there.num_tokens), here.tokens(0, here.num_tokens))
+    assert faulty(remote.proxy)
+
+
+def test_a_late_answer_gets_company(remote, cache, policy):
+    cache.tokens(0, 1)
+    policy(retry.RetryPolicy(hedge_after_s=0.1, hedge_share=1.0, timeout_s=5.0))
+    before = retry.request_counts()
+    remote.proxy.next("hang")
+    began = time.monotonic()
+    assert cache.tokens(CHUNK, 2 * CHUNK)[0] == CHUNK
+    assert time.monotonic() - began < 2
+    spent = retry.request_counts() - before
+    assert (spent.hedges, spent.hedges_won, spent.retries, spent.requests) == (1, 1, 0, 2)
+    assert cache.tokens(2 * CHUNK, 3 * CHUNK)[0] == 2 * CHUNK  # in time: alone
+    assert (retry.request_counts() - before).hedges == 1
+
+
+def test_the_loser_of_a_hedge_writes_nowhere(remote, cache, policy):
+    """The first answer is 0.5 s late. Its target is used for something else by then, and must not change."""
+    cache.tokens(0, 1)
+    policy(retry.RetryPolicy(hedge_after_s=0.05, hedge_share=1.0, timeout_s=5.0))
+    remote.proxy.faults = Faults(latency_s=0.5)
+    out = np.zeros(CHUNK, np.uint16)
+    read = cache.parts[0].data.read_into(out, CHUNK)
+    time.sleep(0.02)  # the first is on its way
+    remote.proxy.faults = Faults()
+    assert read.result()[0] == CHUNK
+    out[:] = 7
+    time.sleep(0.8)
+    assert (out == 7).all()
+
+
+def test_a_store_that_is_slow_as_a_whole_is_not_asked_twice(remote, cache, policy, monkeypatch):
+    cache.tokens(0, 1)
+    monkeypatch.setattr(retry._Process, "counts", retry.RequestCounts())
+    policy(retry.RetryPolicy(hedge_after_s=0.01, hedge_share=0.1))
+    remote.proxy.faults = Faults(latency_s=0.05)
+    for k in range(1, 31):
+        cache.tokens(k * CHUNK, (k + 1) * CHUNK)
+    counts = retry.own_counts()
+    assert 1 <= counts.hedges <= 0.1 * counts.requests + 1
+
+
+def test_hedges_after_a_multiple_of_the_95th_percentile(monkeypatch):
+    policy = retry.RetryPolicy(hedge_p95=2.0)
+    monkeypatch.setattr(requests, "_latencies", requests.deque([0.1] * 49))
+    assert requests._hedge_after(policy) is None
+    requests._latencies.append(0.1)
+    assert requests._hedge_after(policy) == pytest.approx(0.2)
+
+
+def test_a_store_that_disappears_is_an_error_in_bounded_time(remote, cache, policy):
+    policy(retry.RetryPolicy(attempts=4, first_delay_s=0.01))
+    batches = loader(cache, prefetch_bytes=16 * CHUNK * 2).iter_from_step(0)
+    next(batches)
+    remote.proxy.down = True
+    began = time.monotonic()
+    with pytest.raises(ReadError, match=r"chunk \d+ cannot be read for step \d+ .*given up after 2 rounds") as caught:
+        list(batches)
+    assert time.monotonic() - began < 10
+    assert caught.value.value == cache.parts[0].data.url
+    assert f"shard file {cache.parts[0].data.url}/c/" in str(caught.value)
+    remote.proxy.down = False
+    assert loader(cache).batch_at(0).batch_size == 16  # and heals
+
+
+def test_the_deadline_ends_the_retries(remote, cache, policy):
+    policy(retry.RetryPolicy(attempts=1000, first_delay_s=0.05, max_delay_s=0.1, deadline_s=0.6))
+    remote.proxy.faults = Faults(error_rate=1.0)
+    began = time.monotonic()
+    with pytest.raises(CacheError, match="given up after"):  # while it opens the array
+        cache.tokens(0, 1)
+    assert time.monotonic() - began < 3
+
+
+def test_permission_refused_says_as_whom_it_asked(remote, cache, policy, monkeypatch):
+    who = "the key in AWS_ACCESS_KEY_ID" if remote.root.startswith("s3") else "nobody .STORAGE_EMULATOR_HOST is set."
+    remote.proxy.faults = Faults(error_rate=1.0, error_status=(403,))
+    with pytest.raises(CacheError, match=f"cannot be opened .*asked as {who}"):
+        cache.tokens(0, 1)
+    with pytest.raises(CacheError, match=f"asked as {who}") as caught:
+        TokenCache.open(cache.path)
+    assert "secret" not in str(caught.value)
+    assert remote.proxy.count(fate="error") <= 3  # not asked again and again
+    remote.proxy.faults = Faults()
+    cache.tokens(0, 1)
+    remote.proxy.faults = Faults(error_rate=1.0, error_status=(401,))
+    with pytest.raises(ReadError, match=rf"for step 0 .*asked as {who}"):
+        loader(cache).batch_at(0)
+
+
+def rewrite(cache, change):
+    """Changes the bytes of the first shard."""
+    url = files.join(data_url(cache.path, "00000"), "c", "0")
+    content = bytearray(files.read_bytes(url) or b"")
+    files.write_atomic(url, bytes(change(content)))
+    return url
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda c: c[:40] + bytes([c[40] ^ 4]) + c[41:], "chunk 0 cannot be read for step .*[Dd]igest mismatch"),
+        (lambda c: c[:-9] + bytes([c[-9] ^ 4]) + c[-8:], "its index: .*[Dd]igest mismatch"),
+        (lambda c: c[:-200], "its index: "),
+        (lambda c: c[:20], "its index|shorter than it was written"),
+    ],
+)
+def test_a_damaged_shard_is_named_with_array_chunk_and_step(own_cache, policy, change, why):
+    url = rewrite(own_cache, change)
+    with pytest.raises(ReadError, match=why) as caught:
+        list(loader(TokenCache.open(own_cache.path)))
+    assert f"shard file {url}" in str(caught.value)
+    assert caught.value.value == own_cache.parts[0].data.url
+    assert "for step" in str(caught.value)
+
+
+def test_a_lost_shard_is_named(own_cache, policy):
+    files.remove_tree(files.join(data_url(own_cache.path, "00000"), "c", "1"))
+    with pytest.raises(ReadError, match=r"NOT_FOUND: it is missing, shard file .*/c/1\b"):
+        list(loader(own_cache))
+
+
+def test_a_host_that_nobody_answers_at_is_no_missing_folder(policy):
+    policy(retry.RetryPolicy(attempts=2, first_delay_s=0.01))
+    with pytest.raises(CacheError, match="cannot be reached") as caught:
+        TokenCache.open("http://user:secret@127.0.0.1:9/cache")
+    assert not isinstance(caught.value, CacheMissingError)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(CacheError, match="cannot be reached"):
+        files.open_read("http://127.0.0.1:9/cache.txt")
+    with pytest.raises(CacheError, match="cannot be reached"):
+        files.exists("http://127.0.0.1:9/cache")
+
+
+def run_under_faults(remote, here, batches):
+    """Batches of a faulty run against those of a local disk, and what was counted against what the proxy logged."""
+    one = Mesh(np.array(jax.devices()[:1]), ("data",))
+
+    def loader_of(path):
+        cache = write_cache(path, [rows()], vocab_size=1 << 16, layout=LAYOUT)
+        cache.tokens(0, cache.num_tokens)  # all indices are known from here on
+        data = TokenSeqDataset(cache, SEQ).shuffle(0).repeat(-(-batches * BATCH // ROWS)).take(batches * BATCH)
+        return DataLoader(data, batch_size=BATCH, mesh=one, prefetch_bytes=BUDGET)
+
+    wanted = [np.asarray(b.tokens) for b in loader_of(here)]
+    assert len(wanted) == batches
+    loading = loader_of(remote.root)
+    remote.proxy.clear()
+    remote.proxy.faults = Faults(latency_s=0.001, spike_rate=0.01, spike_s=0.2, error_rate=0.01, cut_rate=0.01)
+    before, reads_before = retry.request_counts(), loading.stats().reads
+    began = time.monotonic()
+    step = -1
+    for step, batch in enumerate(loading):
+        assert np.array_equal(batch.tokens, wanted[step]), step
+    seconds = time.monotonic() - began
+    spent, log = retry.request_counts() - before, remote.proxy.log
+    remote.proxy.faults = Faults()
+    assert step + 1 == batches
+    fates = Counter(r.fate for r in log)
+    assert spent.requests == len(log)
+    assert spent.retries == fates["error"] + fates["cut"]
+    reads = loading.stats().reads - reads_before
+    assert spent.requests - spent.retries - spent.index_requests == reads.block_fetches
+    assert (reads.requests, reads.retries, reads.hedges) == (spent.requests, spent.retries, 0)
+    assert {r.path for r in log if "/c/" not in r.path.replace("%2F", "/")} == set()
+    spikes = sum(r.late_s > 0.1 for r in log)
+    print(f"{batches} batches, {seconds:.1f} s, {len(log)} requests, {dict(fates)}, {spikes} spikes, {spent}")
+    return fates, spikes
+
+
+def test_batches_under_faults_are_those_without(remote, tmp_path, policy):
+    fates, spikes = run_under_faults(remote, tmp_path, 300)
+    assert min(fates["error"], fates["cut"], spikes) >= 3
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_ten_thousand_batches_under_faults_are_those_without(remote, tmp_path, policy):
+    fates, spikes = run_under_faults(remote, tmp_path, 10_000)
+    assert min(fates["error"], fates["cut"], spikes) >= 50
