@@ -164,7 +164,7 @@ def test_unsorted_points_are_refused_with_field_value_and_cure(points_):
         with pytest.raises(ConfigError, match="after step") as caught:
             weight_from_config({kind: points_}, "weights.web")
         assert (caught.value.field, caught.value.value) == (f"weights.web.{kind}", points_)
-        assert "Sort the points by step" in caught.value.cure
+        assert "Sort the points by step" in (caught.value.cure or "")
     with pytest.raises(ConfigError) as caught:
         BatchSchedule(points_)
     assert (caught.value.field, caught.value.value) == ("batch_size", points_)

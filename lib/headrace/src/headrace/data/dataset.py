@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.data.batch import PackedBatch, pack_rows
-from headrace.data.rows import Rows, RowSource, read_rows
+from headrace.data.rows import Rows, RowSource, read_rows, segments_of
 from headrace.errors import ConfigError
 from headrace.index.block_shuffle import BlockShuffle
 from headrace.index.braid import BraidShuffle
@@ -263,9 +263,11 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
     async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
         rows = self.locate(check_indices(indices, self.length))
         if rows.row.size == 0:
-            return pack_rows(np.zeros((0, self.seq_len), np.int32), np.zeros(0, np.int32), self.eos_id)
-        tokens = await read_rows(self.sources, rows, self.read_stats)
-        return pack_rows(tokens, rows.source.astype(np.int32), self.eos_id)
+            tokens = np.zeros((0, self.seq_len), np.int32)
+        else:
+            tokens = await read_rows(self.sources, rows, self.read_stats)
+        segments = segments_of(self.sources, rows.source, rows.row)
+        return pack_rows(tokens, rows.source.astype(np.int32), self.eos_id, segments)
 
     def reordered(self, order: IndexMap) -> PlannedDataset:
         return ReorderedDataset(self, order)

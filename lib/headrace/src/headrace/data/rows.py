@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int32, Int64
 
 from headrace.index.runs import adjacent_runs
 from headrace.metrics import ReadStats
@@ -40,7 +40,7 @@ class Pieces(NamedTuple):
         column: Where in the row the piece begins.
         array: Array that it lies in.
         start: Its first element there.
-        size: Its elements. The pieces of a row fill it without gaps.
+        size: Its elements. The pieces of a row follow each other without gaps; behind the last the row is zeros.
     """
 
     row: Int64[np.ndarray, " p"]
@@ -78,6 +78,42 @@ class RowSource(Protocol):
         ...
 
 
+class SegmentedSource(RowSource, Protocol):
+    """Rows that know where their segments end, so that nobody looks for end-of-text tokens."""
+
+    @property
+    def max_segments(self) -> int:
+        """Segments of the row that has the most."""
+        ...
+
+    def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
+        """Elements of each row's segments, zeros behind the last. Pure; rows are not checked."""
+        ...
+
+
+def segments_of(
+    sources: Sequence[RowSource], source: Int64[np.ndarray, " n"], row: Int64[np.ndarray, " n"]
+) -> Int32[np.ndarray, "n M"] | None:
+    """Segments of rows of any sources; None if no source knows its segments. Rows of one that does not are one segment.
+
+    Args:
+        sources: What ``source`` numbers.
+        source: Source of each row.
+        row: Its number there.
+    """
+    known = {k: s for k, s in enumerate(sources) if hasattr(s, "segment_lengths")}
+    if not known:
+        return None
+    segmented: dict[int, SegmentedSource] = known  # pyright: ignore[reportAssignmentType]
+    lengths = np.zeros((row.size, max(s.max_segments for s in segmented.values())), np.int32)
+    lengths[:, 0] = sources[0].row_elements
+    for number, s in segmented.items():
+        here = np.flatnonzero(source == number)
+        lengths[here] = 0
+        lengths[here, : s.max_segments] = s.segment_lengths(row[here])
+    return lengths
+
+
 async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) -> np.ndarray:
     """Reads rows with one request for each run of neighbouring rows.
 
@@ -103,7 +139,7 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
         ]
         data = [await f for f in futures]
         # pieces are ordered by row and column: end to end they are the distinct rows
-        found = np.concatenate(data).reshape(-1, source.row_elements)
+        found = _rows_of(np.concatenate(data), pieces, distinct.size, source.row_elements)
         out[asked] = found[inverse]
         stats.examples_requested += asked.size
         stats.unique_examples += distinct.size
@@ -111,3 +147,13 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
         stats.tensorstore_reads_issued += len(futures)
         stats.bytes_read += found.nbytes
     return out
+
+
+def _rows_of(elements: np.ndarray, pieces: Pieces, rows: int, length: int) -> np.ndarray:
+    """Pieces, end to end, as rows; what they leave of a row is zeros."""
+    if elements.size == rows * length:
+        return elements.reshape(rows, length)
+    out = np.zeros(rows * length, elements.dtype)
+    begin = np.cumsum(pieces.size) - pieces.size
+    out[np.arange(elements.size) + np.repeat(pieces.row * length + pieces.column - begin, pieces.size)] = elements
+    return out.reshape(rows, length)

@@ -76,8 +76,7 @@ class TokenSeqDataset(PlannedDataset):
         if not isinstance(seq_len, int | np.integer) or seq_len < 2:
             raise ConfigError("must be at least 2", field="seq_len", value=seq_len, cure="E.g. 2048 tokens.")
         if not isinstance(removed, RemovedDocuments):
-            documents = Intervals.empty() if removed is None else removed.among(self.cache.num_documents)
-            removed = RemovedDocuments.of(self.cache, documents)
+            removed = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(self.cache)
         self._removed = removed
         self._rows = TokenRows(self.cache, seq_len, name or self.cache.path, removed.tokens, block_tokens, clean_run)
         self._check_not_empty()
@@ -128,6 +127,11 @@ class TokenSeqDataset(PlannedDataset):
     def removed_tokens(self) -> int:
         """Tokens of these documents."""
         return self._removed.tokens.total
+
+    @property
+    def removal(self) -> RemovedDocuments:
+        """What is left out, with the counters of the filter that says so."""
+        return self._removed
 
     @property
     def dropped_tokens(self) -> int:

@@ -1,0 +1,265 @@
+"""Partitions of equal cost: samples over ranks and micro-batches, so that no rank waits for another.
+
+Costs are tokens, or FLOPs (:mod:`headrace.index.flops`), which grow faster than tokens. A cap on tokens is hard: memory
+has no average. These functions look at the samples of one step, some thousands.
+
+Reference: Karmarkar, Karp, "The differencing method of set partitioning", 1982. slime and verl use it; ties are broken
+as theirs are, so that partitions are equal to theirs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import ConfigError
+
+Bins = list[list[int]]
+
+
+class _Differences:
+    """Sets that will be partitions, largest first; two of these are merged until one is left."""
+
+    __slots__ = ("sets",)
+
+    def __init__(self, sets: list[tuple[Any, int, list[int]]]) -> None:
+        self.sets = sorted(sets, reverse=True)  # by sum, number of items, items
+
+    @property
+    def spread(self) -> Any:
+        return self.sets[0][0] - self.sets[-1][0]
+
+    def __lt__(self, other: _Differences) -> bool:
+        return self.spread > other.spread or (self.spread == other.spread and self.sets[0] > other.sets[0])
+
+    def merged(self, other: _Differences) -> _Differences:
+        """The largest set of one with the smallest of the other, and so on."""
+        pairs = zip(self.sets, reversed(other.sets), strict=True)
+        return _Differences([(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in pairs])
+
+
+def karmarkar_karp(costs: Sequence[Any] | np.ndarray, k: int, *, equal_size: bool = False) -> Bins:
+    """``k`` partitions of nearly equal cost, by the largest differencing method.
+
+    Args:
+        costs: Cost of each item: tokens or FLOPs.
+        k: Number of partitions.
+        equal_size: Whether all get the same number of items, which must then be a multiple of ``k``.
+
+    Returns:
+        Items of each partition, ascending; the most costly partition first.
+
+    Raises:
+        ConfigError: fewer items than partitions, or a number that does not divide.
+
+    Example:
+        >>> karmarkar_karp([10, 9, 8, 7, 6, 5, 4, 3], 4)
+        [[1, 6], [2, 5], [3, 4], [0, 7]]
+    """
+    values = costs.tolist() if isinstance(costs, np.ndarray) else list(costs)
+    _check_parts(len(values), k)
+    if equal_size and len(values) % k:
+        raise ConfigError(
+            f"do not divide into {k} partitions of equal size",
+            field="items",
+            value=len(values),
+            cure="Add or drop some.",
+        )
+    order = sorted(range(len(values)), key=lambda i: (values[i], i))
+    each = k if equal_size else 1
+    heap: list[_Differences] = []
+    for at in range(0, len(order), each):
+        sets = [(values[i], 1, [i]) for i in order[at : at + each]]
+        heapq.heappush(heap, _Differences(sets + [(0, 0, list[int]())] * (k - each)))
+    while len(heap) > 1:
+        first, second = heapq.heappop(heap), heapq.heappop(heap)
+        heapq.heappush(heap, first.merged(second))
+    return [sorted(items) for _, _, items in heap[0].sets]
+
+
+def first_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:
+    """Bins of at most ``max_tokens``, each item in the first that it fits, in order. A larger item is a bin alone.
+
+    Example:
+        >>> first_fit([10, 9, 8, 7, 6, 5, 4, 3], 10)
+        [[0], [1], [2], [3, 7], [4, 6], [5]]
+    """
+    sizes = np.asarray(tokens, np.int64)
+    space = np.zeros(sizes.size, np.int64)
+    bins: Bins = []
+    for item, size in enumerate(sizes.tolist()):
+        fits = space[: len(bins)] >= size
+        at = int(np.argmax(fits)) if fits.any() else len(bins)
+        if at == len(bins):
+            bins.append([])
+            space[at] = max_tokens
+        bins[at].append(item)
+        space[at] -= size
+    return bins
+
+
+def next_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:
+    """Bins of at most ``max_tokens`` of neighbours, in order. A larger item is a bin alone.
+
+    Example:
+        >>> next_fit([5, 9, 3, 3, 7, 2], 10)
+        [[0], [1], [2, 3], [4, 5]]
+    """
+    bins: Bins = []
+    space = -1
+    for item, size in enumerate(np.asarray(tokens, np.int64).tolist()):
+        if size > space or not bins:
+            bins.append([])
+            space = max_tokens
+        bins[-1].append(item)
+        space -= size
+    return bins
+
+
+def split_bins(tokens: Sequence[int] | np.ndarray, bins: Bins, count: int) -> Bins:
+    """``count`` bins: the largest that holds several items is halved, again and again.
+
+    Of equally large bins the last is halved. Items go, the largest first, to the lighter half, the left one if equal;
+    the right half becomes the last bin.
+
+    Raises:
+        ConfigError: there are fewer items than ``count``.
+
+    Example:
+        >>> split_bins([10, 9, 8, 7, 6, 5, 4, 3], [[0], [1, 7], [2, 6], [3, 5], [4]], 7)
+        [[0], [1, 7], [2], [3], [4], [5], [6]]
+    """
+    sizes = np.asarray(tokens, np.int64).tolist()
+    _check_parts(sum(map(len, bins)), count)
+    bins = [list(b) for b in bins]
+    sums = [sum(sizes[i] for i in b) for b in bins]
+    while len(bins) < count:
+        at = max((k for k, b in enumerate(bins) if len(b) > 1), key=lambda k: (sums[k], k))
+        halves: Bins = [[], []]
+        weight = [0, 0]
+        for item in sorted(bins[at], key=sizes.__getitem__, reverse=True):
+            side = int(weight[1] < weight[0])
+            halves[side].append(item)
+            weight[side] += sizes[item]
+        bins[at], sums[at] = halves[0], weight[0]
+        bins.append(halves[1])
+        sums.append(weight[1])
+    return bins
+
+
+def capped_partitions(
+    costs: Sequence[Any] | np.ndarray, tokens: Sequence[int] | np.ndarray, max_tokens: int, *, multiple: int = 1
+) -> Bins:
+    """As few partitions as it takes, of nearly equal cost, none with more than ``max_tokens``.
+
+    Karmarkar-Karp where its result keeps to the cap, else the most costly item first, into the cheapest partition that
+    has room for it.
+
+    Args:
+        costs: Cost of each item.
+        tokens: Tokens of each item.
+        max_tokens: Tokens of a partition, at most.
+        multiple: The number of partitions is a multiple of this.
+
+    Raises:
+        ConfigError: an item is larger than the cap, or there are fewer items than partitions.
+
+    Example:
+        >>> capped_partitions([9, 4, 4, 1], [3, 2, 2, 1], 5, multiple=2)
+        [[1, 2, 3], [0]]
+    """
+    sizes = np.asarray(tokens, np.int64)
+    values = costs.tolist() if isinstance(costs, np.ndarray) else list(costs)
+    if sizes.size and int(sizes.max()) > max_tokens:
+        raise ConfigError(
+            f"exceeds the {max_tokens} tokens of a micro-batch",
+            field=f"tokens[{int(sizes.argmax())}]",
+            value=int(sizes.max()),
+            cure="Raise max_tokens, or truncate such samples.",
+        )
+    least = -(-int(sizes.sum()) // max_tokens)
+    k = max(-(-least // multiple), 1) * multiple
+    while True:
+        _check_parts(sizes.size, k)
+        found = karmarkar_karp(values, k)
+        if max(int(sizes[b].sum()) for b in found) <= max_tokens:
+            return found
+        found = _cheapest_with_room(values, sizes.tolist(), max_tokens, k)
+        if found is not None:
+            return found
+        k += multiple
+
+
+def micro_batches(
+    tokens: Sequence[int] | np.ndarray,
+    max_tokens: int,
+    *,
+    ranks: int = 1,
+    costs: Sequence[Any] | np.ndarray | None = None,
+    multiple: int = 1,
+) -> list[Bins]:
+    """Micro-batches of every rank: the same number for each, none above the cap, the most costly first.
+
+    At every place in the ranks' lists are micro-batches of about the same cost, and the ranks' sums are about the same.
+    With the most costly first, a step that does not fit into memory fails at once.
+
+    Args:
+        tokens: Tokens of each sample of the step.
+        max_tokens: Tokens of a micro-batch, at most.
+        ranks: Data-parallel ranks.
+        costs: Cost of each sample; None: its tokens.
+        multiple: The number of micro-batches of a rank is a multiple of this (pipeline stages).
+
+    Returns:
+        Samples, by rank and micro-batch.
+
+    Raises:
+        ConfigError: a sample is larger than the cap, or there are fewer samples than micro-batches.
+
+    Example:
+        >>> micro_batches([5, 4, 3, 2, 1, 1], 6, ranks=2)
+        [[[0], [3, 5]], [[1], [2, 4]]]
+    """
+    values = list(tokens if costs is None else costs)
+    bins = capped_partitions(values, tokens, max_tokens, multiple=ranks * multiple)
+    cost = [sum(values[i] for i in b) for b in bins]
+    order = sorted(range(len(bins)), key=lambda b: (-cost[b], bins[b]))
+    result: list[Bins] = [[] for _ in range(ranks)]
+    total = [0] * ranks
+    for at in range(0, len(order), ranks):
+        by_need = sorted(range(ranks), key=lambda r: (total[r], r))
+        for rank, b in zip(by_need, order[at : at + ranks], strict=True):
+            result[rank].append(bins[b])
+            total[rank] += cost[b]
+    return result
+
+
+def _cheapest_with_room(values: list[Any], sizes: list[int], max_tokens: int, k: int) -> Bins | None:
+    bins: Bins = [[] for _ in range(k)]
+    load: list[Any] = [0] * k
+    room = [max_tokens] * k
+    for item in sorted(range(len(sizes)), key=lambda i: (-values[i], -sizes[i], i)):
+        at = min(
+            (b for b in range(k) if room[b] >= sizes[item]), key=lambda b: (load[b], len(bins[b]), b), default=None
+        )
+        if at is None:
+            return None
+        bins[at].append(item)
+        load[at] += values[item]
+        room[at] -= sizes[item]
+    return [sorted(b) for b in bins] if all(bins) else None
+
+
+def _check_parts(items: int, parts: int) -> None:
+    if parts < 1:
+        raise ConfigError("must be at least 1", field="partitions", value=parts)
+    if items < parts:
+        raise ConfigError(
+            f"cannot be filled with {items} samples",
+            field="partitions",
+            value=parts,
+            cure="Give more samples, or use fewer ranks.",
+        )

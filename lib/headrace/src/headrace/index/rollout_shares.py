@@ -1,0 +1,47 @@
+"""How many rollouts each environment of a mixture gets: its share, and at least one.
+
+Reference: Megatron-RL's weighted multi-task agent rounds in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from headrace.errors import ConfigError
+from headrace.index.apportion import largest_remainder
+
+
+def rollout_shares(weights: Sequence[float], total: int) -> list[int]:
+    """``total`` rollouts by weight: largest remainder, then whoever has a weight but no rollout takes one.
+
+    It is taken from the environment that is furthest above its share, the first of equals.
+
+    Args:
+        weights: Not negative, at least one positive.
+        total: Rollouts; at least as many as positive weights.
+
+    Raises:
+        ConfigError: a negative weight, no positive one, or fewer rollouts than environments with a weight.
+
+    Example:
+        >>> rollout_shares([0.98, 0.01, 0.01], 8)
+        [6, 1, 1]
+    """
+    counts = largest_remainder(weights, total)
+    weighted = [k for k, w in enumerate(weights) if w > 0]
+    if total < len(weighted):
+        raise ConfigError(
+            f"are fewer than the {len(weighted)} environments with a weight",
+            field="total",
+            value=total,
+            cure=f"Ask for at least {len(weighted)} rollouts.",
+        )
+    whole = sum(Fraction(w) for w in weights)
+    share = [Fraction(w) / whole * total for w in weights]
+    for k in weighted:
+        if counts[k] == 0:
+            givers = [j for j in weighted if counts[j] > 1]
+            counts[max(givers, key=lambda j: (counts[j] - share[j], -j))] -= 1
+            counts[k] = 1
+    return counts
