@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cli import inspect
-from headrace.cli.inspect import drawn, histogram, length_statistics, printable
+from headrace.cli import counts
+from headrace.cli.counts import histogram, length_statistics
+from headrace.cli.decoded import drawn
+from headrace.cli.shown import printable
 from headrace.errors import SourceError
 from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
@@ -133,8 +135,8 @@ def test_json(headrace: Run, cache: str):
 
 
 def test_lengths_of_a_huge_cache_are_sampled(cache: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(inspect, "_MAX_LENGTHS", 8)
-    monkeypatch.setattr(inspect, "_WINDOWS", 4)
+    monkeypatch.setattr(counts, "MAX_COUNTED", 8)
+    monkeypatch.setattr(counts, "WINDOWS", 4)
     lengths = length_statistics(TokenCache.open(cache))
     assert (lengths.documents, lengths.of) == (8, 15)
 

@@ -109,6 +109,9 @@ def show(forecast: Forecast, components: int, seq_len: int) -> None:
             f"{h.cost_per_1000_steps:,.4f}",
         )
     console.print(table)
+    for h in forecast.by_hosts:
+        if h.hosts_replayed < h.hosts:
+            console.print(f"{h.hosts:,} hosts: projected from {h.hosts_replayed}, evenly spread.")
 
 
 def _numbers(text: str) -> list[int]:

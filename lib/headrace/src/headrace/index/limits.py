@@ -14,8 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from headrace.errors import ConfigError, did_you_mean
 from headrace.index.draws import Draws
 from headrace.index.shares import UNLIMITED
@@ -59,35 +57,6 @@ def example_limits(
             known = limits[name]
             limits[name] = bound if known is None else min(known, bound)
     return limits
-
-
-def require_supply(draws: Draws, steps: int) -> None:
-    """Check that a run of ``steps`` steps can be filled.
-
-    Raises:
-        ConfigError: the sources' limits end the mixture before.
-
-    Example:
-        >>> from headrace.index.schedule import BatchSchedule
-        >>> try:
-        ...     require_supply(Draws({"a": 1, "b": 1}, BatchSchedule(8), limits=[10, 20]), steps=4)
-        ... except ConfigError as e:
-        ...     print(e.problem)
-        cannot be met: the sources' limits hold 24 examples, enough for 3 steps
-    """
-    supply = draws.policy.supply()
-    if supply.max() >= UNLIMITED:
-        return
-    total = int(supply.sum())
-    needed = draws.batch.rows_at(steps)[0]
-    if total < needed:
-        whole = int(draws.batch.step_of(np.array([total]))[0])
-        raise ConfigError(
-            f"cannot be met: the sources' limits hold {total} examples, enough for {whole} steps",
-            field="num_steps",
-            value=steps,
-            cure="Raise max_epochs or the budgets, add a source, or train for fewer steps.",
-        )
 
 
 def mixture_length(draws: Draws, sizes: Sequence[int | None], stop: str) -> int | None:

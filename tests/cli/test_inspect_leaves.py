@@ -1,0 +1,249 @@
+"""``headrace inspect``: masks, ids, other leaves, frequencies of tokens, caches of Levanter."""
+
+import io
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from headrace.cli import counts, search
+from headrace.cli.counts import length_statistics, token_statistics
+from headrace.cli.decoded import sample, tokenizer_of
+from headrace.cli.inspect_show import show_samples
+from headrace.cli.search import documents_with_id
+from headrace.errors import ConfigError
+from headrace.ingest.build import build_cache
+from headrace.ingest.leaves import LeafConfig
+from headrace.ingest.source import ChatConfig, SourceConfig
+from headrace.ingest.tokenize import TokenizerConfig
+from headrace.store.cache import TokenCache
+from headrace.store.levanter_export import write_levanter
+from headrace.testing import tiny_cache, write_cache
+
+Run = Callable[..., tuple[int, str, str]]
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}\n{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Conversations with masks, ids, numbers and lists; two of them have the same id."""
+    folder = tmp_path_factory.mktemp("chats")
+    records = [
+        {
+            "messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": f"{i}, é {'!' * i}"}],
+            "id": f"chat-{i % 29}",
+            "score": i / 2,
+            "scores": list(range(i)),
+        }
+        for i in range(30)
+    ]
+    for name, some in (("a", records[:12]), ("b", records[12:])):
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, some)))
+    leaves = {
+        "id": LeafConfig("id"),
+        "score": LeafConfig("score", "float32"),
+        "scores": LeafConfig("scores", "int16", "ragged"),
+    }
+    source = SourceConfig([str(folder / "*.jsonl")], kind="chat", leaves=leaves, chat=ChatConfig(TEMPLATE))
+    build_cache(source, TokenizerConfig(), str(folder / "cache"), part_bytes=500, chunk_tokens=64, progress=False)
+    return str(folder / "cache")
+
+
+def test_what_is_trained_on_is_marked(headrace: Run, chats: str):
+    code, out, err = headrace("inspect", chats, "--document", "4")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "⟦trained on⟧, not trained on",
+        "document 4: 29 tokens, 10 trained on " + "─" * 83,
+        "id: chat-4  score: 2.0  scores: [0, 1, 2, 3]",
+        "<user>4?<assistant>⟦4, é !!!!⟧",
+    ]
+    long = headrace("inspect", chats, "--document", "20")[1]
+    assert "scores: [0, 1, 2, 3, 4, 5, 6, 7, ... 20 in all]" in long
+
+
+def test_on_a_terminal_colours_stand_for_marks(chats: str):
+    cache = TokenCache.open(chats)
+    for width in (30, 120):
+        written = io.StringIO()
+        terminal = Console(file=written, force_terminal=True, color_system="truecolor", width=width)
+        show_samples(terminal, [sample(cache, tokenizer_of(cache), 4)])
+        out = written.getvalue()
+        assert "\x1b[1;92m4, é !!!!\x1b[0m" in out
+        assert "⟦" not in out
+    written = io.StringIO()
+    plain = Console(file=written, force_terminal=True, no_color=True, width=80)
+    show_samples(plain, [sample(cache, tokenizer_of(cache), 4)])
+    assert "⟦4, é !!!!⟧" in written.getvalue()
+
+
+def test_runs_are_the_text(chats: str):
+    cache = TokenCache.open(chats)
+    for i in range(cache.num_documents):
+        one = sample(cache, tokenizer_of(cache), i)
+        assert "".join(text for text, _ in one.runs) == one.text
+        trained = "".join(text for text, is_trained in one.runs if is_trained)
+        assert trained == f"{i}, é {'!' * i}"
+        assert one.trained_tokens == len(trained.encode())
+
+
+def test_a_long_document_keeps_its_marks(tmp_path: Path):
+    turns = [{"role": r, "content": r[0] * 300} for r in ("user", "assistant")]
+    (tmp_path / "c.jsonl").write_text(json.dumps({"messages": turns}))
+    source = SourceConfig([str(tmp_path / "c.jsonl")], kind="chat", chat=ChatConfig(TEMPLATE))
+    build_cache(source, TokenizerConfig(), str(tmp_path / "c"), progress=False)
+    cache = TokenCache.open(tmp_path / "c")
+    one = sample(cache, tokenizer_of(cache), 0)
+    assert one.runs == [(one.text, False)]
+    assert one.tail_runs == [("a" * 40, True)]
+    assert one.left_out == one.tokens - 280
+
+
+def test_overview_names_leaves_and_parts(headrace: Run, chats: str):
+    out = headrace("inspect", chats, "--samples", "0")[1]
+    opened = TokenCache.open(chats)
+    sizes = [p.record.tokens for p in opened.parts]
+    assert len(sizes) > 1
+    assert f"{len(sizes)}, of 2 files with" in out
+    assert f"({min(sizes):,} to {max(sizes):,} tokens each)" in out
+    assert f"loss_mask (uint8, {opened.num_tokens:,} values)" in out
+    assert "score (float32, one each)" in out
+    facts = json.loads(headrace("inspect", chats, "--json")[1])
+    assert [p["tokens"] for p in facts["part_sizes"]] == sizes
+    assert {leaf["name"] for leaf in facts["leaves"]} == {"loss_mask", "id", "score", "scores"}
+    assert facts["source_bytes"] == sum(p.stat().st_size for p in Path(chats).parent.glob("*.jsonl"))
+    assert facts["token_frequencies"]["tokens"] == opened.num_tokens
+
+
+def test_search_by_id(headrace: Run, chats: str):
+    code, out, err = headrace("inspect", chats, "--id", "chat-7")
+    assert (code, err) == (0, "")
+    assert "document 7:" in out
+    assert out.count("document ") == 1
+    found = json.loads(headrace("inspect", chats, "--id", "chat-0", "--json")[1])
+    assert found["documents_with_id"] == [0, 29]
+    assert [s["leaves"]["id"] for s in found["samples"]] == ["chat-0", "chat-0"]
+    assert json.loads(headrace("inspect", chats, "--id", "3.5", "--id-leaf", "score", "--json")[1])[
+        "documents_with_id"
+    ] == [7]
+
+
+def test_searches_that_find_nothing_say_why(headrace: Run, chats: str, tmp_path: Path):
+    tiny_cache(tmp_path / "ids", documents=5)
+    for arguments, words in (
+        ([chats, "--id", "chat-"], "no document of"),
+        ([chats, "--id", "x", "--id-leaf", "score"], "The leaf 'score' holds numbers (float32)."),
+        ([chats, "--id", "1", "--id-leaf", "scores"], "holds no ids but lists of numbers"),
+        ([chats, "--id", "x", "--id-leaf", "url"], "its leaves are id, loss_mask, score, scores"),
+        ([str(tmp_path / "ids"), "--id", "x"], "keeps no ids of documents"),
+        ([chats, "--id", "x", "--document", "1"], "goes without --document"),
+    ):
+        code, out, err = headrace("inspect", *arguments)
+        assert (code, out) == (2, "")
+        assert words in err
+        assert err.count("\n") == 1
+
+
+@settings(max_examples=40)
+@given(
+    ids=st.lists(st.text(alphabet="aé0", max_size=4), min_size=1, max_size=40),
+    wanted=st.text(alphabet="aé0", max_size=4),
+    documents=st.sampled_from([1, 3, 100]),
+    values=st.sampled_from([1, 5, 1000]),
+)
+def test_search_finds_all_and_no_others(ids, wanted, documents, values):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "_DOCUMENTS", documents)
+        patch.setattr(search, "_VALUES", values)
+        looked: list[int] = []
+        found = documents_with_id(_HasIds(ids), wanted, "id", looked.append)
+    assert found == [k for k, text in enumerate(ids) if text == wanted]
+    assert sum(looked) == len(ids)
+
+
+class _HasIds:
+    """A cache with a leaf of ids, in memory."""
+
+    path, leaves = "memory", ("id",)
+    kind, dtype = "ragged", np.dtype("uint8")
+
+    def __init__(self, ids: list[str]) -> None:
+        self.ids = [np.frombuffer(text.encode(), np.uint8) for text in ids]
+        self.num_documents = len(ids)
+
+    def leaf(self, name: str):
+        assert name == "id"
+        return self
+
+    def lengths(self, start: int, stop: int) -> np.ndarray:
+        return np.array([i.size for i in self.ids[start:stop]], np.int64)
+
+    def values(self, start: int, stop: int) -> np.ndarray:
+        return np.concatenate(self.ids[start:stop])
+
+
+def test_tokens_are_counted(headrace: Run, tmp_path: Path):
+    rng = np.random.default_rng(0)
+    documents = [np.minimum(rng.geometric(0.05, n), 99) for n in rng.integers(0, 50, 40)]
+    cache = write_cache(tmp_path / "c", [documents[:30], documents[30:]], vocab_size=100)
+    found, counted = token_statistics(cache, None), Counter(np.concatenate(documents).tolist())
+    most = sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:10]
+    assert [(i, times) for i, _, times in found.most_frequent] == most
+    assert (found.tokens, found.of) == (cache.num_tokens, cache.num_tokens)
+    assert (found.distinct, found.never_seen, found.outside) == (len(counted), 100 - len(counted), 0)
+    out = headrace("inspect", str(tmp_path / "c"))[1]
+    assert f"{len(counted)} of the vocabulary's 100 come ({len(counted):.1f}%), {100 - len(counted)} never" in out
+
+
+def test_ids_outside_the_vocabulary_are_said(headrace: Run, tmp_path: Path):
+    path = tmp_path / "c"
+    write_cache(path, [[np.array([1, 2, 250, 250])]], vocab_size=256)
+    ledger = json.loads((path / "ledger.json").read_text())
+    ledger["tokenizer"]["vocab_size"] = 10
+    (path / "ledger.json").write_text(json.dumps(ledger))
+    found = token_statistics(TokenCache.open(path), None)
+    assert (found.outside, found.never_seen, found.distinct) == (2, 8, 3)
+    assert "2 tokens have an id that is not in the vocabulary" in headrace("inspect", str(path))[1]
+
+
+def test_of_huge_caches_a_sample_is_taken_and_said(headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    cache = tiny_cache(tmp_path / "c", documents=200, parts=3)
+    monkeypatch.setattr(counts, "MAX_COUNTED", 64)
+    monkeypatch.setattr(counts, "WINDOWS", 8)
+    found, lengths = token_statistics(cache, None), length_statistics(cache)
+    assert (found.tokens, found.of, lengths.documents, lengths.of) == (64, cache.num_tokens, 64, 200)
+    out = headrace("inspect", str(tmp_path / "c"))[1]
+    assert "of a sample of 64 tokens" in out
+    assert "of a sample of 64 documents" in out
+
+
+def test_a_cache_of_levanter(headrace: Run, chats: str, tmp_path: Path):
+    write_levanter(TokenCache.open(chats), str(tmp_path / "theirs" / "train"))
+    path = str(tmp_path / "theirs" / "train")
+    code, out, err = headrace("inspect", path, "--tokenizer", "bytes", "--document", "4")
+    assert (code, err) == (0, "")
+    assert "⟦4, é !!!!⟧" in out
+    assert json.loads(headrace("inspect", path, "--json")[1])["documents"] == 30
+    assert "tokens by frequency" in headrace("inspect", path)[1]
+
+
+def test_an_empty_document_and_an_empty_cache(headrace: Run, tmp_path: Path):
+    write_cache(tmp_path / "c", [[np.zeros(0, int)], []])
+    assert headrace("inspect", str(tmp_path / "c"))[0] == 0
+    write_cache(tmp_path / "none", [[]])
+    assert headrace("inspect", str(tmp_path / "none"))[0] == 0
+    assert json.loads(headrace("inspect", str(tmp_path / "none"), "--json")[1])["documents"] == 0
+
+
+def test_a_leaf_that_no_id_can_be_in():
+    with pytest.raises(ConfigError, match="keeps no ids"):
+        documents_with_id(tiny_cache(documents=3), "x", "id")
