@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.component_config import ComponentConfig
 from headrace.config import LmDataConfig
+from headrace.data.mixture import MixtureDataset
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.index.stage_config import AmendmentConfig, StageConfig
 from headrace.state import RunManifest, open_run
@@ -95,7 +98,7 @@ def test_a_checkpoint_leaves_an_anchor_and_a_resumed_run_takes_it(caches, tmp_pa
     plain = make()
     for step in (2499, 2500, 2600):
         index = np.arange(step * BATCH, (step + 1) * BATCH)
-        wanted, got = (x.dataset.phase_at(step)[0].locate(index) for x in (plain, resumed))
+        wanted, got = (cast(MixtureDataset, x.dataset).phase_at(step)[0].locate(index) for x in (plain, resumed))
         assert got.source.tolist() == wanted.source.tolist()
         assert got.row.tolist() == wanted.row.tolist()
 

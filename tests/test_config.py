@@ -86,7 +86,7 @@ configs = st.builds(
         st.builds(
             ComponentConfig,
             cache=st.text("abc/:.", min_size=1, max_size=9),
-            weight=st.none() | st.floats(0, 9) | st.just({"step": {0: 1.0, 5: 2.0}, "scale": 0.5}),
+            weight=st.none() | st.just(0.0) | st.floats(1e-300, 9) | st.just({"step": {0: 1.0, 5: 2.0}, "scale": 0.5}),
             shuffle=st.none() | shuffles,
             source=st.none() | st.just(SourceConfig(["texts/*.jsonl.gz"], text_field="body")),
         ),

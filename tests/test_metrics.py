@@ -1,13 +1,15 @@
 """Counters and timers, each held against something known: numbers made up by hand, a known delay."""
 
+import json
 import re
 import time
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 
 import pytest
 
 import headrace.metrics
-from headrace.metrics import LoaderStats, QueueStats, ReadStats, Stopwatch
+from headrace.errors import ConfigError
+from headrace.metrics import IterationStats, LoaderStats, QueueStats, ReadStats, Stall, StallRule, Stopwatch
 
 
 def test_read_stats_add_and_subtract():
@@ -47,11 +49,14 @@ def test_the_first_wait_is_the_cold_start(monkeypatch):
     monkeypatch.setattr(headrace.metrics.time, "perf_counter", lambda: now[0])
     stats = QueueStats()
     assert (stats.waiting_share, stats.percentile(50), stats.occupancy, stats.gets) == (0, 0, 0, 0)
-    for wait, occupancy in ((5.0, 0.0), (1.0, 0.5), (0.0, 1.0), (1.0, 0.5)):
+    for wait, occupancy, at in ((5.0, 0.0, 100.0), (1.0, 0.5, 104.0), (0.0, 1.0, 106.0), (1.0, 0.5, 108.0)):
+        now[0] = at
         stats.record(wait, occupancy)
-    now[0] += 8
-    assert stats.total_wait_s == 2.0  # without the five seconds of the start
     assert stats.waiting_share == 0.25
+    now[0] += 100  # after the last batch, an evaluation for example: not the loader's
+    assert stats.waiting_share == 0.25
+    assert stats.per_second == 3 / 8
+    assert stats.total_wait_s == 2.0  # without the five seconds of the start
     assert stats.longest_wait_s == 5.0
     assert stats.occupancy == 0.5
     assert stats.gets == 4
@@ -72,14 +77,91 @@ def test_every_counter_is_in_the_table():
     documented = set(re.findall(r"\b[a-z][a-z_0-9]+\b", table))
     for name in (f.name for f in fields(ReadStats)):
         assert name in documented, name
+    for name in (f.name for f in fields(LoaderStats)):
+        assert re.sub(r"^wait_.*", "wait_s", name) in documented | {"batches", "reads"}, name
     for name in ("reads_per_example", "cache_hit_rate", "queue_occupancy", "wait_s", "waiting_share", "read_s"):
         assert name in documented, name
 
 
 def test_loader_stats_are_flat_json():
-    stats = LoaderStats(3, ReadStats(4, block_hits=1), *([0.5] * 11), resident_bytes=7)
+    stats = LoaderStats(3, ReadStats(4, block_hits=1), *([0.5] * 11), resident_bytes=7, stalls=(Stall(3, 1.0, "plan"),))
     flat = stats.to_json()
+    assert LoaderStats.from_record(json.loads(json.dumps(stats.to_record()))) == stats
     assert (flat["batches"], flat["examples_requested"], flat["resident_bytes"]) == (3, 4, 7)
     assert all(isinstance(v, int | float) for v in flat.values())
-    names = {f.name for f in fields(LoaderStats)} - {"reads"} | {f.name for f in fields(ReadStats)}
+    names = {f.name for f in fields(LoaderStats)} - {"reads", "stalls"} | {f.name for f in fields(ReadStats)}
     assert names <= set(flat)
+
+
+def explained(number, began, ended):
+    return Stall(number, ended - began, "gather")
+
+
+def test_stalls_are_the_waits_above_both_bounds():
+    waits = [0.2, 0.01, 0.01, 0.01, 0.04, 0.06, 0.03, 0.03, 0.03, 0.03, 0.03, 0.14, 0.16]
+    for rule, wanted in (
+        (StallRule(), [0, 5, 12]),  # 12: the median is 0.03
+        (StallRule(least_s=0.15), [0, 12]),
+        (StallRule(times_median=0), [0, 5, 11, 12]),
+        (StallRule(times_median=0, kept=2), [11, 12]),
+        (StallRule(least_s=1.0), []),
+    ):
+        stats = QueueStats(rule, explained)
+        for wait in waits:
+            stats.record(wait, 0.0)
+        assert [s.step for s in stats.stalls] == wanted
+        assert stats.num_stalls == max(len(wanted), 4 if rule.kept == 2 else 0)
+        for stall in stats.stalls:
+            assert stall.wait_s == pytest.approx(waits[stall.step])
+
+
+@pytest.mark.parametrize("name", ["least_s", "times_median", "kept"])
+def test_bad_stall_rules(name):
+    with pytest.raises(ConfigError, match="must not be negative") as caught:
+        StallRule(**{name: -1})
+    assert caught.value.field == f"stall_rule.{name}"
+
+
+def counted(waits, replay=False):
+    stats = IterationStats(StallRule(times_median=0), explained, replay=replay)
+    for wait in waits:
+        stats.queue.record(wait, 0.5)
+    stats.reads.bytes_read += 10
+    with stats.watch.phase("gather"):
+        pass
+    return stats
+
+
+def test_iterations_are_summed():
+    parts = [counted([0.5, 0.1, 0.2]), counted([0.3]), counted([0.7, 0.0], replay=True)]
+    total = IterationStats()
+    for part in parts:
+        total.absorb(part)
+    twice = IterationStats()
+    twice.absorb(total)  # a sum can be added to another
+    stats = twice.snapshot(ReadStats(requests=3), 7)
+    assert (stats.batches, stats.replayed_batches, stats.num_stalls, stats.resident_bytes) == (6, 2, 5, 7)
+    assert (stats.reads.bytes_read, stats.reads.requests) == (30, 3)
+    assert stats.wait_s == pytest.approx(0.1 + 0.2 + 0.0)
+    assert (stats.wait_max_s, stats.wait_p50_s) == (0.7, pytest.approx(0.25))
+    assert stats.gather_s == pytest.approx(sum(p.watch.seconds("gather") for p in parts))
+    assert [s.wait_s for s in stats.stalls] == pytest.approx([0.5, 0.1, 0.2, 0.3, 0.7])
+
+
+def test_hosts_are_reduced():
+    zero = IterationStats().snapshot(ReadStats(), 0)
+    seconds = [name for name, value in asdict(zero).items() if isinstance(value, float) and name != "batches_per_s"]
+
+    def host(requested, each, **others):
+        return replace(zero, batches=9, reads=ReadStats(requested), **dict.fromkeys(seconds, each), **others)
+
+    one = host(4, 0.5, resident_bytes=7, batches_per_s=3.0, num_stalls=1)
+    stalls = (Stall(2, 0.1, "plan"), Stall(8, 0.4, "store"))
+    other = host(6, 0.1, resident_bytes=1, batches_per_s=2.0, num_stalls=2, stalls=stalls)
+    both = LoaderStats.over_hosts([one, other])
+    assert (both.batches, both.reads.examples_requested, both.resident_bytes, both.num_stalls) == (9, 10, 8, 3)
+    assert (both.wait_p99_s, both.gather_s, both.batches_per_s, both.hosts) == (0.5, 0.5, 2.0, 2)
+    assert (both.waiting_share, both.queue_occupancy) == (pytest.approx(0.3), pytest.approx(0.3))
+    assert [(s.step, s.host) for s in both.stalls] == [(2, 1), (8, 1)]
+    assert str(both.stalls[1]) == "step 8 on host 1 waited 400 ms: store"
+    assert LoaderStats.over_hosts([one]) == one

@@ -3,10 +3,15 @@
     python scripts/bench/bench_data_loading.py --json docs/bench/data_loading.json
 
 Table 1: rows of 2,048 tokens in batches of 128, delivered as sharded jax arrays, shuffled as named, against a gather of
-the same rows from a memory map (the floor: no batch object, no device, no plan). Each strategy is timed between two
-runs of the floor; ``share`` is its speed over their mean.
+the same rows from a memory map into one reused buffer (the floor: no batch object, no device, no plan, no checksum).
+Each strategy is timed between two runs of the floor; ``share`` is its speed over their mean. ``first pass`` is the same
+for the first epoch of a fresh dataset, in which every chunk is held against its checksum; ``read`` the same through
+TensorStore instead of memory-mapped files; ``core s per 1e9`` the processor time of all threads. ``three sources`` is a
+braided mixture of three caches.
 
-Table 2: the read counters of marin issue 2917: 20 groups of 16 batches of 128 out of 16,384 examples, each group in one
+Table 2: zstd. One epoch from nothing, against TensorStore reading the same blocks one after the other, four in flight.
+
+Table 3: the read counters of marin issue 2917: 20 groups of 16 batches of 128 out of 16,384 examples, each group in one
 ``get_batch``. ``reads`` counts runs of neighbouring rows, as there; ``blocks`` is what the loader itself reads for the
 same steps, each stored block once while it stays in memory.
 """
@@ -17,13 +22,17 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from _common import Report, run_bench
 
 from headrace.data.dataset import AsyncDataset
+from headrace.data.mixture import MixtureDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.feed.loader import DataLoader
 from headrace.metrics import LoaderStats
@@ -34,7 +43,7 @@ from headrace.testing import write_cache
 SEQ_LEN, BATCH, EXAMPLES = 2048, 128, 16_384
 GROUPS, GROUP_BATCHES, SEED_BLOCK, SEED_WINDOW = 20, 16, 128, 8
 SEED_READS = {"full": 35_650, "era 1024": 20, "block 128x8": 287}
-FLOOR_SHARE = 0.15
+FLOOR_SHARE, MIXED_SHARE, ZSTD_SHARE = 0.5, 0.9, 0.9
 DTYPES = ("uint32", "uint16")
 
 Strategy = Callable[[TokenSeqDataset], AsyncDataset]
@@ -67,22 +76,44 @@ def floor_speed(flat: np.ndarray, batches: int) -> float:
     return batches * BATCH * SEQ_LEN / (time.perf_counter() - started)
 
 
-def loader_speed(dataset: AsyncDataset, batches: int) -> tuple[float, LoaderStats, list[float]]:
-    """Tokens a second from the second batch on, the counters, and the seconds between batches."""
-    with DataLoader(dataset.repeat(), batch_size=BATCH) as loader:
+def loader_speed(
+    dataset: AsyncDataset, batches: int, *, memory_map: bool = True
+) -> tuple[float, LoaderStats, list[float], float]:
+    """Tokens a second from the second batch on, the counters, the seconds between batches, processor seconds."""
+    with DataLoader(dataset, batch_size=BATCH, memory_map=memory_map) as loader:
         seconds: list[float] = []
         with loader.iter_from_step(0) as stream:
             batch = next(stream)
             batch.token_ids.block_until_ready()
-            last = started = time.perf_counter()
+            spent, last = time.process_time(), time.perf_counter()
+            started = last
             for _ in range(batches):
                 batch = next(stream)
                 now = time.perf_counter()
                 seconds.append(now - last)
                 last = now
             batch.token_ids.block_until_ready()
-            elapsed = time.perf_counter() - started
-        return batches * BATCH * SEQ_LEN / elapsed, loader.stats(), seconds
+            elapsed, spent = time.perf_counter() - started, time.process_time() - spent
+        return batches * BATCH * SEQ_LEN / elapsed, loader.stats(), seconds, spent
+
+
+def three_sources(cache: TokenCache) -> AsyncDataset:
+    """Three sources of one cache's size each, braided, 3 : 2 : 1."""
+    sources = {n: TokenSeqDataset(cache, SEQ_LEN, name=n) for n in "abc"}
+    weights = {"a": 3, "b": 2, "c": 1}
+    strands = {n: 8 * BATCH * w // 6 for n, w in weights.items()}
+    braided = {n: s.braid_shuffle(seed=k, strands=strands[n]) for k, (n, s) in enumerate(sources.items())}
+    return MixtureDataset(braided, weights, BATCH)
+
+
+def same(dataset: AsyncDataset) -> AsyncDataset:
+    """The same dataset for every run: what was checked once is not checked again."""
+    return dataset
+
+
+def fresh(path: str) -> AsyncDataset:
+    """A dataset of a cache that nobody has read yet in this process."""
+    return STRATEGIES["braid"](TokenSeqDataset(TokenCache.open(path), SEQ_LEN)).repeat()
 
 
 def bench_speed(report: Report, folder: Path, examples: int, batches: int, repeats: int) -> None:
@@ -91,16 +122,24 @@ def bench_speed(report: Report, folder: Path, examples: int, batches: int, repea
     for dtype in DTYPES:
         cache, flat = make_cache(folder, dtype, examples)
         floor_speed(flat, batches)  # the first pass maps the pages
+
+        runs: list[tuple[str, Callable[[], AsyncDataset], bool, int]] = []
         for name, strategy in STRATEGIES.items():
-            dataset = strategy(TokenSeqDataset(cache, SEQ_LEN))
-            loader_speed(dataset, batches // 4)  # compiles, and warms the page cache
+            runs.append((name, partial(same, strategy(TokenSeqDataset(cache, SEQ_LEN)).repeat()), True, batches))
+        runs.append(("three sources", partial(same, three_sources(cache)), True, batches))
+        runs.append(("braid, first pass", partial(fresh, cache.path), True, examples // BATCH - 1))
+        runs.append(("braid, first pass, read", partial(fresh, cache.path), False, examples // BATCH - 1))
+        runs.append(("braid, read", partial(fresh, cache.path), False, batches))
+        for name, make, memory_map, count in runs:
+            loader_speed(make(), count // 4, memory_map=memory_map)
             taken, floors = [], []
             for _ in range(repeats):
+                dataset = make()
                 before = floor_speed(flat, batches)
-                speed, stats, seconds = loader_speed(dataset, batches)
+                found = loader_speed(dataset, count, memory_map=memory_map)
                 floors.append((before + floor_speed(flat, batches)) / 2)
-                taken.append((speed / floors[-1], speed, stats, seconds))
-            share, speed, stats, seconds = sorted(taken, key=lambda t: t[0])[len(taken) // 2]
+                taken.append((found[0] / floors[-1], *found))
+            share, speed, stats, seconds, spent = sorted(taken, key=lambda t: t[0])[len(taken) // 2]
             shares[f"{dtype} {name}"] = share
             rows.append(
                 [
@@ -109,20 +148,66 @@ def bench_speed(report: Report, folder: Path, examples: int, batches: int, repea
                     speed / 1e6,
                     speed / SEQ_LEN,
                     share,
+                    max(t[0] for t in taken),
                     statistics.mean(floors) / 1e6,
-                    stats.reads.tensorstore_reads_issued,
-                    stats.reads.reads_per_example,
+                    stats.reads.block_fetches,
+                    stats.reads.mapped_blocks,
                     1e3 * float(np.percentile(seconds, 50)),
                     1e3 * float(np.percentile(seconds, 95)),
-                    batches * BATCH * SEQ_LEN / speed,
+                    1e9 * spent / (count * BATCH * SEQ_LEN),
                 ]
             )
-    columns = ["dtype", "strategy", "M tokens/s", "examples/s", "share of floor", "floor M tokens/s", "reads issued"]
-    columns += ["reads per example", "p50 ms", "p95 ms", "elapsed s"]
+    columns = ["dtype", "strategy", "M tokens/s", "examples/s", "share of floor", "best share", "floor M tokens/s"]
+    columns += ["blocks fetched", "of them mapped", "p50 ms", "p95 ms", "core s per 1e9"]
     report.table(f"Speed: {examples:,} examples x {SEQ_LEN}, batch {BATCH}, {batches} batches", columns, rows)
     report.note("Shares are medians of runs side by side with the floor; figures in M tokens/s hold for this run only.")
-    for name in STRATEGIES:
-        report.bar(f"{name}: share of memmap + take, 4-byte tokens", shares[f"uint32 {name}"], at_least=FLOOR_SHARE)
+    for name in ("full", "braid"):
+        for dtype in DTYPES:
+            report.bar(f"{name}: share of memmap + take, {dtype}", shares[f"{dtype} {name}"], at_least=FLOOR_SHARE)
+    mixed = shares["uint32 three sources"] / shares["uint32 braid"]
+    report.bar("three sources: share of one", mixed, at_least=MIXED_SHARE)
+    report.bar(
+        "memory-mapped over read, first pass",
+        shares["uint32 braid, first pass"] / shares["uint32 braid, first pass, read"],
+        at_least=1,
+    )
+
+
+def bench_zstd(report: Report, folder: Path, examples: int, repeats: int) -> None:
+    tokens = np.random.default_rng(0).zipf(1.3, examples * SEQ_LEN).clip(1, 50_000).astype(np.uint16)
+    layout = CacheLayout("uint16", compression="zstd")
+    path = folder / "zstd"
+    write_cache(path, [[tokens]], vocab_size=65_536, layout=layout)
+    taken = []
+    for _ in range(repeats):
+        blocks = block_speed(TokenCache.open(path))
+        dataset = TokenSeqDataset(TokenCache.open(path), SEQ_LEN).braid_shuffle(batch_size=BATCH, seed=0)
+        started = time.perf_counter()
+        with DataLoader(dataset, batch_size=BATCH) as loader:
+            for batch in loader:
+                batch.token_ids.block_until_ready()
+        speed = examples * SEQ_LEN / (time.perf_counter() - started)
+        taken.append((speed / blocks, speed / 1e6, blocks / 1e6))
+    share, speed, blocks = sorted(taken)[len(taken) // 2]
+    columns = ["M tokens/s, braid", "M tokens/s, TensorStore's blocks in order", "share"]
+    report.table("zstd: one epoch from nothing, uint16", columns, [[speed, blocks, share]])
+    report.bar("zstd: share of TensorStore's block rate", share, at_least=ZSTD_SHARE)
+
+
+def block_speed(cache: TokenCache, in_flight: int = 4) -> float:
+    """Tokens a second of TensorStore alone: all blocks in order, each into a buffer that is there already."""
+    data = cache.parts[0].data
+    out = np.zeros((in_flight, data.chunk_elements), data.dtype)
+    started = time.perf_counter()
+    reads: deque[Any] = deque()
+    for number, start in enumerate(range(0, data.length, data.chunk_elements)):
+        if len(reads) == in_flight:
+            reads.popleft().result()
+        size = min(data.chunk_elements, data.length - start)
+        reads.append(data.read_into(out[number % in_flight, :size], start))
+    for read in reads:
+        read.result()
+    return data.length / (time.perf_counter() - started)
 
 
 def bench_reads(report: Report, folder: Path) -> None:
@@ -159,6 +244,7 @@ def measure(args: argparse.Namespace, report: Report) -> None:
             batches=128 if args.quick else 512,
             repeats=3 if args.quick else 7,
         )
+        bench_zstd(report, Path(folder), EXAMPLES, repeats=3 if args.quick else 7)
         bench_reads(report, Path(folder))
 
 

@@ -5,6 +5,8 @@ And what they count: held against arrays that count and delay their reads.
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -22,6 +24,8 @@ from headrace.store.layout import CacheLayout
 from headrace.testing import CountingArray, SlowArray, with_arrays, write_cache
 
 ROWS, SEQ_LEN, BLOCK = 256, 8, 4
+MEMORY_CONSTANT = 120 << 20
+"""What a loader may take beside its budget: 64 MiB are TensorStore's own pool."""
 
 
 @pytest.fixture
@@ -64,13 +68,78 @@ def test_a_lost_shard_reaches_the_consumer_at_its_step(cache):
     until(lambda: not running())
 
 
-def test_a_flipped_bit_reaches_the_consumer(cache):
-    shard = Path(cache.path, "parts", "00000", "input_ids", "data", "c", "0")
+@pytest.mark.parametrize("memory_map", [True, False])
+def test_a_flipped_bit_reaches_the_consumer_at_its_step(cache, memory_map):
+    shard = Path(cache.path, "parts", "00000", "input_ids", "data", "c", "1")
     content = bytearray(shard.read_bytes())
     content[40] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(ReadError, match=r"chunk 1 cannot be read for step 0 .*[Dd]igest mismatch"):
-        next(loader(cache, shuffle=False).iter_from_step(0))
+    broken = loader(cache, shuffle=False, memory_map=memory_map)
+    good = []
+    with pytest.raises(ReadError, match=r"chunk 5 cannot be read for step 2 .*[Dd]igest mismatch.*c/1"):
+        good.extend(np.asarray(b.tokens)[0, 0] for b in broken)
+    assert good == [0, 8]
+    with pytest.raises(ReadError, match="chunk 5 cannot be read for step 2"):
+        broken.batch_at(2)
+
+
+@pytest.mark.parametrize("memory_map", [True, False])
+@pytest.mark.parametrize("left", [0, 7, 100])
+def test_a_truncated_shard_is_an_error_and_no_end_of_the_process(cache, memory_map, left):
+    os.truncate(Path(cache.path, "parts", "00000", "input_ids", "data", "c", "0"), left)
+    with pytest.raises(ReadError, match="chunk 0 cannot be read for step 0"):
+        next(loader(cache, shuffle=False, memory_map=memory_map).iter_from_step(0))
+
+
+def test_mapped_and_read_are_the_same_batches_and_counters_tell_them_apart(cache):
+    mapped, read = loader(cache), loader(cache, memory_map=False)
+    for one, other in zip(mapped, read, strict=True):
+        assert np.array_equal(one.tokens, other.tokens)
+    counted, others = mapped.stats().reads, read.stats().reads
+    assert (counted.mapped_blocks, counted.tensorstore_reads_issued) == (ROWS // BLOCK, 0)
+    assert (others.mapped_blocks, others.tensorstore_reads_issued) == (0, ROWS // BLOCK)
+    assert (counted.block_fetches, counted.bytes_read) == (others.block_fetches, others.bytes_read)
+
+
+MEMORY = """
+import os, sys
+os.environ["JAX_PLATFORMS"] = "cpu"
+import jax, numpy as np
+from headrace.data.token_seq import TokenSeqDataset
+from headrace.feed.loader import DataLoader
+
+def rss():
+    '''Memory that belongs to this process: not the page cache, of which mapped files are a part.'''
+    with open("/proc/self/status") as file:
+        held = dict(line.split(":") for line in file)
+    return 1024 * sum(int(held[name].split()[0]) for name in ("RssAnon", "RssShmem"))
+
+dataset = TokenSeqDataset(sys.argv[1], 512).shuffle(0).repeat()
+loader = DataLoader(dataset, 16, prefetch_bytes=int(sys.argv[2]), memory_map=sys.argv[3] == "map")
+before = rss()
+with loader.iter_from_step(0) as batches:
+    for step, _ in zip(range(2001), batches):
+        if step in (1000, 2000):
+            print(rss() - before, loader.stats().resident_bytes)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("how", ["map", "read"])
+def test_memory_stays_within_the_budget_over_2000_batches(tmp_path, how):
+    """A store of 64 MiB, each step reads all over it; a budget of 4 MiB, and what Python, jax and TensorStore take."""
+    tokens = np.zeros(1 << 25, np.uint16)
+    write_cache(tmp_path, [[tokens]], vocab_size=1 << 16, layout=CacheLayout("uint16", 1 << 14, 64))
+    budget = 4 << 20
+    ran = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(tmp_path), str(budget), how], capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr
+    (early, held), (late, held_late) = ([int(x) for x in line.split()] for line in ran.stdout.splitlines())
+    assert 0 < held <= budget
+    assert 0 < held_late <= budget
+    assert late < budget + MEMORY_CONSTANT
+    assert late - early < 8 << 20
 
 
 def test_asking_again_after_an_error_is_an_error_again_and_then_heals(cache):

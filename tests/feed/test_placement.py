@@ -67,6 +67,41 @@ def test_a_process_holds_the_rows_of_its_devices(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("spec", "mine", "columns"),
+    [
+        (PartitionSpec("data"), [0, 1], (0, 16)),
+        (PartitionSpec("data", "seq"), [0, 4], (0, 4)),
+        (PartitionSpec("data", "seq"), [2, 6], (8, 12)),
+        (PartitionSpec(None, "seq"), [1, 2], (4, 12)),
+        (PartitionSpec("data", "seq"), [0, 3], (0, 16)),  # both ends: all between
+        (PartitionSpec("seq", "data"), [4, 5, 6, 7], (8, 16)),
+    ],
+)
+def test_a_process_holds_the_columns_of_its_devices(monkeypatch, spec, mine, columns):
+    """As on several hosts: of the devices 0 to 7 of a mesh of 2 x 4, those listed are this one's."""
+    placement = Placement(NamedSharding(mesh((2, 4), ("data", "seq")), spec))
+    ours = NamedSharding.devices_indices_map
+
+    def addressable(sharding, shape):
+        return {d: index for d, index in ours(sharding, shape).items() if d.id in mine}
+
+    monkeypatch.setattr(NamedSharding, "addressable_devices_indices_map", addressable)
+    assert placement.local_columns(16) == columns
+    assert placement.local_columns(16) == columns
+    assert placement.local_columns(32) == (2 * columns[0], 2 * columns[1])
+
+
+def test_columns_of_this_process_are_put_in_their_place(monkeypatch):
+    """Local columns in, the global array out: its parts come from where the process's own columns begin."""
+    placement = placement_of("2x4, rows and sequence")
+    tokens = np.arange(8 * 16).reshape(8, 16).astype(np.uint16)
+    monkeypatch.setattr(placement, "local_columns", lambda seq_len: (-4, 16))  # four columns of nobody's before
+    wider = np.concatenate([np.full((8, 4), 999, np.uint16), tokens], axis=1)
+    assert np.array_equal(placement.to_global(wider, 8, seq_len=16), tokens)
+    assert np.array_equal(placement.to_global(tokens, 8, seq_len=16), tokens)
+
+
+@pytest.mark.parametrize(
     ("spec", "sizes", "field", "cure"),
     [
         (PartitionSpec("data"), (7, 16), "batch_size", "Use 6 or 8, or another mesh."),

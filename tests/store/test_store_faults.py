@@ -15,7 +15,8 @@ from headrace.store import files, requests, retry
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
 from headrace.store.ragged import data_url
-from headrace.testing import Faults, write_cache
+from headrace.testing import FaultProxy, Faults, write_cache
+from headrace.testing.servers import web_server
 
 SEQ, BLOCK, SHARD = 16, 4, 8
 ROWS = 1024
@@ -125,6 +126,15 @@ def test_small_files_are_asked_for_again_too(remote, cache, policy):
         remote.proxy.next(fate, path_contains="ledger.json", status=503)
         assert TokenCache.open(cache.path).num_tokens == ROWS * SEQ
     assert len(faulty(remote.proxy)) == 3
+
+
+def test_small_files_of_web_servers_too(tmp_path, policy):
+    write_cache(tmp_path / "cache", [rows()], vocab_size=1 << 16, layout=LAYOUT)
+    with web_server(tmp_path) as server, FaultProxy(server) as proxy:
+        for fate in ("error", "cut", "close"):
+            proxy.next(fate, times=2, path_contains="ledger.json", status=503)
+            assert TokenCache.open(f"{proxy.url}/cache").num_tokens == ROWS * SEQ
+        assert len(faulty(proxy)) == 6
 
 
 def test_a_build_goes_through_faults(remote, tmp_path, policy):

@@ -1,11 +1,13 @@
 """What a run will read, on any number of hosts, before it is started.
 
 The order is a pure function, so nothing has to be guessed: the steps of a run are planned as the loader plans them, and
-each host's reads are counted (index/reads.py). Long runs are looked at through windows of consecutive steps, as many as
-the row budget allows; the result says which. No token is read: ledgers are enough, or just the sizes of sources that do
-not exist yet (:func:`virtual_cache`).
+for each host the loader's own rule of what stays in memory (index/residency.py) is replayed, so that the block fetches
+are those of the loader, to the block. Long runs are looked at through one window of consecutive steps, as many as the
+row budget allows; of very many hosts whose memory does not hold all they use, evenly spread ones are replayed. The
+result says so. No token is read: ledgers are enough, or just the sizes of sources that do not exist yet
+(:func:`virtual_cache`).
 
-Price: about 2 us a row of the steps that are looked at.
+Price: about 2 us a row of the steps that are looked at, and where memory is short 50 us a step of a host.
 """
 
 from __future__ import annotations
@@ -18,17 +20,20 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.data.dataset import PlannedDataset
-from headrace.data.mixture import MixtureDataset
+from headrace.data.supply import require_steps
 from headrace.errors import ConfigError
-from headrace.feed.plan import BlockSpace, RowOrder, stored_blocks
-from headrace.index.limits import require_supply
-from headrace.index.reads import ReadForecast, forecast_reads
+from headrace.feed.block_cache import slot_bytes
+from headrace.feed.plan import BlockSpace, RowOrder, global_rows, stored_blocks
+from headrace.index.reads import forecast_reads
+from headrace.index.residency import Residency, WindowUses, window_steps, window_uses
 from headrace.index.schedule import BatchSchedule
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import Ledger, PartRecord
 
 DEFAULT_ROWS = 1 << 20
+MAX_REPLAYED = 64
+"""Hosts that are replayed, at most, if their memory does not hold all that they use."""
 _PART_TOKENS = 1 << 40
 
 
@@ -51,19 +56,24 @@ class HostForecast:
 
     Attributes:
         hosts: Number of hosts.
+        block_fetches: Block reads of all hosts in all steps looked at, the cold start included: the sum of what the
+            loaders count as ``block_fetches`` for these steps.
+        hosts_replayed: Hosts that this was counted for; if not all, ``block_fetches`` is projected from them.
         reads_per_step: Block reads of a host in a step, mean over hosts.
         reads_per_step_busiest: The same of the host that reads most.
         bytes_per_step: Bytes that a host reads in a step, mean over hosts.
         reads_per_block: Reads of each stored block in an epoch, over all hosts; 1 is the least that there can be.
-        resident_bytes: Blocks that a host holds at its peak, in bytes.
+        resident_bytes: Bytes of blocks that a host has to hold at its peak to read each once while it is in use, but no
+            more than its memory.
         cold_start_reads: Reads of the busiest host before the first batch.
         cold_start_bytes: Bytes of them.
         burst: Most reads of all hosts together in one step over the mean, after the cold start.
         cost_per_1000_steps: Money for the reads of all hosts in a thousand steps.
-        horizon: Steps for which a block is kept that will be used again, as the cache allows.
     """
 
     hosts: int
+    block_fetches: int
+    hosts_replayed: int
     reads_per_step: float
     reads_per_step_busiest: float
     bytes_per_step: float
@@ -73,7 +83,6 @@ class HostForecast:
     cold_start_bytes: int
     burst: float
     cost_per_1000_steps: float
-    horizon: int
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,8 @@ class Forecast:
     Attributes:
         first_step: First step looked at.
         steps: Steps looked at, one after the other.
-        exact: Whether these are all steps of the run.
+        exact: Whether these are all steps of the run and every host was replayed: ``block_fetches`` is then what the
+            loaders will count. The means leave out the first quarter of the steps, the cold start, in any case.
         batch_size: Rows of a batch, the largest.
         block_bytes: Bytes of a block in memory, the largest.
         distinct_blocks: Blocks in a batch, mean.
@@ -136,47 +146,55 @@ def simulate(
             components that end the mixture before ``num_steps``.
     """
     total = num_steps
-    if total is not None and isinstance(dataset, MixtureDataset):
-        require_supply(dataset.draws, total)
-    if total is None and dataset.length is not None:
-        total = int(schedule.step_of(np.asarray([dataset.length]))[0])
+    if total is not None:
+        require_steps(dataset, total)
+    ends = None if not dataset.length else int(schedule.step_of(np.asarray([dataset.length - 1]))[0]) + 1
+    total = ends if total is None else total if ends is None else min(total, ends)
     size = schedule.rows_at(first_step)[1]
     steps = max(max_rows // size, 2) if total is None else min(total - first_step, max(max_rows // size, 2))
     if steps < 1:
         raise ConfigError("leaves no whole step to look at", field="first_step", value=first_step)
-    if len(set(schedule.size_at(np.arange(first_step, first_step + steps)).tolist())) > 1:
-        steps = int(np.argmax(schedule.size_at(np.arange(first_step, first_step + steps)) != size))
+    sizes = schedule.size_at(np.arange(first_step, first_step + steps))
+    if (sizes != size).any():
+        steps = int(np.argmax(sizes != size))
     for number in hosts:
         if not 1 <= number <= size:
             raise ConfigError(f"must be 1 to the {size} rows of a batch", field="hosts", value=number)
-    dataset, until = dataset.phase_at(first_step)
+    until = dataset.phase_at(first_step)[1]
     steps = steps if until is None else min(steps, until - first_step)
-    space = BlockSpace(dataset.sources)
-    blocks = _blocks_of_steps(dataset, space, schedule, first_step, steps, size, row_order)
+    windows = _Windows(dataset, schedule, first_step, ends, row_order)
+    blocks = windows.table(steps, size)
+    phase, space = dataset.phase_at(first_step)[0], windows.space
+    block_bytes = slot_bytes(space)
     chunk_bytes = space.chunk * np.asarray([a.dtype.itemsize for a in space.arrays])
-    block_bytes = int(chunk_bytes.max())  # what a block takes in the loader's memory, whose slots are equal
     array = space.array_of(blocks.ravel())
-    blocks_per_use = dataset.seq_len / space.chunk[array]  # of caches with other chunks: the mean over what is used
+    blocks_per_use = phase.seq_len / space.chunk[array]  # of caches with other chunks: the mean over what is used
     rows_per_block = blocks.size / float(blocks_per_use.sum())
     read_bytes = float((chunk_bytes[array] * blocks_per_use).sum() / blocks_per_use.sum())
-    cache_blocks = None if cache_bytes is None else cache_bytes // block_bytes
-    found = [
-        _of_hosts(
-            forecast_reads(blocks, n, cache_blocks), n, blocks, rows_per_block, size, block_bytes, read_bytes, prices
-        )
-        for n in hosts
-    ]
+    slots = None if cache_bytes is None else cache_bytes // block_bytes
+    found: list[HostForecast] = []
+    for number in hosts:
+        try:
+            fetches = _replay(windows, number, steps, slots)
+        except ConfigError as error:
+            raise ConfigError(
+                error.problem, field="cache_bytes", value=cache_bytes, cure=f"A block takes {block_bytes} bytes."
+            ) from error
+        found.append(_of_hosts(fetches, number, blocks, slots, rows_per_block, size, block_bytes, read_bytes, prices))
     return Forecast(
         first_step=first_step,
         steps=steps,
-        exact=total is not None and first_step == 0 and steps == total,
+        exact=total is not None
+        and first_step == 0
+        and steps == total
+        and all(h.hosts_replayed == h.hosts for h in found),
         batch_size=size,
         block_bytes=block_bytes,
         distinct_blocks=_mean_distinct(blocks),
         variance_ratio={
             f"{w} batches" if w > 1 else "1 batch": variance_ratio(blocks[:, :: blocks.shape[1] // size], w)
             for w in (1, 8, 64)
-            if steps >= 2 * w
+            if blocks.shape[0] >= 2 * w
         },
         by_hosts=tuple(found),
     )
@@ -219,37 +237,149 @@ def virtual_cache(
     return TokenCache(f"/virtual/{name}", Ledger(True, tokenizer, layout.to_json(), parts=parts))
 
 
-def _blocks_of_steps(
-    dataset: PlannedDataset,
-    space: BlockSpace,
-    schedule: BatchSchedule,
-    first_step: int,
-    steps: int,
-    size: int,
-    row_order: RowOrder,
-) -> Int64[np.ndarray, "steps uses"]:
-    """Blocks that each step uses, rows in the loader's order; rows that lie in several blocks count for each."""
-    begin = schedule.rows_at(first_step)[0]
-    rows = dataset.locate(np.arange(begin, begin + steps * size))
-    step = np.repeat(np.arange(steps), size)
-    if row_order == "locality":
-        order = np.lexsort((rows.locality, step))
-        rows = type(rows)(*(a[order] for a in rows))
-    owner, block = stored_blocks(dataset.sources, space, rows)
-    uses = np.bincount(owner, minlength=step.size)
-    if uses.max() == 1:
-        return block.reshape(steps, size)
-    # pad every row to the same number of blocks by naming its last one again
-    width = int(uses.max())
-    first = np.cumsum(uses) - uses
-    table = block[first[:, None] + np.minimum(np.arange(width), uses[:, None] - 1)]
-    return table.reshape(steps, size * width)
+@dataclass(frozen=True)
+class _Window:
+    """Uses of blocks of a window of steps, by all hosts; rows in the loader's order."""
+
+    first_step: int
+    steps: int
+    step: Int64[np.ndarray, " u"]  # counted from the first
+    place: Int64[np.ndarray, " u"]  # of the row in its batch
+    size: Int64[np.ndarray, " u"]  # of the batch
+    block: Int64[np.ndarray, " u"]
+
+    def of_hosts(self, hosts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Steps and blocks sorted by host, and the bounds of each host."""
+        host = self.place * hosts // self.size
+        order = np.argsort(host, kind="stable")
+        return self.step[order], self.block[order], np.searchsorted(host[order], np.arange(hosts + 1))
+
+
+class _Windows:
+    """The windows in which the loader plans a run, planned when they are asked for."""
+
+    def __init__(
+        self,
+        dataset: PlannedDataset,
+        schedule: BatchSchedule,
+        first_step: int,
+        stop_step: int | None,
+        row_order: RowOrder,
+    ) -> None:
+        self.dataset, self.schedule = dataset, schedule
+        self.row_order: RowOrder = row_order
+        self.space = BlockSpace(dataset.sources)
+        self.first_step, self.stop_step = first_step, stop_step
+        self._planned: list[_Window] = []
+
+    def __getitem__(self, number: int) -> _Window:
+        while number >= len(self._planned):
+            last = self._planned[-1] if self._planned else None
+            step = self.first_step if last is None else last.first_step + last.steps
+            steps = window_steps(len(self._planned))
+            self._planned.append(
+                self._plan(step, steps if self.stop_step is None else min(steps, self.stop_step - step))
+            )
+        return self._planned[number]
+
+    def until(self, step: int) -> list[_Window]:
+        """The windows that hold the steps before ``step``."""
+        number = 0
+        while self[number].first_step + self[number].steps < step:
+            number += 1
+        return self._planned[: number + 1]
+
+    def table(self, steps: int, size: int) -> Int64[np.ndarray, "steps uses"]:
+        """Blocks of each full batch; rows that lie in several blocks count for each."""
+        stop = self.first_step + steps
+        windows = self.until(stop)
+        step = np.concatenate([w.step + w.first_step for w in windows])
+        row, block = (
+            ((step - self.first_step) * size + np.concatenate([w.place for w in windows])),
+            [w.block for w in windows],
+        )
+        inside = step < stop
+        owner, found = row[inside], np.concatenate(block)[inside]
+        full = owner.size and int(owner[-1] + 1) // size
+        inside = owner < full * size
+        owner, found = owner[inside], found[inside]
+        if not full:
+            raise ConfigError("leaves no whole step to look at", field="first_step", value=self.first_step)
+        uses = np.bincount(owner, minlength=full * size)
+        if uses.max() == 1:
+            return found.reshape(full, size)
+        # pad every row to the same number of blocks by naming its last one again
+        width = int(uses.max())
+        first = np.cumsum(uses) - uses
+        table = found[first[:, None] + np.minimum(np.arange(width), uses[:, None] - 1)]
+        return table.reshape(full, size * width)
+
+    def _plan(self, first_step: int, steps: int) -> _Window:
+        dataset, steps, sizes, valid, rows = global_rows(self.dataset, self.schedule, first_step, steps, self.row_order)
+        owner, block = stored_blocks(dataset.sources, self.space, rows)
+        step = np.repeat(np.arange(steps), valid)[owner]
+        place = owner - (np.cumsum(valid) - valid)[step]
+        return _Window(first_step, steps, step, place, sizes[step], block)
+
+
+@dataclass(frozen=True)
+class _Fetches:
+    """Block fetches of each step and of each host that was replayed."""
+
+    by_step: Int64[np.ndarray, " steps"]
+    by_host: Int64[np.ndarray, " replayed"]
+
+
+def _replay(windows: _Windows, hosts: int, steps: int, slots: int | None) -> _Fetches:
+    """What the loaders fetch in the first ``steps`` steps."""
+    stop = windows.first_step + steps
+    looked = windows.until(stop)
+    parts = [w.of_hosts(hosts) for w in looked]
+    by_step = np.zeros((hosts, steps), np.int64)
+    short: list[int] = []
+    for host in range(hosts):
+        step = np.concatenate(
+            [s[b[host] : b[host + 1]] + w.first_step for w, (s, _, b) in zip(looked, parts, strict=True)]
+        )
+        block = np.concatenate([x[b[host] : b[host + 1]] for _, x, b in parts])
+        block, step = block[step < stop], step[step < stop]
+        distinct, first = np.unique(block, return_index=True)
+        if slots is None or distinct.size <= slots:  # nothing ever makes room: each block is read at its first use
+            by_step[host] = np.bincount(step[first] - windows.first_step, minlength=steps)
+        else:
+            short.append(host)
+    chosen = (
+        short if len(short) <= MAX_REPLAYED else [short[k * len(short) // MAX_REPLAYED] for k in range(MAX_REPLAYED)]
+    )
+    for host in chosen:
+        by_step[host] = _replay_host(windows, hosts, host, steps, slots or 0)
+    by_step = by_step[chosen] if len(chosen) < len(short) else by_step
+    return _Fetches(by_step.sum(axis=0), by_step.sum(axis=1))
+
+
+def _replay_host(windows: _Windows, hosts: int, host: int, steps: int, slots: int) -> Int64[np.ndarray, " steps"]:
+    """Fetches of each step of one host, decided as its loader decides them."""
+    memory = Residency(slots, windows.first_step, windows.stop_step)
+    found = np.zeros(steps, np.int64)
+    number = 0
+    for k in range(steps):
+        while memory.wants_window:
+            memory.extend(_host_uses(windows[number], hosts, host))
+            number += 1
+        found[k] = len(memory.decide().blocks)
+    return found
+
+
+def _host_uses(window: _Window, hosts: int, host: int) -> WindowUses:
+    mine = window.place * hosts // window.size == host
+    return window_uses(window.first_step, window.steps, window.block[mine], window.step[mine])[0]
 
 
 def _of_hosts(
-    forecast: ReadForecast,
+    fetches: _Fetches,
     hosts: int,
     blocks: np.ndarray,
+    slots: int | None,
     rows_per_block: float,
     size: int,
     block_bytes: int,
@@ -257,27 +387,27 @@ def _of_hosts(
     prices: Prices | None,
 ) -> HostForecast:
     prices = prices or Prices()
-    steps = blocks.shape[0]
-    warm = min(
-        max(steps // 4, 1), steps - 1
-    )  # by then the first blocks have been used up, if the window is long enough
-    reads = forecast.reads[warm:]
+    steps, replayed = fetches.by_step.size, fetches.by_host.size
+    warm = min(max(steps // 4, 1), steps - 1)  # the first blocks are used up by then, if there are steps enough
+    reads = fetches.by_step[warm:] * (hosts / replayed)
     rate = float(reads.mean())
-    busiest = float(forecast.reads_by_host.max() / max(forecast.reads_by_host.mean(), 1e-12))
+    busiest = float(fetches.by_host.max() / max(fetches.by_host.mean(), 1e-12))
     cold = _cold_start(blocks[0], hosts)
     money = rate * (prices.per_1000_reads / 1000 + read_bytes / 2**30 * prices.per_gib)
+    held = int(forecast_reads(blocks, hosts).peak_blocks.max())
     return HostForecast(
         hosts=hosts,
+        block_fetches=round(int(fetches.by_host.sum()) * hosts / replayed),
+        hosts_replayed=replayed,
         reads_per_step=rate / hosts,
         reads_per_step_busiest=rate / hosts * busiest,
         bytes_per_step=rate / hosts * read_bytes,
         reads_per_block=rate * rows_per_block / size,
-        resident_bytes=int(forecast.peak_blocks.max()) * block_bytes,
+        resident_bytes=(held if slots is None else min(held, slots)) * block_bytes,
         cold_start_reads=cold,
         cold_start_bytes=round(cold * read_bytes),
         burst=float(reads.max() / rate) if rate else 0.0,
         cost_per_1000_steps=1000 * money,
-        horizon=forecast.horizon,
     )
 
 

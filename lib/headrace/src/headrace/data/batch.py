@@ -21,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Integer
 
+from headrace.data.flat import ExpandedBatch, FlatBatch
+
 
 class PackedBatch(eqx.Module):
     """B rows of S tokens, each row one or more segments (documents) end to end.
@@ -29,9 +31,16 @@ class PackedBatch(eqx.Module):
         token_ids: Token ids as stored, of any integer dtype. Use :attr:`tokens`.
         valid: False for rows that only fill up the last batch of a finite dataset.
         source_id: Number of the source that each row came from.
-        log_probs: Log probabilities under the policy that sampled the tokens (RL), or None.
-        rewards: One reward a row (RL), or None.
+        log_probs: Log probability of each label under the policy that sampled it (RL), or None.
+        rewards: One reward a segment (RL), or None.
+        segment_lengths: Tokens of each row's segments, zeros behind the last; what they leave of a row is padding.
+            None: rows are full, and ``eos_id`` says where segments end.
         eos_id: A segment ends after each of these tokens; None: each row is one segment. Static under jit.
+        loss_mask: Which labels are trained on, beside what segments say (SFT, RL); None: all.
+        weights: Weight of each label (RL: its advantage); None: 1. Where a label is not trained on, it does not count.
+        group_ids: Group of each segment (RL: the prompt; preference: the pair), any numbers; None: each its own.
+        policy_version: Version of the policy that sampled each label (RL), or None.
+        extras: Further leaves, each ``[B, S, ...]``, that the model reads: e.g. where pictures go. Carried as they are.
 
     Example:
         >>> batch = pack_rows(np.array([[5, 6, 0, 8]], np.uint16), eos_id=0)
@@ -45,8 +54,14 @@ class PackedBatch(eqx.Module):
     valid: Bool[Any, " B"]
     source_id: Int32[Any, " B"]
     log_probs: Float32[Any, "B S"] | None = None
-    rewards: Float32[Any, " B"] | None = None
+    rewards: Float32[Any, "B M"] | None = None
+    segment_lengths: Int32[Any, "B M"] | None = None
     eos_id: int | None = eqx.field(static=True, default=None)
+    loss_mask: Integer[Any, "B S"] | None = None
+    weights: Float32[Any, "B S"] | None = None
+    group_ids: Int32[Any, "B M"] | None = None
+    policy_version: Int32[Any, "B S"] | None = None
+    extras: dict[str, Any] | None = None
 
     @property
     def batch_size(self) -> int:
@@ -71,9 +86,19 @@ class PackedBatch(eqx.Module):
         return xp.where(self._ends, 0, following)
 
     @property
+    def label_mask(self) -> Bool[Any, "B S"]:
+        """Which labels are trained on: none at the end of a segment, none in padding, else as ``loss_mask`` says."""
+        trained = ~self._ends & self.valid[:, None]
+        if self.segment_lengths is not None:
+            trained = trained & ~self._padding
+        return trained if self.loss_mask is None else trained & (self.loss_mask != 0)
+
+    @property
     def token_weights(self) -> Float32[Any, "B S"]:
-        """Loss weight of each label: 1, but 0 at the end of a segment and in padding."""
-        return (~self._ends & self.valid[:, None]).astype(np.float32)
+        """Loss weight of each label: 1, or what ``weights`` says; 0 where a label is not trained on."""
+        if self.weights is None:
+            return self.label_mask.astype(np.float32)
+        return self._xp.where(self.label_mask, self.weights, np.float32(0)).astype(np.float32)
 
     @property
     def position_ids(self) -> Int32[Any, "B S"]:
@@ -84,20 +109,69 @@ class PackedBatch(eqx.Module):
 
     @property
     def segment_ids(self) -> Int32[Any, "B S"]:
-        """Number of the segment within its row, from 0."""
-        return self._xp.cumsum(self._starts, axis=1, dtype=np.int32) - 1
+        """Number of the segment within its row, from 0; -1 in padding."""
+        number = self._xp.cumsum(self._starts, axis=1, dtype=np.int32) - 1
+        return number if self.segment_lengths is None else self._xp.where(self._padding, -1, number)
 
     @property
     def cu_seqlens(self) -> Int32[Any, "B M1"]:
         """Where segments begin: row b's segment k is ``tokens[b, cu_seqlens[b, k]:cu_seqlens[b, k + 1]]``.
 
-        Entries past the last segment are S. M is 1 where each row is one segment, else S, the most that there can be.
+        Entries past the last segment are S, so padding is covered by one more range. M is 1 where each row is one
+        segment; one more than the width of ``segment_lengths``; else S, the most that there can be.
         """
         xp, (rows, length) = self._xp, self.token_ids.shape
+        if self.segment_lengths is not None:
+            ends = xp.where(self.segment_lengths > 0, xp.cumsum(self.segment_lengths, axis=1), length)
+            first, last = xp.zeros((rows, 1), np.int32), xp.full((rows, 1), length, np.int32)
+            return xp.concatenate([first, ends, last], axis=1).astype(np.int32)
         if self.eos_id is None:
             return xp.broadcast_to(xp.asarray([0, length], dtype=np.int32), (rows, 2))
         begins = xp.sort(xp.where(self._starts, self._positions, length), axis=1)
         return xp.concatenate([begins, xp.full((rows, 1), length, np.int32)], axis=1).astype(np.int32)
+
+    @property
+    def segment_groups(self) -> Int32[Any, "B M"]:
+        """Group of each range of ``cu_seqlens``: ``group_ids``; where there are none, each is its own."""
+        rows, ranges = self.token_ids.shape[0], self.cu_seqlens.shape[1] - 1
+        if self.group_ids is None:
+            return self._xp.arange(rows * ranges, dtype=np.int32).reshape(rows, ranges)
+        spare = ranges - self.group_ids.shape[1]  # padding, which nothing is trained on: any group will do
+        return self._xp.pad(self.group_ids, ((0, 0), (0, spare)))
+
+    def expand(self) -> ExpandedBatch:
+        """All that is derived, as arrays: on the devices, and in the batch's own sharding, if the tokens are there.
+
+        Example:
+            >>> pack_rows(np.array([[5, 6, 0, 8]], np.uint16), eos_id=0).expand().labels.tolist()
+            [[6, 0, 0, 0]]
+        """
+        return ExpandedBatch(
+            self.tokens, self.labels, self.position_ids, self.segment_ids, self.cu_seqlens, self.token_weights,
+            self.label_mask, self.segment_groups,
+        )  # fmt: skip
+
+    def flatten(self) -> FlatBatch:
+        """The batch as one sequence of T = B x S tokens, with one ``cu_seqlens``: for kernels of variable length.
+
+        Its shape depends on the batch's shape alone, so it works under jit: ranges that a row does not use are empty,
+        and padding is a range of its own. :meth:`FlatBatch.compact` leaves both out, on the host.
+
+        Example:
+            >>> flat = pack_rows(np.array([[5, 6, 0, 8]], np.uint16), eos_id=0).flatten()
+            >>> flat.cu_seqlens.tolist(), flat.compact().cu_seqlens.tolist()
+            ([0, 3, 4, 4, 4], [0, 3, 4])
+        """
+        xp, (rows, length) = self._xp, self.token_ids.shape
+        begins = self.cu_seqlens[:, :-1] + length * xp.arange(rows, dtype=np.int32)[:, None]
+        end = xp.full(1, rows * length, np.int32)
+        taken = None if self.log_probs is None else self.log_probs.reshape(-1)
+        return FlatBatch(
+            *(getattr(self, name).reshape(-1) for name in ("tokens", "labels", "position_ids", "segment_ids")),
+            cu_seqlens=xp.concatenate([begins.reshape(-1), end]).astype(np.int32),
+            token_weights=self.token_weights.reshape(-1),
+            log_probs=taken,
+        )
 
     @property
     def _xp(self) -> ModuleType:
@@ -108,7 +182,14 @@ class PackedBatch(eqx.Module):
         return self._xp.broadcast_to(self._xp.arange(self.seq_len, dtype=np.int32), self.token_ids.shape)
 
     @property
+    def _padding(self) -> Bool[Any, "B S"]:
+        assert self.segment_lengths is not None
+        return self._positions >= self.segment_lengths.sum(axis=1)[:, None]
+
+    @property
     def _starts(self) -> Bool[Any, "B S"]:
+        if self.segment_lengths is not None:
+            return _begins(self._xp, self.segment_lengths, self.seq_len)
         if self.eos_id is None:
             return self._positions == 0
         first = self._xp.ones_like(self.token_ids[:, :1], dtype=bool)
@@ -116,28 +197,47 @@ class PackedBatch(eqx.Module):
 
     @property
     def _ends(self) -> Bool[Any, "B S"]:
+        if self.segment_lengths is not None:
+            starts = self._starts
+            return self._xp.concatenate([starts[:, 1:], self._xp.ones_like(starts[:, :1])], axis=1)
         if self.eos_id is None:
             return self._positions == self.seq_len - 1
         last = self._xp.ones_like(self.token_ids[:, :1], dtype=bool)
         return self._xp.concatenate([self.token_ids[:, :-1] == self.eos_id, last], axis=1)
 
 
+def _begins(xp: ModuleType, segment_lengths: Int32[Any, "B M"], length: int) -> Bool[Any, "B S"]:
+    """Where segments, and the padding behind them, begin."""
+    rows = segment_lengths.shape[0]
+    ends = segment_lengths.cumsum(axis=1)
+    if xp is np:
+        starts = np.zeros((rows, length + 1), bool)
+        starts[np.arange(rows)[:, None], ends] = True  # behind a full row: the column that is cut off
+    else:  # a comparison and a reduction, which fuse and keep any sharding; a scatter does not
+        starts = (ends[:, None, :] == jnp.arange(length, dtype=np.int32)[None, :, None]).any(axis=2)
+    first = xp.ones((rows, 1), bool)
+    return xp.concatenate([first, starts[:, 1:length]], axis=1)
+
+
 def pack_rows(
     token_ids: Integer[np.ndarray, "B S"],
     source_id: Int32[np.ndarray, " B"] | None = None,
     eos_id: int | None = None,
+    segment_lengths: Int32[np.ndarray, "B M"] | None = None,
 ) -> PackedBatch:
-    """A batch of full rows on the host.
+    """A batch of rows that all hold data, on the host.
 
     Args:
         token_ids: The rows.
         source_id: Source of each row; None: 0.
         eos_id: See :class:`PackedBatch`.
+        segment_lengths: See :class:`PackedBatch`.
     """
     rows = token_ids.shape[0]
     return PackedBatch(
         token_ids=token_ids,
         valid=np.ones(rows, bool),
         source_id=np.zeros(rows, np.int32) if source_id is None else source_id,
+        segment_lengths=segment_lengths,
         eos_id=eos_id,
     )

@@ -1,25 +1,56 @@
-"""Stored blocks in memory: each is read once, straight into its slot, and stays until nothing planned needs it.
+"""Stored blocks in memory: each is read once, straight into its slot; batches are gathered from there.
 
 The memory is one flat buffer of equal slots under a byte budget, allocated once; the operating system backs only what
-is touched. A batch is one gather from it. Slots of blocks that no planned step needs are reused, least recently used
-first.
+is touched. TensorStore reads into it; chunks of local uncompressed arrays are copied from memory-mapped files instead
+(store/mapped.py), which is faster. Which block is in which slot is decided elsewhere (index/residency.py).
+
+Rows that lie in their slots at multiples of their own length, which is the rule, are gathered for several steps in one
+call of ``np.take``, straight into the buffers of the batches and without the interpreter's lock.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
+from numpy.lib.stride_tricks import as_strided
 
-from headrace.errors import ConfigError, ReadError
+from headrace.errors import ReadError
 from headrace.feed.plan import BlockSpace, WindowPlan
+from headrace.feed.workers import Workers
 from headrace.metrics import ReadStats
-from headrace.store.array import ArrayFuture, reason
+from headrace.store.array import StoredArray, reason
+from headrace.store.mapped import MappedArray
 
 _POLL_S = 0.1
+
+
+class _Pending(Protocol):
+    def result(self, timeout: float | None = None) -> Any: ...
+
+
+class Gathering(NamedTuple):
+    """A step whose rows are to be gathered.
+
+    Attributes:
+        plan: The plan that it belongs to.
+        step: The step, counted from the plan's first.
+        first_byte: Where in the memory each of its pieces begins.
+        rows: Rows of the batch on this host, padding included.
+    """
+
+    plan: WindowPlan
+    step: int
+    first_byte: np.ndarray
+    rows: int
+
+    @property
+    def held(self) -> int:
+        """Rows that hold data."""
+        return int(self.plan.row_bounds[self.step + 1] - self.plan.row_bounds[self.step])
 
 
 class BlockCache:
@@ -29,96 +60,81 @@ class BlockCache:
         space: The blocks.
         max_bytes: Budget for blocks in memory and in flight.
         stats: Counters to add to.
+        workers: Copy mapped blocks.
+        mapping: Whether blocks of local uncompressed arrays are copied from memory-mapped files.
     """
 
-    def __init__(self, space: BlockSpace, max_bytes: int, stats: ReadStats) -> None:
+    def __init__(
+        self, space: BlockSpace, max_bytes: int, stats: ReadStats, workers: Workers, *, mapping: bool = True
+    ) -> None:
         self.space, self.stats = space, stats
         self.dtype = np.result_type(*(a.dtype for a in space.arrays))
         """Of every batch, whichever sources it holds: to the devices of all hosts it is one program."""
         self._itemsize = np.asarray([a.dtype.itemsize for a in space.arrays], np.int64)
-        self.slot_bytes = int((space.chunk * self._itemsize).max() + 7) // 8 * 8
+        kinds = sorted({a.dtype for a in space.arrays}, key=str)
+        self._kinds = kinds
+        self._kind = np.asarray([kinds.index(a.dtype) for a in space.arrays], np.int64)
+        self.slot_bytes = slot_bytes(space)
         self.num_slots = min(max_bytes // self.slot_bytes, int(space.first_block[-1]))
         self.max_bytes = max_bytes
+        self._workers = workers
+        self._mapping = mapping
+        self._mapped: dict[int, MappedArray | None] = {}
         self._memory = np.empty(self.num_slots * self.slot_bytes, np.uint8)
-        self._free = list(range(self.num_slots - 1, -1, -1))
-        self._slot: dict[int, int] = {}
-        self._pending: dict[int, ArrayFuture] = {}
-        self._needed_until: dict[int, int] = {}
-        self._expiring: dict[int, list[int]] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._pending: dict[int, tuple[int, _Pending]] = {}  # by block: its slot, and what it waits for
         self._interrupted = threading.Event()
 
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of slots that hold a block or wait for one."""
-        return len(self._slot) * self.slot_bytes
+    def start(self, block: int, slot: int) -> None:
+        """Starts fetching a block into a slot. The step that used the slot last must have been gathered."""
+        number = int(self.space.first_block.searchsorted(block, side="right")) - 1
+        array = self.space.arrays[number]
+        chunk = block - int(self.space.first_block[number])
+        stats = self.stats
+        stats.block_fetches += 1
+        stats.bytes_read += self._elements(array, chunk) * array.dtype.itemsize
+        mapped = self._mapped_array(number)
+        if mapped is None or not mapped.address(chunk):
+            self._pending[block] = slot, self._read(number, chunk, slot)
+            return
+        stats.mapped_blocks += 1
+        mapped.will_need(chunk)
+        into = self._memory[slot * self.slot_bytes :][: mapped.chunk_bytes]
+        self._pending[block] = slot, self._workers.submit(partial(mapped.copy, chunk, into))
 
-    def fits(self, plan: WindowPlan, share: float = 1.0) -> bool:
-        """Whether all blocks of a plan fit into this share of the budget at once, or all that there are into it all."""
-        room = self.max_bytes // self.slot_bytes
-        return plan.blocks.size <= share * room or int(self.space.first_block[-1]) <= room
+    def ready(self, blocks: list[int]) -> bool:
+        """Whether :meth:`wait` would return at once, and without an error."""
+        for block in blocks:
+            waiting = self._pending.get(block)
+            if waiting is None:
+                continue
+            try:
+                if waiting[1].result(0) is False:
+                    return False
+            except Exception:  # noqa: BLE001  # not there, or an error, which wait() reports
+                return False
+        return True
 
-    def check_fits(self, plan: WindowPlan) -> None:
-        """Raises ConfigError unless all blocks of a plan fit at once."""
-        if not self.fits(plan):
-            needed = plan.blocks.size * self.slot_bytes
-            raise ConfigError(
-                f"is less than the blocks of one batch: step {plan.first_step} needs {plan.blocks.size} blocks of"
-                f" {self.slot_bytes / 1024:.0f} KiB",
-                field="prefetch_bytes",
-                value=self.max_bytes,
-                cure=f"Give at least {needed}; {4 * needed} lets reads run ahead.",
-            )
-
-    def admit(self, plan: WindowPlan, slots: np.ndarray, done: int) -> int:
-        """Starts reading blocks of a plan, in order of first use, as far as there is room.
-
-        Args:
-            plan: The plan.
-            slots: int64 array, one entry a block of the plan; filled in for admitted blocks.
-            done: How many blocks of the plan were admitted before.
-
-        Returns:
-            How many blocks are admitted now.
-        """
-        if done == 0:  # what is here already must not make room for the rest, only to be read again
-            for block in plan.blocks.tolist():
-                self._idle.pop(block, None)
-        for at in range(done, plan.blocks.size):
-            block = int(plan.blocks[at])
-            slot = self._slot.get(block)
-            if slot is None:
-                slot = self._take_slot()
-                if slot is None:
-                    return at
-                self._slot[block] = slot
-                self._pending[block] = self._start_read(block, slot)
-            else:
-                self.stats.block_hits += 1
-            until = plan.first_step + int(plan.last_use[at])
-            self._needed_until[block] = until
-            self._expiring.setdefault(until, []).append(block)
-            slots[at] = slot
-        return plan.blocks.size
-
-    def wait(self, plan: WindowPlan, step: int) -> None:
-        """Waits until the blocks of step ``plan.first_step + step`` have arrived. All of them must be admitted.
+    def wait(self, blocks: list[int], step: int) -> None:
+        """Waits until blocks that were started have arrived; ``step`` needs them.
 
         Raises:
             ReadError: a block cannot be read; array, chunk and step are named.
         """
-        first, last = plan.block_bounds[step : step + 2]
-        for block in plan.blocks[first:last].tolist():
-            future = self._pending.get(block)
-            if future is None:
+        for block in blocks:
+            waiting = self._pending.get(block)
+            if waiting is None:
                 continue
+            slot, future = waiting
+            number = int(self.space.array_of(np.asarray([block]))[0])
+            chunk = block - int(self.space.first_block[number])
             try:
-                self._arrived(future)
+                sound = self._arrived(future)
+                if sound is False:  # not what its checksum says: TensorStore reads it, or says what is wrong
+                    self.stats.mapped_blocks -= 1
+                    self._arrived(self._read(number, chunk, slot))
             except ReadError as error:
-                number = int(self.space.array_of(np.asarray([block]))[0])
                 raise ReadError(
-                    f"chunk {block - int(self.space.first_block[number])} cannot be read for step"
-                    f" {plan.first_step + step} ({reason(error.__cause__ or error)})",
+                    f"chunk {chunk} cannot be read for step {step} ({reason(error.__cause__ or error)})",
                     field="array",
                     value=self.space.arrays[number].url,
                     cure="Check that the store can be reached and that the cache was copied whole, then go on from this"
@@ -130,85 +146,107 @@ class BlockCache:
         """Makes :meth:`wait` give up, now and from now on. For any thread."""
         self._interrupted.set()
 
-    def _arrived(self, future: ArrayFuture) -> None:
-        while not self._interrupted.is_set():
-            try:
-                future.result(_POLL_S)
-            except TimeoutError:
-                continue
-            return
-        raise ReadError("the loader was closed while it was read")
+    def located(self, plan: WindowPlan, step: int, slots: np.ndarray, rows: int) -> Gathering:
+        """A step, its pieces found, for :meth:`gather`.
 
-    def gather(self, plan: WindowPlan, slots: np.ndarray, step: int, row_elements: int) -> np.ndarray:
-        """The rows of step ``plan.first_step + step``: a fresh array ``[local rows, row_elements]`` of :attr:`dtype`.
-
-        Call :meth:`wait` for the step first.
+        Args:
+            plan: The plan.
+            step: The step, counted from its first. Call :meth:`wait` for it before.
+            slots: Slot of each piece.
+            rows: Rows of the batch on this host, padding included.
         """
-        pieces = np.arange(int(plan.piece_bounds[step]), int(plan.piece_bounds[step + 1]))
-        rows = int(plan.row_bounds[step + 1] - plan.row_bounds[step])
-        itemsizes = self._itemsize[plan.array[pieces]]
-        if rows and pieces.size == rows and (itemsizes == self.dtype.itemsize).all():
-            return self._windows(self.dtype, row_elements)[self._address(plan, slots, pieces, self.dtype)]
-        out = np.empty((rows, row_elements), self.dtype)
-        for itemsize in np.unique(itemsizes):
-            some = pieces[itemsizes == itemsize]
-            self._copy(plan, slots, some, out, self.space.arrays[int(plan.array[some[0]])].dtype)
-        return out
+        pieces = slice(int(plan.piece_bounds[step]), int(plan.piece_bounds[step + 1]))
+        itemsize = self.dtype.itemsize if len(self._kinds) == 1 else self._itemsize[plan.array[pieces]]
+        return Gathering(plan, step, slots * self.slot_bytes + plan.offset[pieces] * itemsize, rows)
 
-    def finished(self, step: int) -> None:
-        """Says that ``step`` has been gathered: blocks needed by no later planned step may go."""
-        for block in self._expiring.pop(step, ()):
-            if self._needed_until[block] == step:
-                self._idle[block] = None
+    def gather(self, steps: Sequence[Gathering], out: np.ndarray, begun: Callable[[], None]) -> None:
+        """Copies the rows of some steps into ``out``; rows beyond those that hold data become zeros.
+
+        For any thread; the blocks must not be replaced before it returns.
+
+        Args:
+            steps: Steps whose rows have one length.
+            out: ``[rows of all steps, row elements]`` of :attr:`dtype`, C order.
+            begun: Called when the copying begins.
+        """
+        row_bytes = out.shape[1] * out.itemsize
+        regular = len(self._kinds) == 1 and self.slot_bytes % row_bytes == 0
+        if regular and all(s.plan.whole and s.held == s.rows for s in steps):
+            first_byte = steps[0].first_byte if len(steps) == 1 else np.concatenate([s.first_byte for s in steps])
+            row, within = np.divmod(first_byte, row_bytes)
+            if not within.any():
+                rows = self._memory.reshape(-1, row_bytes)
+                begun()
+                np.take(rows, row, axis=0, out=out.view(np.uint8), mode="clip")
+                return
+        begun()
+        at = 0
+        for step in steps:
+            self._gather_pieces(step, out[at : at + step.rows])
+            at += step.rows
+
+    def _gather_pieces(self, where: Gathering, out: np.ndarray) -> None:
+        """Rows of any number of pieces, of any sizes and dtypes: whole rows row by row, the others by element."""
+        plan, step = where.plan, where.step
+        pieces = slice(int(plan.piece_bounds[step]), int(plan.piece_bounds[step + 1]))
+        kind, size = self._kind[plan.array[pieces]], plan.size[pieces]
+        row, column = plan.piece_row[pieces], plan.column[pieces]
+        if int(size.sum()) < out.size:
+            out[:] = 0  # what no piece fills
+        for number in np.unique(kind).tolist():
+            here, dtype = kind == number, self._kinds[number]
+            whole = np.flatnonzero(here & (size == out.shape[1]))
+            if whole.size:
+                out[row[whole]] = self._runs(dtype, out.shape[1])[where.first_byte[whole]]
+            rest = np.flatnonzero(here & (size != out.shape[1]))
+            if rest.size:
+                length = size[rest]
+                within = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
+                source = np.repeat(where.first_byte[rest], length) + within * dtype.itemsize
+                target = np.repeat(row[rest] * out.shape[1] + column[rest], length) + within
+                out.reshape(-1)[target] = self._runs(dtype, 1)[source, 0]
+
+    def _runs(self, dtype: np.dtype[Any], size: int) -> np.ndarray:
+        """The memory as array ``[bytes, size]``: row b is the ``size`` elements that begin at byte b."""
+        whole = self._memory[: self._memory.size // dtype.itemsize * dtype.itemsize].view(dtype)
+        shape = (max(self._memory.size - size * dtype.itemsize + 1, 0), size)
+        return as_strided(whole, shape, (1, dtype.itemsize), writeable=False)
 
     def close(self) -> None:
         """Gives the memory back. Reads in flight are abandoned; each keeps alive what it may still write into."""
         self._pending.clear()
-        self._slot.clear()
-        self._free.clear()
         self._memory = np.empty(0, np.uint8)
 
-    def _copy(
-        self, plan: WindowPlan, slots: np.ndarray, pieces: np.ndarray, out: np.ndarray, dtype: np.dtype[Any]
-    ) -> None:
-        """Copies pieces of one dtype into their rows: whole rows in one gather, the others element by element."""
-        whole = plan.size[pieces] == out.shape[1]
-        if whole.any():
-            some = pieces[whole]
-            out[plan.piece_row[some]] = self._windows(dtype, out.shape[1])[self._address(plan, slots, some, dtype)]
-        rest = pieces[~whole]
-        if rest.size:
-            size = plan.size[rest]
-            within = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
-            source = np.repeat(self._address(plan, slots, rest, dtype), size) + within
-            target = np.repeat(plan.piece_row[rest] * out.shape[1] + plan.column[rest], size) + within
-            out.reshape(-1)[target] = self._memory.view(dtype)[source]
-
-    def _windows(self, dtype: np.dtype[Any], size: int) -> np.ndarray:
-        """All runs of ``size`` elements of the memory, as rows of a view."""
-        return sliding_window_view(self._memory.view(dtype), size)
-
-    def _address(self, plan: WindowPlan, slots: np.ndarray, pieces: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-        """First element of each piece in the memory seen as ``dtype``."""
-        return slots[plan.block[pieces]] * (self.slot_bytes // dtype.itemsize) + plan.offset[pieces]
-
-    def _take_slot(self) -> int | None:
-        if self._free:
-            return self._free.pop()
-        if not self._idle:
+    def _mapped_array(self, number: int) -> MappedArray | None:
+        if not self._mapping:
             return None
-        block, _ = self._idle.popitem(last=False)
-        self._needed_until.pop(block)
-        return self._slot.pop(block)
+        if number not in self._mapped:
+            self._mapped[number] = self.space.arrays[number].mapped()
+        return self._mapped[number]
 
-    def _start_read(self, block: int, slot: int) -> ArrayFuture:
-        number = int(self.space.array_of(np.asarray([block]))[0])
+    def _read(self, number: int, chunk: int, slot: int) -> _Pending:
         array = self.space.arrays[number]
-        start = (block - int(self.space.first_block[number])) * array.chunk_elements
-        size = min(array.chunk_elements, array.length - start)
+        start = chunk * array.chunk_elements
+        size = self._elements(array, chunk)
         begin = slot * self.slot_bytes
         out = self._memory[begin : begin + size * array.dtype.itemsize].view(array.dtype)
-        self.stats.block_fetches += 1
         self.stats.tensorstore_reads_issued += 1
-        self.stats.bytes_read += out.nbytes
         return array.read_into(out, start)
+
+    @staticmethod
+    def _elements(array: StoredArray, chunk: int) -> int:
+        return min(array.chunk_elements, array.length - chunk * array.chunk_elements)
+
+    def _arrived(self, future: _Pending) -> Any:
+        while not self._interrupted.is_set():
+            try:
+                return future.result(_POLL_S)
+            except TimeoutError:
+                continue
+        raise ReadError("the loader was closed while it was read")
+
+
+def slot_bytes(space: BlockSpace) -> int:
+    """Bytes that each block takes in memory: those of the largest."""
+    itemsize = np.asarray([a.dtype.itemsize for a in space.arrays], np.int64)
+    return int((space.chunk * itemsize).max() + 7) // 8 * 8

@@ -5,6 +5,9 @@ No kernel runs here: what a training step needs beyond that is derived inside it
 
 from __future__ import annotations
 
+import jax
+import numpy as np
+
 from headrace.data.batch import PackedBatch
 from headrace.feed.placement import Placement
 from headrace.feed.reader import HostRows
@@ -19,17 +22,22 @@ class Delivery:
     """
 
     def __init__(self, placement: Placement, eos_id: int | None) -> None:
-        self._placement, self._eos_id = placement, eos_id
+        self._placement = placement
+        # a Module's constructor costs as much as all transfers together
+        leaf = np.zeros(0)
+        self._plain = jax.tree.structure(PackedBatch(leaf, leaf, leaf, eos_id=eos_id))
+        self._segmented = jax.tree.structure(PackedBatch(leaf, leaf, leaf, segment_lengths=leaf, eos_id=eos_id))
 
     def __call__(self, host: HostRows) -> PackedBatch:
         """The global batch. ``host.tokens`` belongs to it from now on.
 
         No array is shared between batches: a training step may donate all that it is given.
         """
-        local = self._placement.local_rows(host.batch_size)
-        return PackedBatch(
-            token_ids=self._placement.to_global(host.tokens, host.batch_size),
-            valid=self._placement.to_global(local < host.num_valid, host.batch_size),
-            source_id=self._placement.to_global(host.source_id, host.batch_size),
-            eos_id=self._eos_id,
-        )
+        place, size = self._placement.to_global, host.batch_size
+        valid = self._placement.local_rows(size) < host.num_valid
+        tokens = place(host.tokens, size, seq_len=host.seq_len)
+        leaves = [tokens, place(valid, size), place(host.source_id, size)]
+        if host.segment_lengths is None:
+            return jax.tree.unflatten(self._plain, leaves)
+        leaves.append(place(host.segment_lengths, size, along_rows=True))
+        return jax.tree.unflatten(self._segmented, leaves)

@@ -7,11 +7,13 @@ or devices.
 
 from __future__ import annotations
 
+import json
 import operator
+import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -22,16 +24,23 @@ from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import PhasedDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.delivery import Delivery
+from headrace.feed.diagnosis import WaitLog
+from headrace.feed.headspace import replay
+from headrace.feed.hosts import check_same, gather
 from headrace.feed.placement import Placement, batch_sharding
 from headrace.feed.plan import RowOrder
 from headrace.feed.prefetch import Prefetched
-from headrace.feed.reader import WINDOW_STEPS, AsyncReader, BatchReader, PlannedReader
+from headrace.feed.reader import GROUP, AsyncReader, BatchReader, PlannedReader
 from headrace.index.schedule import BatchSchedule
 from headrace.index.seeds import ORDER_VERSION
-from headrace.metrics import LoaderStats, QueueStats, ReadStats, Stopwatch
+from headrace.metrics import IterationStats, LoaderStats, ReadStats, StallRule, Stopwatch
+from headrace.store.retry import request_counts
 
 DEFAULT_PREFETCH_BYTES = 1 << 30
-_MAX_READY = 8
+_MAX_READY = 3 * GROUP
+_READY_REPLAYS = 2
+
+_Counted: TypeAlias = tuple[IterationStats, weakref.ref[Prefetched[Any]], threading.Thread]
 
 
 class DataLoader:
@@ -45,14 +54,19 @@ class DataLoader:
         batch_axis: Mesh axis, or axes, that rows are split over; None: ``"data"``, or the mesh's first axis.
         sharding: Sharding of ``[B, S]`` arrays, instead of ``mesh`` and ``batch_axis``.
         prefetch_bytes: Budget on this host, of each iteration, for stored blocks in memory and in flight; another
-            eighth for ready batches.
+            eighth, but at least one batch and at most 24, for batches that are ready or in the making.
+        memory_map: Whether chunks of local, uncompressed caches are copied from memory-mapped files, which is faster
+            than reading them through TensorStore (docs/performance.md); False: they are read, for comparison.
         row_order: ``"locality"`` orders the rows within a batch by where they lie in the store, so that each host reads
             its own part; ``"stream"`` leaves them in the order of the mixture. The batch as a set is the same. Datasets
             that do not say where their rows lie (``map``, or of your own) are read in the order of the stream.
+        stall_rule: Which waits ``stats().stalls`` explains.
+        check_hosts: Whether the first iteration makes sure that all processes of the mesh load the same batches from
+            the same step. All must then begin it; it takes one small collective.
 
     Raises:
         ConfigError: a batch size that does not divide over the mesh, a missing axis, a batch size that differs from the
-            mixture's.
+            mixture's. From the first iteration: other processes load something else.
 
     Example:
         >>> import headrace.testing
@@ -76,6 +90,9 @@ class DataLoader:
         sharding: NamedSharding | None = None,
         prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
         row_order: RowOrder = "locality",
+        memory_map: bool = True,
+        stall_rule: StallRule | None = None,
+        check_hosts: bool = True,
     ) -> None:
         if row_order not in ("locality", "stream"):
             raise ConfigError("is not an order", field="row_order", value=row_order, cure="Use 'locality' or 'stream'.")
@@ -88,11 +105,16 @@ class DataLoader:
         self.placement = Placement(sharding if sharding is not None else batch_sharding(mesh, batch_axis))
         self.row_order: RowOrder = row_order
         self.prefetch_bytes = prefetch_bytes
-        seq_lens = dataset.seq_lens if isinstance(dataset, PlannedDataset) else (0,)
         for size in self.schedule.unique_sizes:
-            for seq_len in seq_lens:
+            for seq_len in self._seq_lens() or [0]:
                 self.placement.check(size, seq_len)
-        self._reads, self._watch, self._queue = ReadStats(), Stopwatch(), QueueStats()
+        self._mapping = memory_map
+        self._stall_rule = stall_rule or StallRule()
+        self._check_hosts = check_hosts
+        self._lock = threading.Lock()
+        self._finished = IterationStats(self._stall_rule)
+        self._counted: list[_Counted] = []  # one an iteration: nobody else adds to it
+        self._requests_before = request_counts()
         self._readers: weakref.WeakSet[BatchReader] = weakref.WeakSet()
         self._open: weakref.WeakSet[Prefetched[Any]] = weakref.WeakSet()
         self._deliver = Delivery(self.placement, dataset.eos_id) if isinstance(dataset, PlannedDataset) else None
@@ -132,8 +154,9 @@ class DataLoader:
             ReadError: the store cannot be read.
         """
         step = self._checked_step(step)
-        reader = self._reader(ReadStats(), Stopwatch(), window_steps=1)
-        return self._to_devices(next(iter(reader.batches(step, step + 1))))
+        watch, waits = Stopwatch(), WaitLog(step)
+        reader = self._reader(ReadStats(), watch, waits, group=0)
+        return self._to_devices(next(iter(reader.batches(step, step + 1))), watch, waits)
 
     def iter_from_step(self, step: int = 0) -> Prefetched[Any]:
         """Batches from ``step`` on, prepared in the background. A context manager; dropping it stops the background
@@ -147,39 +170,97 @@ class DataLoader:
         """
         if step != self.num_steps:  # resuming a finished run is an empty iteration, not an error
             step = self._checked_step(step)
-        reader = self._reader(self._reads, self._watch, window_steps=WINDOW_STEPS)
+        return self._iterate(step, replayed=0)
+
+    def headspace(self, step: int = 0, *, batches: int = 8) -> Prefetched[Any]:
+        """The same few batches over and over: shows the speed that training would reach with a perfect loader.
+
+        Loads them first, keeps them on the devices, and hands out copies made there, which a training step may donate.
+        Used as :meth:`iter_from_step`, of which it differs in that it does not end. Run it in a loader of its own:
+        :attr:`LoaderStats.replayed_batches` says that the figures are of such a run.
+
+        Args:
+            step: The first of these batches.
+            batches: How many; fewer if the dataset ends. They stay in device memory.
+
+        Raises:
+            IndexOutOfRangeError: no such step.
+            ConfigError: ``batches`` is below 1.
+
+        Example:
+            >>> import headrace.testing
+            >>> from headrace.data.token_seq import TokenSeqDataset
+            >>> loader = DataLoader(TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), batch_size=8)
+            >>> with loader.headspace(batches=2) as replayed:
+            ...     batches = [next(replayed) for _ in range(5)]
+            >>> bool((batches[0].tokens == batches[4].tokens).all()), loader.stats().replayed_batches
+            (True, 5)
+        """
+        if batches < 1:
+            raise ConfigError("must be at least 1", field="batches", value=batches)
+        return self._iterate(self._checked_step(step), replayed=batches)
+
+    def _iterate(self, step: int, replayed: int) -> Prefetched[Any]:
+        if self._check_hosts and jax.process_count() > 1:
+            seq_lens = self._seq_lens()
+            first = {"step": operator.index(step), "seq_len": seq_lens[0] if len(seq_lens) == 1 else seq_lens}
+            check_same(self.placement.sharding.device_set, {**first, **self.describe()})
+            self._check_hosts = False
+        ready = self._ready_batches()
+        group = min(GROUP, ready // 3)  # one is handed on while another is gathered
+        waits = WaitLog(step)
+        counted = IterationStats(self._stall_rule, waits.explain, replay=replayed > 0)
+        reader = self._reader(counted.reads, counted.watch, waits, group=group)
         self._readers.add(reader)
+        last = self.num_steps
+        if replayed:
+            last = step + replayed if last is None else min(step + replayed, last)
+        make = partial(_batches, reader, step, last, partial(self._to_devices, watch=counted.watch, waits=waits))
         batches = Prefetched(
-            partial(_batches, reader, step, self.num_steps, self._to_devices),
-            self._ready_batches(),
-            self._queue,
+            partial(_replayed, make) if replayed else make,
+            _READY_REPLAYS if replayed else ready - 2 * group,
+            counted.queue,
             interrupt=reader.interrupt,
         )
         self._open.add(batches)
+        with self._lock:
+            self._counted.append((counted, weakref.ref(batches), batches.thread))
         return batches
 
     def __iter__(self) -> Iterator[Any]:
         return self.iter_from_step(0)
 
-    def stats(self) -> LoaderStats:
-        """Counters so far, over all iterations of this loader; see :mod:`headrace.metrics`."""
-        queue, watch = self._queue, self._watch
-        return LoaderStats(
-            batches=queue.gets,
-            reads=ReadStats() + self._reads,
-            wait_s=queue.total_wait_s,
-            wait_p50_s=queue.percentile(50),
-            wait_p95_s=queue.percentile(95),
-            wait_p99_s=queue.percentile(99),
-            wait_max_s=queue.longest_wait_s,
-            waiting_share=queue.waiting_share,
-            queue_occupancy=queue.occupancy,
-            plan_s=watch.seconds("plan"),
-            read_s=watch.seconds("read"),
-            gather_s=watch.seconds("gather"),
-            transfer_s=watch.seconds("transfer"),
-            resident_bytes=sum(reader.resident_bytes for reader in list(self._readers)),
-        )
+    def stats(self, *, all_hosts: bool = False) -> LoaderStats:
+        """Counters so far, over all iterations of this loader; see :mod:`headrace.metrics`.
+
+        Args:
+            all_hosts: Of all processes of the loader's mesh together, as :meth:`LoaderStats.over_hosts` says. Every one
+                of them must ask for it, at the same place of its program.
+        """
+        total = IterationStats(self._stall_rule)
+        with self._lock:
+            self._fold_finished()
+            total.absorb(self._finished)
+            for counted, *_ in self._counted:
+                total.absorb(counted)
+        sent = request_counts() - self._requests_before
+        over_http = ReadStats(requests=sent.requests, retries=sent.retries, hedges=sent.hedges)
+        resident = sum(reader.resident_bytes for reader in list(self._readers))
+        mine = total.snapshot(over_http, resident)
+        if not all_hosts:
+            return mine
+        said = gather(self.placement.sharding.device_set, json.dumps(mine.to_record()).encode())
+        return LoaderStats.over_hosts([LoaderStats.from_record(json.loads(record)) for record in said.values()])
+
+    def _fold_finished(self) -> None:
+        """Sums up the iterations that nobody has any more, so that a loader's many iterations take no memory."""
+        left: list[_Counted] = []
+        for counted, batches, thread in self._counted:
+            if batches() is None and not thread.is_alive():
+                self._finished.absorb(counted)
+            else:
+                left.append((counted, batches, thread))
+        self._counted = left
 
     def close(self) -> None:
         """Stops all background work of this loader."""
@@ -192,7 +273,7 @@ class DataLoader:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _reader(self, stats: ReadStats, watch: Stopwatch, *, window_steps: int) -> BatchReader:
+    def _reader(self, stats: ReadStats, watch: Stopwatch, waits: WaitLog, *, group: int) -> BatchReader:
         if isinstance(self.dataset, PlannedDataset):
             return PlannedReader(
                 self.dataset,
@@ -202,12 +283,14 @@ class DataLoader:
                 self.prefetch_bytes,
                 stats,
                 watch,
-                window_steps,
+                group,
+                mapping=self._mapping,
+                waits=waits,
             )
-        return AsyncReader(self.dataset, self.schedule, self.placement, stats, watch)
+        return AsyncReader(self.dataset, self.schedule, self.placement, stats, watch, waits)
 
-    def _to_devices(self, host: Any) -> Any:
-        with self._watch.phase("transfer"):
+    def _to_devices(self, host: Any, watch: Stopwatch, waits: WaitLog) -> Any:
+        with watch.phase("transfer"), waits.during("transfer"):
             if self._deliver is not None:
                 return self._deliver(host)
             return jax.tree.map(self._leaf_to_devices, host)
@@ -224,9 +307,15 @@ class DataLoader:
         )
 
     def _ready_batches(self) -> int:
-        row_bytes = 4 * self.dataset.seq_len if isinstance(self.dataset, PlannedDataset) else 1 << 16
+        row_bytes = 1 << 16
+        if isinstance(self.dataset, PlannedDataset):
+            begin, end = self.placement.local_columns(self.dataset.seq_len)
+            row_bytes = self.dataset.row_bytes * (end - begin) // max(self.dataset.seq_len, 1)
         batch_bytes = max(self.placement.local_rows(self.schedule.max_size).size * row_bytes, 1)
         return int(np.clip(self.prefetch_bytes // 8 // batch_bytes, 1, _MAX_READY))
+
+    def _seq_lens(self) -> list[int]:
+        return list(self.dataset.seq_lens) if isinstance(self.dataset, PlannedDataset) else []
 
     def _checked_step(self, step: int) -> int:
         step = operator.index(step)  # a number that a checkpoint gave back, whatever its type
@@ -247,6 +336,10 @@ def _batches(reader: BatchReader, step: int, stop: int | None, to_devices: Any) 
             yield to_devices(host)
     finally:
         reader.close()
+
+
+def _replayed(make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    return replay(make())
 
 
 def _schedule(dataset: AsyncDataset[Any], batch_size: int | Mapping[int, int] | BatchSchedule | None) -> BatchSchedule:

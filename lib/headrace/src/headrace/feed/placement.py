@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -62,6 +62,8 @@ class Placement:
             raise ConfigError("must be a sharding of [batch, sequence]", field="sharding", value=sharding.spec)
         self.sharding = sharding
         self._local: dict[int, Int64[np.ndarray, " n"]] = {}
+        self._slices: dict[int, dict[tuple[Any, Any], slice]] = {}
+        self._columns: dict[int, tuple[int, int]] = {}
 
     @cached_property
     def rows_sharding(self) -> NamedSharding:
@@ -93,17 +95,67 @@ class Placement:
             self._local[batch_size] = np.flatnonzero(held)
         return self._local[batch_size]
 
-    def to_global(self, local: Shaped[np.ndarray, "n ..."], batch_size: int) -> jax.Array:
+    def local_columns(self, seq_len: int) -> tuple[int, int]:
+        """The first column, and one past the last, that devices of this process hold of any row.
+
+        All between them count as held: a process whose devices hold the two ends of a row gets all of it.
+        """
+        if seq_len not in self._columns:
+            over_columns = NamedSharding(self.sharding.mesh, PartitionSpec(None, *self.sharding.spec[1:]))
+            indices = over_columns.addressable_devices_indices_map((1, seq_len)).values()
+            held = [index[1].indices(seq_len)[:2] for index in indices if index is not None]
+            begin, end = min((b for b, _ in held), default=0), max((e for _, e in held), default=seq_len)
+            self._columns[seq_len] = begin, end
+        return self._columns[seq_len]
+
+    def _local_slice(self, batch_size: int) -> Callable[[slice], slice]:
+        """Rows of the global batch as rows of the local one."""
+        first = self.local_rows(batch_size)
+        if first.size == batch_size:
+            return lambda rows: rows
+        found = self._slices.setdefault(batch_size, {})
+
+        def local_slice(rows: slice) -> slice:
+            key = rows.start, rows.stop
+            if key not in found:
+                start, stop, _ = rows.indices(batch_size)
+                at = int(np.searchsorted(first, start))
+                found[key] = slice(at, at + stop - start)
+            return found[key]
+
+        return local_slice
+
+    def to_global(
+        self,
+        local: Shaped[np.ndarray, "n ..."],
+        batch_size: int,
+        *,
+        along_rows: bool = False,
+        seq_len: int | None = None,
+    ) -> jax.Array:
         """The global array whose rows :meth:`local_rows` are ``local``.
+
+        Args:
+            local: Rows of this process.
+            batch_size: Rows of the global array.
+            along_rows: Rows are not split, whatever the sharding does to sequences.
+            seq_len: Columns of the global array, of which ``local`` has :meth:`local_columns`; None: it has them all.
 
         On CPU devices the array may share memory with ``local``: do not write to it afterwards.
         """
-        first = self.local_rows(batch_size)
-        sharding = self.rows_sharding if local.ndim == 1 else self.sharding
+        sharding = self.rows_sharding if along_rows or local.ndim == 1 else self.sharding
+        rows = self._local_slice(batch_size)
+        if seq_len is not None and seq_len != local.shape[1]:
+            first = self.local_columns(seq_len)[0]
+
+            def part(index: Any) -> np.ndarray:
+                begin, end, _ = index[1].indices(seq_len)
+                return local[rows(index[0]), begin - first : end - first]
+
+            return jax.make_array_from_callback((batch_size, seq_len), sharding, part)
 
         def shard(index: Any) -> np.ndarray:
-            start, stop, _ = index[0].indices(batch_size)
-            at = int(np.searchsorted(first, start))
-            return local[(slice(at, at + stop - start), *index[1:])]
+            held = rows(index[0])
+            return local[held] if len(index) == 1 else local[(held, *index[1:])]
 
         return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, shard)

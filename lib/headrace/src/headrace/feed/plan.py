@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 
 from headrace.data.dataset import PlannedDataset
-from headrace.data.rows import Pieces, Rows, RowSource
+from headrace.data.rows import Pieces, Rows, RowSource, segments_of
 from headrace.feed.placement import Placement
+from headrace.index.residency import WindowUses, window_uses
 from headrace.index.schedule import BatchSchedule
 from headrace.store.array import StoredArray
 
@@ -35,40 +36,53 @@ class BlockSpace:
         self.arrays: list[StoredArray] = [a for s in sources for a in s.arrays]
         self.first_array = np.cumsum([0] + [len(s.arrays) for s in sources])
         self.chunk = np.asarray([a.chunk_elements for a in self.arrays], np.int64)
+        self._one_chunk = int(self.chunk[0]) if self.chunk.size and (self.chunk == self.chunk[0]).all() else None
         lengths = np.asarray([a.length for a in self.arrays], np.int64)
         self.first_block = np.concatenate([[0], np.cumsum(-(-lengths // self.chunk))])
+
+    def chunk_of(self, array: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | int:
+        """Elements of the blocks of the arrays: one number where all are alike, which divides faster."""
+        return self.chunk[array] if self._one_chunk is None else self._one_chunk
 
     def array_of(self, blocks: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """The array that each block belongs to."""
         return np.searchsorted(self.first_block, blocks, side="right") - 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WindowPlan:
     """Rows of this host for the steps ``first_step .. first_step + steps``, and the blocks under them.
 
     Row arrays run over the local rows of all steps; step k has ``row_bounds[k]:row_bounds[k + 1]``. Piece arrays run
-    over the pieces of those rows, each within one block; step k has ``piece_bounds[k]:piece_bounds[k + 1]``. ``blocks``
-    lists each block once, in order of first use; step k is the first to use ``block_bounds[k]:block_bounds[k + 1]``.
+    over the pieces of those rows, each within one block; step k has ``piece_bounds[k]:piece_bounds[k + 1]``.
 
     Attributes:
-        row_elements: Elements of a row.
+        first_step: First step.
+        steps: Steps planned.
+        seq_len: Elements of a row.
+        row_elements: Elements of a row that this host holds: fewer where sequences are split over hosts.
         batch_sizes: Global batch size of each step.
         num_valid: Rows of each global batch that hold data; the rest is padding.
+        row_bounds: Rows of each step.
         source: Source of each row.
         row: Number of each row within its source.
+        piece_bounds: Pieces of each step.
         piece_row: Row of each piece, counted from the step's first.
-        column: Where in its row each piece begins.
+        column: Where in its row each piece begins, counted from the first element that this host holds.
         size: Elements of each piece.
         array: Array that it lies in.
         offset: Elements from the start of its block to its own.
-        block: Its block, as an index into ``blocks``.
-        blocks: Numbers of all blocks needed (see :class:`BlockSpace`).
-        last_use: Step, counted from ``first_step``, that uses each block last within this window.
+        block: Its block, as an index into ``uses.blocks``.
+        uses: Blocks of each step, by their numbers (see :class:`BlockSpace`).
+        whole: Whether every row is one piece.
+        distinct: Distinct rows of each step.
+        ranges: Runs of neighbours among them.
+        segments: Lengths of the segments of each row; None: their sources do not know them.
     """
 
     first_step: int
     steps: int
+    seq_len: int
     row_elements: int
     batch_sizes: Int64[np.ndarray, " steps"]
     num_valid: Int64[np.ndarray, " steps"]
@@ -82,9 +96,50 @@ class WindowPlan:
     array: Int64[np.ndarray, " p"]
     offset: Int64[np.ndarray, " p"]
     block: Int64[np.ndarray, " p"]
-    blocks: Int64[np.ndarray, " m"]
-    block_bounds: Int64[np.ndarray, " steps1"]
-    last_use: Int64[np.ndarray, " m"]
+    uses: WindowUses
+    whole: bool
+    distinct: Int64[np.ndarray, " steps"]
+    ranges: Int64[np.ndarray, " steps"]
+    segments: Int32[np.ndarray, "n M"] | None
+
+
+class GlobalRows(NamedTuple):
+    """The rows of all hosts for a window of steps, in the order in which batches hold them.
+
+    Attributes:
+        dataset: What serves these steps.
+        steps: Steps, fewer than were asked for if rows change their length within them.
+        sizes: Batch size of each step.
+        valid: Rows of each batch that hold data.
+        rows: These rows, step after step.
+    """
+
+    dataset: PlannedDataset
+    steps: int
+    sizes: Int64[np.ndarray, " steps"]
+    valid: Int64[np.ndarray, " steps"]
+    rows: Rows
+
+
+def global_rows(
+    dataset: PlannedDataset, schedule: BatchSchedule, first_step: int, steps: int, row_order: RowOrder
+) -> GlobalRows:
+    """The rows of ``steps`` steps from ``first_step`` on, each batch ordered by locality unless ``row_order`` is
+    ``"stream"``: over the global batch, so that the order does not depend on the number of processes.
+    """
+    length = dataset.length
+    dataset, until = dataset.phase_at(first_step)
+    steps = steps if until is None else min(steps, until - first_step)
+    numbers = np.arange(first_step, first_step + steps)
+    sizes = schedule.size_at(numbers)
+    begin = schedule.offset_at(numbers)
+    valid = sizes if length is None else np.clip(length - begin, 0, sizes)
+    indices = np.arange(int(valid.sum())) + np.repeat(begin - (np.cumsum(valid) - valid), valid)
+    rows = dataset.locate(indices)
+    if row_order == "locality":
+        order = _by_locality(rows.locality, valid)
+        rows = Rows(*(a[order] for a in rows))
+    return GlobalRows(dataset, steps, sizes, valid, rows)
 
 
 def plan_window(
@@ -98,49 +153,46 @@ def plan_window(
 ) -> WindowPlan:
     """Plans ``steps`` steps from ``first_step`` on, fewer if rows change their length within them.
 
-    Rows of a step are first ordered by locality (unless ``row_order`` is ``"stream"``), over the global batch, and then
-    cut for this process: the global order does not depend on the number of processes.
+    Rows of a step are first ordered over the global batch, and then cut for this process: to the rows that it holds,
+    and to their columns.
     """
-    length = dataset.length
-    dataset, until = dataset.phase_at(first_step)
-    steps = steps if until is None else min(steps, until - first_step)
-    numbers = np.arange(first_step, first_step + steps)
-    sizes = schedule.size_at(numbers)
-    begin = schedule.offset_at(numbers)
-    valid = sizes if length is None else np.clip(length - begin, 0, sizes)
-    step_of_row = np.repeat(np.arange(steps), valid)
-    indices = np.arange(int(valid.sum())) + (begin - (np.cumsum(valid) - valid))[step_of_row]
-    located = dataset.locate(indices)
-    if row_order == "locality":
-        order = np.lexsort((located.locality, step_of_row))
-        located = type(located)(*(a[order] for a in located))
+    dataset, steps, sizes, valid, rows = global_rows(dataset, schedule, first_step, steps, row_order)
     keep, row_bounds = _local_cut(placement, sizes, valid)
-    source, row = located.source[keep], located.row[keep]
-
-    pieces = _within_blocks(_pieces(dataset.sources, space, source, row), space)
-    step = np.repeat(np.arange(steps), np.diff(row_bounds))[pieces.row]
-    chunk = space.chunk[pieces.array]
-    number, offset = np.divmod(pieces.start, chunk)
-    blocks, block, block_bounds, last_use = _by_first_use(space.first_block[pieces.array] + number, step, steps)
+    source, row = (rows.source, rows.row) if keep is None else (rows.source[keep], rows.row[keep])
+    first_column, last_column = placement.local_columns(dataset.seq_len)
+    row_elements = last_column - first_column
+    pieces = _pieces(dataset.sources, space, source, row)
+    if row_elements < dataset.seq_len:
+        pieces = _within_columns(pieces, first_column, last_column)
+    pieces = _within_blocks(pieces, space)
+    whole = pieces.row.size == row.size and bool((pieces.size == row_elements).all())
+    row_step = np.repeat(np.arange(steps), np.diff(row_bounds))
+    step = row_step if whole else row_step[pieces.row]
+    block, offset = _blocks_of(pieces, space)
+    uses, index = window_uses(first_step, steps, block, step)
+    distinct, ranges = _distinct_and_ranges(source, row, row_step, steps)
     return WindowPlan(
         first_step=first_step,
         steps=steps,
-        row_elements=dataset.seq_len,
+        seq_len=dataset.seq_len,
+        row_elements=row_elements,
         batch_sizes=sizes,
         num_valid=valid,
         row_bounds=row_bounds,
         source=source,
         row=row,
-        piece_bounds=np.searchsorted(step, np.arange(steps + 1)),
+        piece_bounds=row_bounds if whole else np.searchsorted(step, np.arange(steps + 1)),
         piece_row=pieces.row - row_bounds[step],
         column=pieces.column,
         size=pieces.size,
         array=pieces.array,
         offset=offset,
-        block=block,
-        blocks=blocks,
-        block_bounds=block_bounds,
-        last_use=last_use,
+        block=index,
+        uses=uses,
+        whole=whole,
+        distinct=distinct,
+        ranges=ranges,
+        segments=segments_of(dataset.sources, source, row),
     )
 
 
@@ -149,7 +201,28 @@ def stored_blocks(
 ) -> tuple[Int64[np.ndarray, " u"], Int64[np.ndarray, " u"]]:
     """Which blocks rows lie in: for each use the row, as its place in ``rows`` (ascending), and the block."""
     pieces = _within_blocks(_pieces(sources, space, rows.source, rows.row), space)
-    return pieces.row, space.first_block[pieces.array] + pieces.start // space.chunk[pieces.array]
+    return pieces.row, _blocks_of(pieces, space)[0]
+
+
+def _blocks_of(pieces: Pieces, space: BlockSpace) -> tuple[np.ndarray, np.ndarray]:
+    """Number of each piece's block, and the elements from its start to the piece's."""
+    chunk = space.chunk_of(pieces.array)
+    number = pieces.start // chunk
+    return space.first_block[pieces.array] + number, pieces.start - number * chunk
+
+
+def _by_locality(locality: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """The order of rows by step and locality, ties in the order of the stream."""
+    steps = valid.size
+    if steps and (valid == valid[0]).all():  # a table: its rows are sorted on their own
+        size = int(valid[0])
+        table = locality.reshape(steps, size)
+        order = np.argsort(table, axis=1)  # twice as fast as a stable sort, and the same where there are no ties
+        found = np.take_along_axis(table, order, axis=1)
+        if (found[:, 1:] == found[:, :-1]).any():
+            order = np.argsort(table, axis=1, kind="stable")
+        return (order + np.arange(0, steps * size, size or 1)[:, None]).ravel() if size else order.ravel()
+    return np.lexsort((locality, np.repeat(np.arange(steps), valid)))
 
 
 def _pieces(sources: Sequence[RowSource], space: BlockSpace, source: np.ndarray, row: np.ndarray) -> Pieces:
@@ -166,13 +239,23 @@ def _pieces(sources: Sequence[RowSource], space: BlockSpace, source: np.ndarray,
     return Pieces(*(field[order] for field in joined))
 
 
+def _within_columns(pieces: Pieces, first: int, last: int) -> Pieces:
+    """Cuts pieces to the columns ``first .. last`` of their rows, which are counted from ``first`` from here on."""
+    begin = np.maximum(pieces.column, first)
+    size = np.minimum(pieces.column + pieces.size, last) - begin
+    cut = Pieces(pieces.row, begin - first, pieces.array, pieces.start + begin - pieces.column, size)
+    held = np.flatnonzero(size > 0)
+    return cut if held.size == size.size else Pieces(*(field[held] for field in cut))
+
+
 def _within_blocks(pieces: Pieces, space: BlockSpace) -> Pieces:
     """Cuts pieces where blocks end, so that each lies within one."""
-    chunk = space.chunk[pieces.array]
+    chunk = space.chunk_of(pieces.array)
     first = pieces.start // chunk
     count = (pieces.start + pieces.size - 1) // chunk - first + 1
     if count.max(initial=1) == 1:
         return pieces
+    chunk = np.broadcast_to(chunk, first.shape)
     row, column, array, start, size, chunk, first = (np.repeat(x, count) for x in (*pieces, chunk, first))
     nth = np.arange(row.size) - np.repeat(np.cumsum(count) - count, count)
     begin = np.maximum(start, (first + nth) * chunk)
@@ -182,25 +265,38 @@ def _within_blocks(pieces: Pieces, space: BlockSpace) -> Pieces:
 
 def _local_cut(
     placement: Placement, sizes: np.ndarray, valid: np.ndarray
-) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " steps1"]]:
-    """Positions, among all valid rows of the window, of the rows that this process holds; and each step's bounds."""
+) -> tuple[Int64[np.ndarray, " n"] | None, Int64[np.ndarray, " steps1"]]:
+    """Positions, among all valid rows of the window, of the rows that this process holds (None: all of them); and each
+    step's bounds.
+    """
     first = np.cumsum(valid) - valid
+    held = {size: placement.local_rows(size) for size in np.unique(sizes).tolist()}
+    if all(local.size == size for size, local in held.items()):
+        return None, np.append(first, valid.sum())
+    if len(held) == 1 and (valid == sizes).all():
+        (local,) = held.values()
+        return (first[:, None] + local).ravel(), np.arange(valid.size + 1) * local.size
     kept: list[np.ndarray] = []
     for size, count, at in zip(sizes.tolist(), valid.tolist(), first.tolist(), strict=True):
-        local = placement.local_rows(size)
+        local = held[size]
         kept.append(local[: np.searchsorted(local, count)] + at)
     bounds = np.concatenate([[0], np.cumsum([k.size for k in kept])])
     return np.concatenate(kept), bounds
 
 
-def _by_first_use(
-    used: np.ndarray, step: np.ndarray, steps: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Distinct blocks in order of first use; each use as an index into them; bounds by step; step of last use."""
-    distinct, first, inverse = np.unique(used, return_index=True, return_inverse=True)
-    order = np.argsort(first, kind="stable")
-    rank = np.empty_like(order)
-    rank[order] = np.arange(order.size)
-    last_use = np.zeros(order.size, np.int64)
-    last_use[rank[inverse]] = step  # steps ascend: the last one written stays
-    return distinct[order], rank[inverse], np.searchsorted(step[first[order]], np.arange(steps + 1)), last_use
+def _distinct_and_ranges(
+    source: np.ndarray, row: np.ndarray, step: np.ndarray, steps: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct rows of each step, and their runs of neighbours."""
+    bits = int(row.max(initial=0)).bit_length() + 1  # one more: the last row of a source has no neighbour in the next
+    number = source << bits | row
+    wide = int(number.max(initial=0)).bit_length() + 1
+    if wide + steps.bit_length() < 63:
+        place = np.sort(step << wide | number)
+        step = place >> wide
+    else:
+        order = np.lexsort((number, step))
+        place, step = number[order], step[order]
+    gap = np.diff(place, prepend=-2)
+    gap[np.flatnonzero(np.diff(step, prepend=-1))] = 2  # the first row of a step begins a run
+    return np.bincount(step[gap != 0], minlength=steps), np.bincount(step[gap > 1], minlength=steps)

@@ -2,23 +2,23 @@
 
 An error in the background reaches the consumer at the item where it happened. Leaving a loop early, an exception,
 Ctrl-C or simply dropping the iterator stops the thread: it holds no reference to the iterator, whose finaliser stops
-it.
+it. An item is begun only when there is room for it, so never more than ``depth`` are ready or in the making.
 """
 
 from __future__ import annotations
 
-import queue
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from headrace.errors import ReadError
 from headrace.metrics import QueueStats
 
 T = TypeVar("T")
-_POLL_S = 0.05
 
 
 class _End:
@@ -37,7 +37,7 @@ class Prefetched(Iterator[T], Generic[T]):
 
     Args:
         make: Called in the thread; gives the iterator. Its ``close`` (if a generator) is called in the thread too.
-        depth: Items that may be ready and unasked for, at least 1.
+        depth: Items that may be ready, or in the making, and unasked for, at least 1.
         stats: Gets each wait.
         name: Name of the thread.
         interrupt: Called when stopping, from any thread: makes what the iterator waits for give up.
@@ -56,14 +56,22 @@ class Prefetched(Iterator[T], Generic[T]):
         name: str = "headrace-loader",
         interrupt: Callable[[], None] | None = None,
     ) -> None:
-        self._queue: queue.Queue[T | _End] = queue.Queue(maxsize=depth)
+        self._queue: SimpleQueue[T | _End] = SimpleQueue()
+        self._room: SimpleQueue[None] = SimpleQueue()  # one entry for each item that may be made
+        for _ in range(depth):
+            self._room.put(None)
         self._stats = stats or QueueStats()
         self._depth = depth
         self._stop = threading.Event()
         self._ended: _End | None = None
-        self._thread = threading.Thread(target=_produce, args=(make, self._queue, self._stop), name=name, daemon=True)
-        self._finalizer = weakref.finalize(self, _shut_down, self._thread, self._queue, self._stop, interrupt)
-        self._thread.start()
+        self._process = os.getpid()
+        self.thread = threading.Thread(
+            target=_produce, args=(make, self._queue, self._room, self._stop), name=name, daemon=True
+        )
+        self._finalizer = weakref.finalize(
+            self, _shut_down, self.thread, self._queue, self._room, self._stop, interrupt
+        )
+        self.thread.start()
 
     def __iter__(self) -> Prefetched[T]:
         return self
@@ -73,6 +81,12 @@ class Prefetched(Iterator[T], Generic[T]):
             raise StopIteration
         if not self._finalizer.alive:
             raise _closed()
+        if self._process != os.getpid():
+            raise ReadError(
+                "was made before os.fork, which left its thread behind",
+                field="iterator",
+                cure="Make it in the process that uses it, started with spawn or forkserver.",
+            )
         occupancy = self._queue.qsize() / self._depth
         started = time.perf_counter()
         item = self._queue.get()
@@ -82,6 +96,7 @@ class Prefetched(Iterator[T], Generic[T]):
             if item.error is not None:
                 raise item.error
             raise StopIteration
+        self._room.put(None)
         self._stats.record(time.perf_counter() - started, occupancy)
         return item
 
@@ -96,14 +111,24 @@ class Prefetched(Iterator[T], Generic[T]):
         self.close()
 
 
-def _produce(make: Callable[[], Iterator[T]], out: queue.Queue[T | _End], stop: threading.Event) -> None:
+def _produce(
+    make: Callable[[], Iterator[T]], out: SimpleQueue[T | _End], room: SimpleQueue[None], stop: threading.Event
+) -> None:
     error: BaseException | None = None
     try:
         items = make()
         try:
-            for item in items:
-                if not _put(out, item, stop):
+            while True:
+                room.get()
+                if stop.is_set():
                     break
+                try:
+                    item = next(items)
+                except StopIteration:
+                    break
+                if stop.is_set():
+                    break
+                out.put(item)
                 del item  # a ready batch belongs to the queue alone
         finally:
             close = getattr(items, "close", None)
@@ -111,34 +136,26 @@ def _produce(make: Callable[[], Iterator[T]], out: queue.Queue[T | _End], stop: 
                 close()
     except BaseException as raised:  # noqa: BLE001  # whatever it is, the consumer gets it
         error = raised
-    _put(out, _End(error), stop)
+    if not stop.is_set():
+        out.put(_End(error))
     error = None  # its traceback leads back to this frame: nothing would be freed before the next garbage collection
-
-
-def _put(out: queue.Queue[T | _End], item: T | _End, stop: threading.Event) -> bool:
-    while not stop.is_set():
-        try:
-            out.put(item, timeout=_POLL_S)
-            return True
-        except queue.Full:
-            continue
-    return False
 
 
 def _shut_down(
     thread: threading.Thread,
-    out: queue.Queue[T | _End],
+    out: SimpleQueue[T | _End],
+    room: SimpleQueue[None],
     stop: threading.Event,
     interrupt: Callable[[], None] | None,
 ) -> None:
     stop.set()
     if interrupt is not None:
         interrupt()
-    _empty(out)  # make room, so that a blocked put returns at once
+    room.put(None)  # for a thread that waits for it, to find that it has to stop
     if thread is not threading.current_thread():
         thread.join()
         _empty(out)
-        out.put_nowait(_End(_closed()))  # for a consumer that waits in another thread
+        out.put(_End(_closed()))  # for a consumer that waits in another thread
 
 
 def _closed() -> ReadError:
@@ -147,9 +164,9 @@ def _closed() -> ReadError:
     )
 
 
-def _empty(out: queue.Queue[T | _End]) -> None:
+def _empty(out: SimpleQueue[T | _End]) -> None:
     while True:
         try:
             out.get_nowait()
-        except queue.Empty:
+        except Empty:
             return

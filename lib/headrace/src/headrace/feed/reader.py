@@ -1,13 +1,15 @@
-"""Host batches, step after step: plan, read ahead, gather. No threads, no devices.
+"""Host batches, step after step: plan, read ahead, gather. No devices.
 
-``PlannedReader`` works from plans: while the steps of one window are gathered, the reads of the next are in flight.
-``AsyncReader`` serves datasets that only have ``get_batch``.
+``PlannedReader`` reads planned datasets: fetches run ahead of the batches (feed/read_ahead.py), and while some batches
+are on their way to the devices the next ones are gathered in a thread. ``AsyncReader`` serves datasets that only have
+``get_batch``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,28 +18,38 @@ from headrace.data.batch import PackedBatch
 from headrace.data.dataset import AsyncDataset, PlannedDataset, run_blocking
 from headrace.errors import ConfigError
 from headrace.feed.block_cache import BlockCache
+from headrace.feed.buffers import ALIGNMENT, Buffers
+from headrace.feed.diagnosis import WaitLog
 from headrace.feed.placement import Placement
 from headrace.feed.plan import BlockSpace, RowOrder, WindowPlan, plan_window
+from headrace.feed.read_ahead import ReadAhead, Step
+from headrace.feed.workers import Job, Workers
+from headrace.index.residency import Residency
 from headrace.index.schedule import BatchSchedule
 from headrace.metrics import ReadStats, Stopwatch
 
-WINDOW_STEPS = 32
+GROUP = 8
+"""Steps gathered together: one handover between threads, and code that is still warm for the next batch."""
 
 
 class HostRows(NamedTuple):
     """This process's rows of one batch, as they travel to the devices.
 
     Attributes:
-        tokens: ``[local rows, S]`` in the stores' dtype; padding rows are zeros.
+        tokens: ``[local rows, local columns]`` in the stores' dtype; padding rows are zeros.
         source_id: int32 ``[local rows]``.
         batch_size: Rows of the global batch.
         num_valid: Rows of the global batch that hold data.
+        seq_len: Elements of a whole row, of which ``tokens`` has those that this process holds.
+        segment_lengths: int32 ``[local rows, M]``, or None if the sources do not know their segments.
     """
 
     tokens: np.ndarray
     source_id: np.ndarray
     batch_size: int
     num_valid: int
+    seq_len: int
+    segment_lengths: np.ndarray | None = None
 
 
 class BatchReader(Protocol):
@@ -50,21 +62,12 @@ class BatchReader(Protocol):
     def resident_bytes(self) -> int: ...
 
 
-class _Window:
-    """A plan on its way: which of its blocks have been asked for, and in which slots they lie."""
+class _Group(NamedTuple):
+    """Steps that are gathered together, one after the other into one buffer."""
 
-    def __init__(self, plan: WindowPlan) -> None:
-        self.plan = plan
-        self.slots = np.full(plan.blocks.size, -1, np.int64)
-        self.admitted = 0
-        self.distinct, self.ranges = _distinct_and_ranges(plan)
-
-    def admit(self, cache: BlockCache) -> None:
-        self.admitted = cache.admit(self.plan, self.slots, self.admitted)
-
-    @property
-    def whole(self) -> bool:
-        return self.admitted == self.plan.blocks.size
+    steps: list[Step]
+    tokens: np.ndarray
+    job: Job[None]
 
 
 class PlannedReader:
@@ -78,7 +81,10 @@ class PlannedReader:
         max_bytes: Budget for stored blocks in memory and in flight.
         stats: Counters to add to.
         watch: Gets the phases ``plan``, ``read`` and ``gather``.
-        window_steps: Steps that are planned, and read, together.
+        group: Most steps that are gathered together, in a thread of their own while those before are handed on; 0: all
+            is done by whoever asks for a batch, step by step.
+        mapping: Whether blocks of local uncompressed arrays are copied from memory-mapped files.
+        waits: Gets the long waits.
     """
 
     def __init__(
@@ -90,43 +96,37 @@ class PlannedReader:
         max_bytes: int,
         stats: ReadStats,
         watch: Stopwatch,
-        window_steps: int = WINDOW_STEPS,
+        group: int = GROUP,
+        *,
+        mapping: bool = True,
+        waits: WaitLog | None = None,
     ) -> None:
+        self._waits = waits or WaitLog()
         self._dataset, self._schedule, self._placement = dataset, schedule, placement
         self._row_order: RowOrder = row_order
         self._stats, self._watch = stats, watch
         self._space = BlockSpace(dataset.sources)
-        self._cache = BlockCache(self._space, max_bytes, stats)
-        self._window_steps = window_steps
+        self._workers, self._gatherer = Workers(min(group, 1)), Workers(min(group, 1))
+        self._cache = BlockCache(self._space, max_bytes, stats, self._workers, mapping=mapping)
+        self._residency: Residency | None = None
+        self._buffers = Buffers()
+        self._group = group
 
     @property
     def resident_bytes(self) -> int:
-        return self._cache.resident_bytes
+        return self._residency.resident * self._cache.slot_bytes if self._residency is not None else 0
 
     def batches(self, first_step: int, stop_step: int | None) -> Iterator[HostRows]:
-        """Batches of the steps ``first_step .. stop_step`` (without end if None).
+        """Batches of the steps ``first_step .. stop_step`` (without end if None). To be called once.
 
         Raises:
             ConfigError: the budget is less than the blocks of one batch.
             ReadError: a block cannot be read.
         """
-        windows = self._windows(first_step, stop_step)
-        current = next(windows, None)
-        begun = False
-        while current is not None:
-            current.admit(self._cache)
-            assert current.whole  # the window before is done with and holds nothing; one that fits is admitted whole
-            following: _Window | None = None
-            for step in range(current.plan.steps):
-                batch = self._gather(current, step)
-                self._cache.finished(current.plan.first_step + step)
-                if following is None and begun:  # the very first batch does not wait for a second plan
-                    following = next(windows, None)
-                if following is not None and not following.whole:
-                    following.admit(self._cache)
-                yield batch
-                begun = True
-            current = following if following is not None else next(windows, None)
+        try:
+            yield from self._batches(first_step, stop_step)
+        finally:
+            self._close_workers()
 
     def interrupt(self) -> None:
         """Makes a read that is waited for fail, so that :meth:`batches` ends. For any thread."""
@@ -134,56 +134,103 @@ class PlannedReader:
 
     def close(self) -> None:
         """Abandons reads in flight and gives the memory back."""
+        self._close_workers()
         self._cache.close()
+        self._residency = None
 
-    def _windows(self, first_step: int, stop_step: int | None) -> Iterator[_Window]:
-        steps = self._window_steps
+    def _close_workers(self) -> None:
+        self._workers.close()
+        self._gatherer.close()
+
+    def _batches(self, first_step: int, stop_step: int | None) -> Iterator[HostRows]:
+        ahead = ReadAhead(self._plan, self._workers, self._cache, first_step, stop_step, self._waits)
+        self._residency = ahead.residency
+        under_way: _Group | None = None
         step = first_step
         while stop_step is None or step < stop_step:
-            plan = self._plan(step, steps if stop_step is None else min(steps, stop_step - step))
-            while plan.steps > 1 and not self._cache.fits(plan, 0.5):
-                steps = plan.steps // 2
-                plan = self._plan(step, steps)
-            self._cache.check_fits(plan)
-            yield _Window(plan)
-            step += plan.steps
-            if self._cache.fits(plan, 0.25):
-                steps = min(2 * steps, self._window_steps)
+            ahead.run(step)
+            if under_way and not ahead.may_begin():  # a batch that is there never waits for the reads of another
+                yield from self._gathered(under_way, ahead)
+                under_way = None
+            with self._watch.phase("read"):
+                begun = [ahead.begin()]
+            step += 1
+            while len(begun) < min(self._group, step - first_step) and (stop_step is None or step < stop_step):
+                ahead.run(step)
+                if not (ahead.may_begin() and self._alike(begun[0], ahead.next)):
+                    break
+                begun.append(ahead.begin())
+                step += 1
+            following = self._gather(begun)
+            yield from self._gathered(under_way, ahead)
+            under_way = following
+            if not self._group or begun[0].step == first_step:
+                yield from self._gathered(under_way, ahead)
+                under_way = None
+        yield from self._gathered(under_way, ahead)
 
     def _plan(self, first_step: int, steps: int) -> WindowPlan:
         with self._watch.phase("plan"):
-            return plan_window(
+            plan = plan_window(
                 self._dataset, self._space, self._schedule, self._placement, first_step, steps, self._row_order
             )
+        self._check_fits(plan)
+        return plan
 
-    def _gather(self, window: _Window, step: int) -> HostRows:
-        plan = window.plan
-        with self._watch.phase("read"):
-            self._cache.wait(plan, step)
-        with self._watch.phase("gather"):
-            tokens = self._cache.gather(plan, window.slots, step, plan.row_elements)
-            rows = slice(int(plan.row_bounds[step]), int(plan.row_bounds[step + 1]))
-            self._stats.examples_requested += rows.stop - rows.start
-            self._stats.unique_examples += int(window.distinct[step])
-            self._stats.coalesced_ranges += int(window.ranges[step])
-            batch_size = int(plan.batch_sizes[step])
-            padding = self._placement.local_rows(batch_size).size - tokens.shape[0]
-            source_id = plan.source[rows].astype(np.int32)
-            if padding:
-                tokens = np.concatenate([tokens, np.zeros((padding, tokens.shape[1]), tokens.dtype)])
-                source_id = np.concatenate([source_id, np.zeros(padding, np.int32)])
-        return HostRows(tokens, source_id, batch_size, int(plan.num_valid[step]))
+    def _check_fits(self, plan: WindowPlan) -> None:
+        """Raises ConfigError unless the blocks of each step fit at once."""
+        blocks = np.diff(plan.uses.bounds)
+        worst = int(np.argmax(blocks))
+        if blocks[worst] > self._cache.num_slots:
+            needed = int(blocks[worst]) * self._cache.slot_bytes
+            raise ConfigError(
+                f"is less than the blocks of one batch: step {plan.first_step + worst} needs {blocks[worst]} blocks of"
+                f" {self._cache.slot_bytes / 1024:.0f} KiB",
+                field="prefetch_bytes",
+                value=self._cache.max_bytes,
+                cure=f"Give at least {needed}; {4 * needed} lets reads run ahead.",
+            )
 
+    def _local_rows(self, step: Step) -> int:
+        return self._placement.local_rows(int(step.plan.batch_sizes[step.number])).size
 
-def _distinct_and_ranges(plan: WindowPlan) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct rows of each step, and their runs of neighbours (rows numbered through, a gap between sources)."""
-    step = np.repeat(np.arange(plan.steps), np.diff(plan.row_bounds))
-    place = plan.row + (plan.source << 44)
-    order = np.lexsort((place, step))
-    place, step = place[order], step[order]
-    gap = np.diff(place, prepend=-2)
-    gap[np.flatnonzero(np.diff(step, prepend=-1))] = 2  # the first row of a step begins a run
-    return np.bincount(step[gap != 0], minlength=plan.steps), np.bincount(step[gap > 1], minlength=plan.steps)
+    def _alike(self, one: Step, other: Step) -> bool:
+        """Whether two steps may share a buffer: equal shapes, the second as well aligned as the first."""
+        rows, length = self._local_rows(one), one.plan.row_elements
+        aligned = rows * length * self._cache.dtype.itemsize % ALIGNMENT == 0
+        return aligned and (rows, length) == (self._local_rows(other), other.plan.row_elements)
+
+    def _gather(self, steps: list[Step]) -> _Group:
+        rows = self._local_rows(steps[0])
+        tokens = self._buffers.take(rows * len(steps), steps[0].plan.row_elements, self._cache.dtype)
+        located = [self._cache.located(s.plan, s.number, s.slots, rows) for s in steps]
+        with self._watch.phase("gather"), self._waits.during("gather"):
+            return _Group(steps, tokens, self._gatherer.submit_begun(partial(self._cache.gather, located, tokens)))
+
+    def _gathered(self, group: _Group | None, ahead: ReadAhead) -> Iterator[HostRows]:
+        if group is None:
+            return
+        with self._watch.phase("gather"), self._waits.during("gather"):
+            group.job.result()
+        ahead.gathered(group.steps[-1].step)
+        rows = group.tokens.shape[0] // len(group.steps)
+        for number, step in enumerate(group.steps):
+            yield self._host_rows(step, group.tokens[number * rows : (number + 1) * rows])
+
+    def _host_rows(self, step: Step, tokens: np.ndarray) -> HostRows:
+        plan, k = step.plan, step.number
+        rows = slice(int(plan.row_bounds[k]), int(plan.row_bounds[k + 1]))
+        source_id = np.zeros(tokens.shape[0], np.int32)
+        source_id[: rows.stop - rows.start] = plan.source[rows]
+        stats = self._stats
+        stats.examples_requested += rows.stop - rows.start
+        stats.unique_examples += int(plan.distinct[k])
+        stats.coalesced_ranges += int(plan.ranges[k])
+        segments = None
+        if plan.segments is not None:
+            segments = np.zeros((tokens.shape[0], plan.segments.shape[1]), np.int32)
+            segments[: rows.stop - rows.start] = plan.segments[rows]
+        return HostRows(tokens, source_id, int(plan.batch_sizes[k]), int(plan.num_valid[k]), plan.seq_len, segments)
 
 
 class AsyncReader:
@@ -199,7 +246,9 @@ class AsyncReader:
         placement: Placement,
         stats: ReadStats,
         watch: Stopwatch,
+        waits: WaitLog | None = None,
     ) -> None:
+        self._waits = waits or WaitLog()
         self._dataset, self._schedule, self._placement = dataset, schedule, placement
         self._stats, self._watch = stats, watch
 
@@ -223,7 +272,7 @@ class AsyncReader:
         rows = begin + self._placement.local_rows(size)
         length = self._dataset.length
         inside = np.ones(rows.size, bool) if length is None else rows < length
-        with self._watch.phase("read"):
+        with self._watch.phase("read"), self._waits.during("dataset", f"get_batch of {type(self._dataset).__name__}"):
             batch = run_blocking(self._dataset.get_batch(np.where(inside, rows, 0)))
         self._stats.examples_requested += int(inside.sum())
         self._stats.unique_examples += int(inside.sum())

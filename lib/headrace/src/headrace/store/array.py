@@ -4,7 +4,7 @@ The invariant: a finished array never changes, so nothing of it is ever re-valid
 and what is read is what was written, or an error: a lost shard, a flipped bit (crc32c) or an array of another length
 never becomes data. A range that lies on chunk borders is read with no waste. A read costs about 30 us of CPU plus its
 bytes; never read single rows. What lies on a store over HTTP is read chunk by chunk in one request each, retried and
-hedged as :mod:`headrace.store.retry` says (:mod:`headrace.store.sharded`, 0.5 ms of CPU a chunk).
+hedged as :mod:`headrace.store.retry` says (:mod:`headrace.store.sharded`, 0.2 ms of CPU a chunk).
 
 After ``os.fork`` a child cannot read if its parent has: it gets an error (:mod:`headrace.store.forks`).
 

@@ -21,6 +21,7 @@ from fsspec.core import split_protocol, url_to_fs
 from headrace.errors import CacheError, ConfigError, HeadraceError
 from headrace.store import retry
 from headrace.store.credentials import asked_as
+from headrace.store.wire import watch
 
 _EXTRA_OF_PROTOCOL = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
 
@@ -67,6 +68,7 @@ def filesystem(url: str) -> tuple[Any, str]:
             value=url,
             cure="Use a local path, gs://, s3:// or https://.",
         ) from error
+    watch(fs)
     return fs, path
 
 
@@ -132,12 +134,12 @@ _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryEr
 
 def transient(error: Exception) -> bool:
     """Whether another try may help: 408, 429, 5xx, no answer in time, a broken connection, a cut answer."""
-    status = _status(error)
+    names = {c.__name__ for c in type(error).__mro__}  # of aiohttp and botocore, which need not be installed
+    status = None if "ClientPayloadError" in names else _status(error)  # of a cut answer aiohttp says 400
     if status is not None:
         return status in (408, 429) or status >= 500
     if isinstance(error, _FINAL) or _refuses(error):
         return False
-    names = {c.__name__ for c in type(error).__mro__}  # of aiohttp and botocore, which need not be installed
     return isinstance(error, OSError) or bool(names & {"ClientError", "HTTPClientError", "FSTimeoutError"})
 
 

@@ -103,6 +103,7 @@ class MappedArray:
         self._mapping = threading.Lock()
         self._regions: list[tuple[int, int]] = []
         self._finalizer = weakref.finalize(self, _unmap, self._native, self._regions)
+        self._finalizer.atexit = False  # threads may still copy when the process ends; the system unmaps
 
     def address(self, chunk: int) -> int:
         """Where the chunk's first byte lies; 0 if it cannot be mapped, and has to be read."""

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -126,10 +127,19 @@ def use_s3(url: str, bucket: str = "headrace") -> Iterator[str]:
 def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
     _set(values)
+    _forget_clients()
     try:
         yield
     finally:
         _set(before)
+        _forget_clients()
+
+
+def _forget_clients() -> None:
+    """Fsspec keeps its clients, and these the address that they were made with."""
+    for module, name in (("s3fs", "S3FileSystem"), ("gcsfs", "GCSFileSystem")):
+        if module in sys.modules:
+            getattr(sys.modules[module], name).clear_instance_cache()
 
 
 def _set(values: Mapping[str, str | None]) -> None:

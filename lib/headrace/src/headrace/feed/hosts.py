@@ -1,0 +1,117 @@
+"""What the hosts of a job tell each other: that they load the same batches, and their counters.
+
+A host that was started with another config, sequence length or step would train on other rows and nobody would notice.
+So the first iteration of a loader compares a digest over all processes of its mesh. A loader whose mesh lies within one
+process has nobody to compare with.
+
+Price: one collective of 32 bytes a host at the start; a second one, of the descriptions, only if they differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from headrace.errors import ConfigError
+
+_ROUND = 1 << 12
+_SHOWN = 5
+
+
+def gather(devices: Collection[Any], payload: bytes) -> dict[int, bytes]:
+    """What every process of these devices gives, by process. All must call it, at the same place of their program."""
+    if not _shared(devices):
+        return {jax.process_index(): payload}
+    sizes = _gather(devices, np.asarray([len(payload)], np.int64).view(np.uint8))
+    lengths = {process: int(size.view(np.int64)[0]) for process, size in sizes.items()}
+    padded = np.zeros(-(-max(lengths.values()) // _ROUND) * _ROUND, np.uint8)
+    padded[: len(payload)] = np.frombuffer(payload, np.uint8)
+    found = _gather(devices, padded)
+    return {process: found[process][: lengths[process]].tobytes() for process in found}
+
+
+def check_same(devices: Collection[Any], described: Mapping[str, Any]) -> None:
+    """Raises ConfigError, on every process of the devices, unless all describe the same.
+
+    Args:
+        devices: Those of the loader's mesh.
+        described: All that determines the batches, as JSON values.
+    """
+    if not _shared(devices):
+        return
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True, default=_plain).encode()).digest()
+    digests = _gather(devices, np.frombuffer(digest, np.uint8))
+    if len({digest.tobytes() for digest in digests.values()}) == 1:
+        return
+    found = {
+        process: json.loads(said)
+        for process, said in gather(devices, json.dumps(described, default=_plain).encode()).items()
+    }
+    lines = host_differences(found)
+    more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    raise ConfigError(
+        f"do not load the same batches: {'; '.join(lines[:_SHOWN])}{more}",
+        field="hosts",
+        cure="Start all processes with the same config, caches and checkpoint.",
+    )
+
+
+def host_differences(described: Mapping[int, Any]) -> list[str]:
+    """In what the descriptions of hosts differ, a line for each place, with what most hosts have last.
+
+    Example:
+        >>> host_differences({0: {"step": 5, "a": {"b": 1}}, 1: {"step": 4, "a": {"b": 1}}, 2: {"step": 5}})
+        ['step: host 1 has 4, the others 5', 'a.b: host 2 has nothing, the others 1']
+    """
+    flat = {host: dict(_leaves(said, "")) for host, said in described.items()}
+    places = dict.fromkeys(place for said in flat.values() for place in said)
+    lines: list[str] = []
+    for place in places:
+        hosts: dict[str, list[int]] = {}
+        for host, said in flat.items():
+            hosts.setdefault(said.get(place, "nothing"), []).append(host)
+        if len(hosts) > 1:
+            *few, most = sorted(hosts, key=lambda value: (len(hosts[value]), hosts[value][0]))
+            last = f"the others {most}" if len(hosts[most]) > 1 else f"{_named(hosts[most])} {most}"
+            lines.append(f"{place}: {', '.join(f'{_named(hosts[value])} {value}' for value in few)}, {last}")
+    return lines
+
+
+def _plain(value: Any) -> Any:
+    return value.item()  # a number of numpy's
+
+
+def _named(hosts: list[int]) -> str:
+    shown = ", ".join(map(str, hosts[:8])) + (", ..." if len(hosts) > 8 else "")
+    return f"host {shown} has" if len(hosts) == 1 else f"hosts {shown} have"
+
+
+def _leaves(value: Any, place: str) -> list[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        items: Mapping[str, Any] = value
+        return [leaf for key in items for leaf in _leaves(items[key], f"{place}.{key}" if place else key)]
+    text = json.dumps(value)
+    return [(place, text if len(text) <= 60 else f"{text[:40]}... ({hashlib.sha256(text.encode()).hexdigest()[:8]})")]
+
+
+def _shared(devices: Collection[Any]) -> bool:
+    return any(device.process_index != jax.process_index() for device in devices)
+
+
+def _gather(devices: Collection[Any], row: np.ndarray) -> dict[int, np.ndarray]:
+    """Equally long rows of bytes of all processes, over one device of each: a mesh need not span the whole job."""
+    first: dict[int, Any] = {}
+    for device in sorted(devices, key=lambda device: device.id):
+        first.setdefault(device.process_index, device)
+    processes = sorted(first)
+    line = Mesh(np.asarray([first[process] for process in processes]), ("process",))
+    shape = (len(processes), row.size)
+    rows = jax.make_array_from_callback(shape, NamedSharding(line, PartitionSpec("process")), lambda _: row[None])
+    whole = jax.jit(lambda x: x, out_shardings=NamedSharding(line, PartitionSpec()))(rows)
+    return dict(zip(processes, np.asarray(whole.addressable_data(0)), strict=True))

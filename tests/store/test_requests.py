@@ -1,0 +1,298 @@
+"""What goes over the wire, counted at the server: one request a block, whatever the order and the number of shards."""
+
+import asyncio
+import contextlib
+import random
+import sys
+import threading
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from headrace.data.token_seq import TokenSeqDataset
+from headrace.feed.loader import DataLoader
+from headrace.store import requests, retry
+from headrace.store.cache import TokenCache
+from headrace.store.layout import CacheLayout
+from headrace.testing import Faults, write_cache
+
+SEQ, BLOCK, SHARD = 16, 8, 16  # rows of tokens, rows a block, blocks a shard
+ROWS = 40 * SHARD * BLOCK
+LAYOUT = CacheLayout("uint16", BLOCK * SEQ, SHARD)
+
+
+def rows(count=ROWS):
+    return [(np.arange(SEQ) + 60 * r) % (1 << 16) for r in range(count)]
+
+
+def loader(cache, **options):
+    one = Mesh(np.array(jax.devices()[:1]), ("data",))
+    return DataLoader(TokenSeqDataset(cache, SEQ).shuffle(0), batch_size=32, mesh=one, **options)
+
+
+def data_gets(proxy):
+    """Requests for shards: their data and their indices."""
+    return proxy.count("GET", "data%2Fc%2F") + proxy.count("GET", "/data/c/")
+
+
+def test_an_epoch_in_braid_order_asks_once_for_each_block(remote):
+    """40 shards. With indices and chunks in one small pool it was up to two requests a block."""
+    write_cache(remote.root, [rows()], vocab_size=1 << 16, layout=LAYOUT)
+    cache = TokenCache.open(remote.root)
+    remote.proxy.clear()
+    before = retry.request_counts()
+    assert sum(b.batch_size for b in loader(cache)) == ROWS
+    blocks, shards = ROWS // BLOCK, ROWS // BLOCK // SHARD
+    assert shards == 40
+    assert data_gets(remote.proxy) == blocks + shards <= 1.1 * blocks
+    spent = retry.request_counts() - before
+    assert (spent.requests, spent.index_requests) == (blocks + shards + 1, shards + 1)  # and zarr.json
+    assert (spent.retries, spent.hedges) == (0, 0)
+    remote.proxy.clear()
+    assert sum(b.batch_size for b in loader(cache)) == ROWS
+    assert data_gets(remote.proxy) == blocks  # the indices are known
+
+
+def test_neighbouring_chunks_are_one_request(remote):
+    written = np.concatenate(rows(2 * SHARD * BLOCK))
+    write_cache(remote.root, [rows(2 * SHARD * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
+    cache = TokenCache.open(remote.root)
+    remote.proxy.clear()
+    assert np.array_equal(cache.tokens(0, cache.num_tokens), written)
+    assert data_gets(remote.proxy) == 2 + 2  # an index and one run of chunks a shard
+    remote.proxy.clear()
+    chunk = LAYOUT.chunk_elements
+    assert np.array_equal(cache.tokens(3 * chunk, 5 * chunk), written[3 * chunk : 5 * chunk])
+    assert data_gets(remote.proxy) == 1
+
+
+def test_parts_of_a_chunk_are_asked_for_once(remote):
+    write_cache(remote.root, [rows(BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
+    array = TokenCache.open(remote.root).parts[0].data
+    remote.proxy.clear()
+    reads = [array.read(k, k + 5) for k in range(100)]  # in flight together
+    assert [int(r.result()[0]) for r in reads] == [k % SEQ + 60 * (k // SEQ) for k in range(100)]
+    assert array.read(7, 9).result().tolist() == [7, 8]
+    assert data_gets(remote.proxy) == 2
+    whole = array.read_into(np.empty(BLOCK * SEQ, np.uint16), 0).result()
+    assert np.array_equal(whole, np.concatenate(rows(BLOCK)))
+    assert data_gets(remote.proxy) == 2
+
+
+def test_opening_is_asked_for_once_by_reads_that_begin_together(remote):
+    write_cache(remote.root, [rows(4 * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
+    cache = TokenCache.open(remote.root)
+    remote.proxy.clear()
+    remote.proxy.faults = Faults(latency_s=0.05)
+    outs = [np.empty(BLOCK * SEQ, np.uint16) for _ in range(4)]
+    reads = [cache.parts[0].data.read_into(out, k * BLOCK * SEQ) for k, out in enumerate(outs)]
+    for read in reads:
+        read.result()
+    assert np.array_equal(np.concatenate(outs), np.concatenate(rows(4 * BLOCK)))
+    assert remote.proxy.count("GET", "zarr.json") == 1
+    assert data_gets(remote.proxy) == 5
+
+
+def test_no_more_requests_in_flight_than_the_policy_says(remote, monkeypatch):
+    write_cache(remote.root, [rows(SHARD * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
+    array = TokenCache.open(remote.root).parts[0].data
+    array.read(0, 1).result()
+    most, now, really = 0, 0, requests._ask
+
+    async def counted(*args):
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        try:
+            return await really(*args)
+        finally:
+            now -= 1
+
+    monkeypatch.setattr(requests, "_ask", counted)
+    monkeypatch.setattr(requests._current, "in_flight", requests.asyncio.Semaphore(3))
+    remote.proxy.faults = Faults(latency_s=0.02)
+    chunk = LAYOUT.chunk_elements
+    for read in [array.read_into(np.empty(chunk, np.uint16), k * chunk) for k in range(1, 13)]:
+        read.result()
+    assert most == 3
+
+
+def test_the_background_thread_ends_when_nothing_is_read(remote, monkeypatch):
+    write_cache(remote.root, [rows(BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
+    monkeypatch.setattr(requests, "IDLE_S", 0.05)
+    cache = TokenCache.open(remote.root)
+    for begin in (0, 1):  # and begins again
+        assert cache.tokens(begin, begin + 1).tolist() == [begin]
+        for thread in running():
+            thread.join(20)
+        assert not running()
+
+
+def running():
+    return [t for t in threading.enumerate() if t.name == "store-requests"]
+
+
+def ended(seconds=20.0):
+    """Waits until the background thread has ended."""
+    for thread in running():
+        thread.join(seconds)
+    return not running()
+
+
+@pytest.fixture
+def restless(monkeypatch):
+    """The background thread ends as soon as it may, and threads take turns as often as they can."""
+    assert ended()
+    monkeypatch.setattr(requests, "IDLE_S", 0.001)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+    assert ended()
+
+
+class Answer:
+    """Behaves as a future of TensorStore: done in some thread of its own, perhaps before anybody waits for it."""
+
+    def __init__(self, pool, value, seconds):
+        self.lock, self.calls, self.there, self.value = threading.Lock(), [], False, value
+        pool.submit(self.arrive, seconds)
+
+    def arrive(self, seconds):
+        time.sleep(seconds)
+        with self.lock:
+            self.there, calls = True, self.calls
+        for call in calls:
+            call(self)
+
+    def add_done_callback(self, call):
+        with self.lock:
+            if not self.there:
+                self.calls.append(call)
+                return
+        call(self)
+
+    def result(self):
+        assert self.there
+        return self.value
+
+
+@pytest.mark.usefixtures("restless")
+def test_no_read_is_lost_while_the_thread_ends_and_begins_again(monkeypatch):
+    """The thread begins hundreds of times, and reads come at all moments of its end."""
+    began = []
+    really = requests._Loop.__init__
+    monkeypatch.setattr(requests._Loop, "__init__", lambda self: began.append(1) or really(self))
+
+    def ask(number, pool):
+        chance = random.Random(number)
+        for k in range(400):
+
+            async def read(k=k):
+                return await requests.arrived(Answer(pool, k, chance.choice((0, 0, 0.0005))), 20)
+
+            assert requests.submit(read).result(20) == k
+            time.sleep(chance.choice((0, 0.001, 0.0015, 0.002, 0.003)))
+
+    with ThreadPoolExecutor(8) as pool, ThreadPoolExecutor(3) as readers:
+        for done in [readers.submit(ask, n, pool) for n in range(3)]:
+            done.result(60)
+    assert len(began) > 50
+
+
+@pytest.mark.usefixtures("restless")
+def test_reads_dropped_at_any_moment_are_over():
+    async def read():
+        await asyncio.sleep(0.002)
+        return 1
+
+    def ask(number):
+        chance, found = random.Random(number), 0
+        for _ in range(500):
+            future = requests.submit(read)
+            time.sleep(chance.choice((0, 0, 0.001, 0.003)))
+            future.cancel()
+            with contextlib.suppress(CancelledError):
+                found += future.result(20)
+        return found
+
+    with ThreadPoolExecutor(3) as readers:
+        assert 0 < sum(readers.map(ask, range(3))) < 1500
+    assert ended()  # none is still counted
+
+
+def test_a_lost_wake_up_costs_a_moment(remote):
+    """As if Ctrl-C came between a note that the loop was told and the telling."""
+
+    async def nothing():
+        return 7
+
+    assert requests.submit(nothing).result(5) == 7
+    requests._current._told = True
+    assert requests.submit(nothing).result(5) == 7
+
+
+def test_when_the_thread_breaks_its_reads_fail_and_the_next_begins_another(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    async def forever():
+        await asyncio.sleep(1000)
+
+    async def breaks():
+        raise SystemExit
+
+    reads = [requests.submit(forever) for _ in range(3)]
+    thread = requests._current.thread
+    broken = requests.submit(breaks)
+    assert len(wait([*reads, broken], 10).not_done) == 0
+    assert {type(r.exception()) for r in reads} == {requests._EndedError}
+    thread.join(10)
+
+    async def nothing():
+        return 7
+
+    assert requests.submit(nothing).result(5) == 7
+    assert requests._current.thread is not thread
+
+
+def test_what_nobody_waits_for_any_more_keeps_the_thread(remote, monkeypatch):
+    """An index on its way when its reader was dropped, for longer than the thread may idle: whoever comes next gets it
+    (and no task of a loop that is gone).
+    """
+    write_cache(remote.root, [rows(BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
+    monkeypatch.setattr(requests, "IDLE_S", 0.05)
+    assert ended()
+    array = TokenCache.open(remote.root).parts[0].data
+    remote.proxy.clear()
+    remote.proxy.faults = Faults(latency_s=0.3)
+    for known in ("zarr.json", "data"):  # is on its way
+        dropped = array.read(0, 5)
+        time.sleep(0.2 if known == "zarr.json" else 0.45)
+        del dropped
+    time.sleep(0.1)
+    assert array.read(2, 5).result(20).tolist() == [2, 3, 4]
+    assert (remote.proxy.count("GET", "zarr.json"), data_gets(remote.proxy)) == (1, 2)
+    assert ended()
+
+
+@pytest.mark.usefixtures("restless")
+def test_reads_from_several_threads_while_the_thread_ends_and_begins_again(remote):
+    write_cache(remote.root, [rows(8 * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
+    array, wanted = TokenCache.open(remote.root).parts[0].data, np.concatenate(rows(8 * BLOCK))
+    chunk = LAYOUT.chunk_elements
+
+    def ask(number):
+        chance = random.Random(number)
+        for _ in range(100):
+            at = chance.randrange(8) * chunk
+            found = array.read_into(np.empty(chunk, np.uint16), at).result(20)
+            assert np.array_equal(found, wanted[at : at + chunk])
+            time.sleep(chance.choice((0, 0.002)))
+
+    with ThreadPoolExecutor(3) as readers:
+        for done in [readers.submit(ask, n) for n in range(3)]:
+            done.result(60)
