@@ -1,0 +1,151 @@
+"""GRPO on a task of seconds: a tiny transformer learns to repeat a symbol, from rewards alone.
+
+    python examples/grpo_tiny.py --folder /tmp/grpo --steps 30
+
+A prompt is a symbol; an answer is two symbols, sampled from the model; its reward is the share of them that equal the
+prompt's. Groups of answers come from ``RLDataset``, with their advantages as token weights, and the training step is
+the one that pretraining has: the unified loss of a batch.
+
+Everything that the run needs to go on lies in the folder: rollouts and steps (``rollouts/``), and the trainer's
+checkpoint, written atomically after each step. Kill it at any moment and start it again: it goes on as if nothing had
+been, and trains on each prompt exactly once. The checkpoint keeps which prompts each step was made of, so that this can
+be checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from headrace.data.flat import ExpandedBatch
+from headrace.data.loss import unified_loss
+from headrace.data.rl.dataset import RLDataset
+from headrace.data.rl.groups import Prompt, ScoredGroup
+from headrace.data.rl.store import RolloutStore
+from headrace.demo.model import Transformer
+from headrace.store import files
+
+SYMBOLS, BEGIN = 8, 8  # ids 0 .. 7 are symbols; 8 begins a prompt
+PROMPT, ANSWER, GROUP = 2, 2, 8  # tokens of a prompt and of an answer; answers of a group
+OPTIMIZER = optax.adam(1e-2)
+
+
+def new_model(seed: int) -> Transformer:
+    """The model before training."""
+    return Transformer(SYMBOLS + 1, dim=32, layers=1, heads=2, key=jax.random.key(seed))
+
+
+@eqx.filter_jit
+def sample(model: Transformer, prompt: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Answers to one prompt: ids ``[GROUP, PROMPT + ANSWER]`` and log probabilities ``[GROUP, ANSWER]``."""
+    tokens = jnp.zeros((GROUP, PROMPT + ANSWER), jnp.int32).at[:, :PROMPT].set(prompt)
+    positions, segments = jnp.arange(PROMPT + ANSWER), jnp.zeros(PROMPT + ANSWER, jnp.int32)
+    taken = []
+    for at, step_key in enumerate(jax.random.split(key, ANSWER), PROMPT):
+        logits = jax.vmap(lambda row: model(row, positions, segments))(tokens)[:, at - 1, :SYMBOLS]
+        chosen = jax.random.categorical(step_key, logits)
+        taken.append(jnp.take_along_axis(jax.nn.log_softmax(logits), chosen[:, None], 1)[:, 0])
+        tokens = tokens.at[:, at].set(chosen)
+    return tokens, jnp.stack(taken, axis=1)
+
+
+class ModelSampler:
+    """Answers by the model as it is now."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.model = new_model(seed)
+        self.version = 0
+
+    def sample_and_score(self, prompt: Prompt) -> ScoredGroup:
+        """A group of answers. Its random numbers follow from the prompt's position: nothing has to be saved."""
+        key = jax.random.fold_in(jax.random.key(self.seed + 1), prompt.position)
+        tokens, log_probs = (np.asarray(x) for x in sample(self.model, jnp.asarray(prompt.tokens), key))
+        rewards = (tokens[:, PROMPT:] == prompt.tokens[-1]).mean(axis=1)
+        return ScoredGroup.dense(tokens, log_probs, rewards, PROMPT, policy_version=self.version)
+
+
+@eqx.filter_jit
+def train_step(
+    model: Transformer, opt_state: optax.OptState, batch: ExpandedBatch
+) -> tuple[Transformer, optax.OptState, jax.Array]:
+    """One update: it does not know what the batch is for."""
+
+    def loss_of(model: Transformer) -> jax.Array:
+        logits = jax.vmap(model)(batch.tokens, batch.position_ids, batch.segment_ids)
+        return unified_loss(logits, batch, "tokens")
+
+    loss, gradients = eqx.filter_value_and_grad(loss_of)(model)
+    updates, opt_state = OPTIMIZER.update(gradients, opt_state)
+    return eqx.apply_updates(model, updates), opt_state, loss
+
+
+def save(folder: Path, model: Transformer, opt_state: optax.OptState, history: list[dict]) -> None:
+    """The trainer's state and its history, in one atomic write."""
+    held = io.BytesIO()
+    arrays = jax.tree.leaves(eqx.filter((model, opt_state), eqx.is_array))
+    np.savez(held, json.dumps(history), *map(np.asarray, arrays))
+    files.write_atomic(str(folder / "checkpoint.npz"), held.getvalue())
+
+
+def restore(folder: Path, seed: int) -> tuple[Transformer, optax.OptState, list[dict]]:
+    """The latest checkpoint, or a new model."""
+    model = new_model(seed)
+    opt_state = OPTIMIZER.init(eqx.filter(model, eqx.is_array))
+    data = files.read_bytes(str(folder / "checkpoint.npz"))
+    if data is None:
+        return model, opt_state, []
+    with np.load(io.BytesIO(data)) as found:
+        history, *arrays = (found[f"arr_{i}"] for i in range(len(found.files)))
+    like, rest = eqx.partition((model, opt_state), eqx.is_array)
+    tree = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(a) for a in arrays])
+    model, opt_state = eqx.combine(tree, rest)
+    return model, opt_state, json.loads(str(history))
+
+
+def run(folder: Path, *, steps: int, seed: int = 0, quiet: bool = False) -> list[dict]:
+    """Trains to ``steps`` steps, going on from where the folder says; what each step was made of, and its reward."""
+    model, opt_state, history = restore(folder, seed)
+    sampler = ModelSampler(seed)
+    prompts = [np.array([BEGIN, symbol]) for symbol in range(SYMBOLS)]
+    store = RolloutStore(folder / "rollouts")
+    dataset = RLDataset(
+        prompts, sampler, seq_len=32, groups_per_batch=8, seed=seed, advantages="slime", max_attempts=200,
+        rows=8, max_segments=8, store=store,
+    )  # fmt: skip
+    for step in range(len(history), steps):
+        sampler.model, sampler.version = model, step
+        batch = dataset.next_batch(step, policy_version=step)
+        model, opt_state, loss = train_step(model, opt_state, jax.tree.map(jnp.asarray, batch.expand()))
+        record = store.record(step)
+        assert record is not None
+        seen = [*record.positions, *record.dropped]
+        reward = float(np.mean([store.group(p).rewards.mean() for p in seen]))
+        history.append({"step": step, "trained": record.positions, "left_out": list(record.dropped), "reward": reward})
+        save(folder, model, opt_state, history)
+        store.forget(step)  # the checkpoint is past it
+        if not quiet:
+            print(f"step {step:3d}  reward {reward:.3f}  loss {float(loss):+.4f}  {dataset.counts}", flush=True)
+    return history
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description="GRPO with a tiny model; kill it and start it again as you like.")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    run(arguments.folder, steps=arguments.steps, seed=arguments.seed)
+
+
+if __name__ == "__main__":
+    main()

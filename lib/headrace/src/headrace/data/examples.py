@@ -1,0 +1,288 @@
+"""``Example``: one sequence with what is said about each of its tokens; and batches made of them.
+
+In an example everything is said about **tokens**, as it is recorded: the mask says which tokens are trained on, log
+probabilities are those of the tokens. In a batch everything is said about **labels**: position i holds what concerns
+the token at i + 1, and the last position of a segment holds nothing. :func:`pack_examples` is the one place where the
+one becomes the other, so that nothing is shifted twice.
+
+Examples that belong together (the two answers of a preference pair) are one *unit*: never parted by packing.
+
+Price: a few numpy calls a batch; examples are listed once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float32, Int32, Int64, Integer
+
+from headrace.data.batch import PackedBatch
+from headrace.errors import ConfigError
+from headrace.index.packing.plan import plan_packs
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One sequence of n tokens, on the host.
+
+    Attributes:
+        tokens: Token ids.
+        loss_mask: 1 where the token itself is trained on; None: everywhere.
+        weights: Weight of each token's loss, e.g. its advantage; one number for all; None: 1.
+        log_probs: Log probability of each token under the policy that sampled it; 0 where none did.
+        reward: Its reward.
+        group: Number of the group that it belongs to.
+        policy_version: Version of the policy that sampled each token; -1 where none did.
+        extras: Further values, ``[n, ...]`` each, e.g. which picture a token stands for. They stay with their token.
+
+    Raises:
+        ConfigError: something is said about more or fewer tokens than there are; no token.
+
+    Example:
+        >>> Example(np.array([5, 6, 7]), loss_mask=np.array([0, 1, 1])).length
+        3
+    """
+
+    tokens: Integer[np.ndarray, " n"]
+    loss_mask: Integer[np.ndarray, " n"] | None = None
+    weights: Float32[np.ndarray, " n"] | float | None = None
+    log_probs: Float32[np.ndarray, " n"] | None = None
+    reward: float | None = None
+    group: int | None = None
+    policy_version: Int32[np.ndarray, " n"] | None = None
+    extras: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 1 or self.tokens.size == 0:
+            raise ConfigError("must be a row of at least one token", field="tokens", value=self.tokens.shape)
+        said = {name: getattr(self, name) for name in ("loss_mask", "log_probs", "policy_version")} | self.extras
+        if isinstance(self.weights, np.ndarray):
+            said["weights"] = self.weights
+        for name, values in said.items():
+            if values is not None and len(values) != self.tokens.size:
+                longer = "longer" if len(values) > self.tokens.size else "shorter"
+                raise ConfigError(
+                    f"is {longer} than the {self.tokens.size} tokens",
+                    field=name,
+                    value=len(values),
+                    cure="One value for each token, the prompt included.",
+                )
+
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        return int(self.tokens.size)
+
+
+def pack_examples(
+    examples: Sequence[Example],
+    seq_len: int,
+    *,
+    unit: int = 1,
+    rows: int | None = None,
+    multiple: int = 1,
+    max_segments: int | None = None,
+) -> PackedBatch:
+    """A batch of examples, each a segment, packed by best fit decreasing.
+
+    The same examples give the same batch. Leaves that no example has are left out of the batch; examples that lack one
+    that others have get the neutral value (mask 1, weight 1, log probability 0, reward 0, version -1, extras 0).
+
+    Args:
+        examples: What to pack.
+        seq_len: Tokens in a row.
+        unit: So many neighbours are one unit (2 for pairs): they stay in one row, in their order.
+        rows: Rows of the batch, the rest of them empty; None: as many as are needed.
+        multiple: Then rows are a multiple of this.
+        max_segments: Width of ``segment_lengths``, for batches of one shape; None: as wide as is needed.
+
+    Raises:
+        ConfigError: a unit is longer than a row, or not complete; more rows or segments are needed than there may be.
+
+    Example:
+        >>> batch = pack_examples([Example(np.array([1, 2, 3])), Example(np.array([4, 5]))], 6)
+        >>> batch.tokens.tolist(), batch.labels.tolist()
+        ([[1, 2, 3, 4, 5, 0]], [[2, 3, 0, 5, 0, 0]])
+        >>> batch.segment_ids.tolist()
+        [[0, 0, 0, 1, 1, -1]]
+    """
+    order, row_of = _placed(examples, seq_len, unit)
+    needed = int(row_of.max(initial=-1)) + 1
+    height = -(-max(needed, 1) // multiple) * multiple if rows is None else rows
+    if needed > height:
+        raise ConfigError(
+            f"are too few for {len(examples)} examples, which need {needed}",
+            field="rows",
+            value=rows,
+            cure=f"Give at least {needed} rows, or longer ones.",
+        )
+    sorted_examples = [examples[i] for i in order]
+    length = np.array([e.length for e in sorted_examples], np.int64)
+    held = np.bincount(row_of, minlength=height)
+    column = np.arange(order.size) - np.repeat(np.cumsum(held) - held, held)
+    width = max(int(held.max(initial=0)), 1) if max_segments is None else max_segments
+    if held.max(initial=0) > width:
+        raise ConfigError(
+            f"is fewer than the {int(held.max())} segments of a row", field="max_segments", value=max_segments
+        )
+    segments = np.zeros((height, width), np.int32)
+    segments[row_of, column] = length
+    at = _places(segments, row_of, column, length, seq_len)
+    dtype = np.result_type(*{e.tokens.dtype for e in examples}) if examples else np.dtype(np.int32)
+    batch = PackedBatch(
+        token_ids=_laid([e.tokens for e in sorted_examples], at, (height, seq_len), dtype),
+        valid=np.arange(height) < needed,
+        source_id=np.zeros(height, np.int32),
+        segment_lengths=segments,
+    )
+    return dataclasses.replace(batch, **_leaves(sorted_examples, at, (height, seq_len), (row_of, column), segments))
+
+
+def _placed(examples: Sequence[Example], seq_len: int, unit: int) -> tuple[Int64[np.ndarray, " n"], np.ndarray]:
+    """Examples in the order of the batch, and the row of each."""
+    if len(examples) % unit:
+        raise ConfigError(
+            f"are not whole units of {unit}",
+            field="examples",
+            value=len(examples),
+            cure="Preference rows come in pairs: chosen, rejected." if unit == 2 else None,
+        )
+    if not examples:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    lengths = np.array([e.length for e in examples], np.int64).reshape(-1, unit).sum(axis=1)
+    if lengths.max() > seq_len:
+        at = int(lengths.argmax())
+        named = f"examples[{at}]" if unit == 1 else f"examples[{at * unit}:{at * unit + unit}]"
+        raise ConfigError(
+            f"has more than the {seq_len} tokens of a row",
+            field=named,
+            value=int(lengths[at]),
+            cure="Truncate it, leave it out, or use longer rows.",
+        )
+    plan = plan_packs(lengths, seq_len, "bfd", "error")
+    order = (plan.items.document.astype(np.int64)[:, None] * unit + np.arange(unit)).reshape(-1)
+    return order, np.repeat(np.arange(len(plan)), np.diff(plan.bounds) * unit)
+
+
+def _places(
+    segments: np.ndarray, row: np.ndarray, column: np.ndarray, length: np.ndarray, seq_len: int
+) -> Int64[np.ndarray, " T"]:
+    """Where each token of all examples lies in the flat batch."""
+    begin = np.cumsum(segments, axis=1, dtype=np.int64) - segments
+    first = row * seq_len + begin[row, column]
+    within = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
+    return np.repeat(first, length) + within
+
+
+def _laid(
+    values: Sequence[np.ndarray], at: np.ndarray, shape: tuple[int, int], dtype: Any, empty: float = 0
+) -> np.ndarray:
+    """Values of all tokens where the tokens are."""
+    trailing = values[0].shape[1:] if values else ()
+    out = np.full((shape[0] * shape[1], *trailing), empty, dtype)
+    if values:
+        out[at] = np.concatenate(values)
+    return out.reshape(*shape, *trailing)
+
+
+def _leaves(
+    examples: Sequence[Example],
+    at: np.ndarray,
+    shape: tuple[int, int],
+    place: tuple[np.ndarray, np.ndarray],
+    segments: np.ndarray,
+) -> dict[str, Any]:
+    """The leaves that some example has, as the batch holds them: what concerns a token stands one position before."""
+    leaves: dict[str, Any] = {}
+    last = np.cumsum([e.length for e in examples]).astype(np.int64) - 1
+    for name, dtype, empty in _OF_TOKENS:
+        given = [getattr(e, name) for e in examples]
+        if all(v is None for v in given):
+            continue
+        neutral = 1 if name in ("loss_mask", "weights") else empty
+        full = [
+            np.full(e.length, neutral if v is None else v, dtype) if not isinstance(v, np.ndarray) else v.astype(dtype)
+            for e, v in zip(examples, given, strict=True)
+        ]
+        of_label = np.append(np.concatenate(full)[1:], np.asarray(empty, dtype))
+        of_label[last] = empty
+        leaves[name] = _laid([of_label], at, shape, dtype, empty)
+    for name, of_segment, dtype in (("rewards", "reward", np.float32), ("group_ids", "group", np.int32)):
+        said = [getattr(e, of_segment) for e in examples]
+        if any(v is not None for v in said):
+            leaves[name] = np.zeros(segments.shape, dtype)
+            leaves[name][place] = [0 if v is None else v for v in said]
+    extras = sorted({name for e in examples for name in e.extras})
+    if extras:
+        leaves["extras"] = {name: _laid(_extra(examples, name), at, shape, None) for name in extras}
+    return leaves
+
+
+_OF_TOKENS = (
+    ("loss_mask", np.dtype(np.uint8), 0),
+    ("weights", np.dtype(np.float32), 0),
+    ("log_probs", np.dtype(np.float32), 0),
+    ("policy_version", np.dtype(np.int32), -1),
+)
+
+
+def _extra(examples: Sequence[Example], name: str) -> list[np.ndarray]:
+    like = next(e.extras[name] for e in examples if name in e.extras)
+    return [e.extras.get(name, np.zeros((e.length, *like.shape[1:]), like.dtype)) for e in examples]
+
+
+def stack_batches(batches: Sequence[PackedBatch]) -> PackedBatch:
+    """Batches of one shape behind a new first axis, for a scan over micro-batches: ``[A, B, S]``.
+
+    Properties of a stacked batch mean nothing until the scan has taken one batch out of it.
+
+    Raises:
+        ConfigError: they have other leaves or shapes.
+
+    Example:
+        >>> from headrace.data.batch import pack_rows
+        >>> stack_batches([pack_rows(np.zeros((2, 4), np.uint8))] * 3).token_ids.shape
+        (3, 2, 4)
+    """
+    return _joined(_alike(batches), lambda *leaves: np.stack(leaves))
+
+
+def concat_batches(batches: Sequence[PackedBatch]) -> PackedBatch:
+    """One batch of the rows of several.
+
+    Raises:
+        ConfigError: they have other leaves, or rows of other lengths.
+
+    Example:
+        >>> from headrace.data.batch import pack_rows
+        >>> concat_batches([pack_rows(np.zeros((2, 4), np.uint8))] * 3).token_ids.shape
+        (6, 4)
+    """
+    return _joined(_alike(batches), lambda *leaves: np.concatenate(leaves))
+
+
+def _joined(batches: Sequence[PackedBatch], join: Any) -> PackedBatch:
+    try:
+        return jax.tree.map(join, *batches)
+    except ValueError as error:
+        raise ConfigError(f"do not fit together ({error})".split("\n")[0], field="batches") from error
+
+
+def _alike(batches: Sequence[PackedBatch]) -> list[PackedBatch]:
+    """The batches with as many segments a row: the widest's."""
+    if not batches:
+        raise ConfigError("must be at least one", field="batches", value=[])
+    if any(b.segment_lengths is None for b in batches):
+        return list(batches)
+    width = max(b.segment_lengths.shape[1] for b in batches if b.segment_lengths is not None)
+
+    def wider(values: Any) -> Any:
+        return None if values is None else np.pad(values, ((0, 0), (0, width - values.shape[1])))
+
+    names = ("segment_lengths", "rewards", "group_ids")
+    return [dataclasses.replace(b, **{name: wider(getattr(b, name)) for name in names}) for b in batches]

@@ -1,0 +1,123 @@
+"""Preference pairs as weighted pairs: the same batch and the same loss as everything else.
+
+A pair is two examples that stay together: the even one is chosen, the odd one is rejected. Its loss is the unified
+loss with a positive weight on the tokens of the one and a negative weight on those of the other.
+
+DPO is of that form: with m = beta * ((log p_c - log q_c) - (log p_r - log q_r)), where p is the policy and q the
+reference, the gradient of ``-log sigmoid(m)`` is that of ``-w * (log p_c - log p_r)`` for ``w = beta * sigmoid(-m)``
+held fixed. :func:`dpo_weights` gives w; divide by the number of pairs (``denominator=pairs``).
+
+Price: DPO needs the log probabilities of both sides before the step: one forward pass of policy and reference each.
+
+Reference: Rafailov et al., "Direct preference optimization", arXiv:2305.18290, equation 7.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float32, Float64
+
+from headrace.data.batch import PackedBatch
+from headrace.data.examples import Example, pack_examples
+from headrace.errors import ConfigError
+
+
+def dpo_weights(
+    chosen: Float64[np.ndarray, " p"],
+    rejected: Float64[np.ndarray, " p"],
+    reference_chosen: Float64[np.ndarray, " p"],
+    reference_rejected: Float64[np.ndarray, " p"],
+    *,
+    beta: float = 0.1,
+) -> Float32[np.ndarray, " p"]:
+    """The weight of each pair: what DPO's gradient multiplies both sides with.
+
+    Args:
+        chosen: Sum of the policy's log probabilities over each chosen answer.
+        rejected: Over each rejected answer.
+        reference_chosen: The reference model's.
+        reference_rejected: The reference model's.
+        beta: Strength of the pull to the reference.
+
+    Example:
+        >>> dpo_weights(np.array([-1.0]), np.array([-1.0]), np.array([-2.0]), np.array([-2.0])).tolist()
+        [0.05000000074505806]
+    """
+    margin = beta * ((np.asarray(chosen) - reference_chosen) - (np.asarray(rejected) - reference_rejected))
+    return (beta / (1.0 + np.exp(np.clip(margin, -500, 500)))).astype(np.float32)
+
+
+def pair_examples(
+    pairs: Sequence[tuple[Example, Example]], weights: float | Float32[np.ndarray, " p"] = 1.0
+) -> list[Example]:
+    """Chosen and rejected examples in turn, with weights of opposite signs, each pair one group.
+
+    Args:
+        pairs: (chosen, rejected), each with its mask.
+        weights: Weight of each pair, or one for all; not negative.
+
+    Raises:
+        ConfigError: there is not one weight a pair, or one is negative.
+    """
+    strength = np.broadcast_to(np.asarray(weights, np.float32), (len(pairs),)) if np.ndim(weights) == 0 else weights
+    if len(np.atleast_1d(strength)) != len(pairs) or (np.asarray(strength) < 0).any():
+        raise ConfigError(f"must be one for each of {len(pairs)} pairs, from 0 on", field="weights", value=weights)
+    return [
+        dataclasses.replace(side, weights=sign * float(weight), group=number)
+        for number, (pair, weight) in enumerate(zip(pairs, np.asarray(strength), strict=True))
+        for side, sign in zip(pair, (1.0, -1.0), strict=True)
+    ]
+
+
+def pairs_of_rows(rows: Sequence[Example], chosen: Sequence[int] | None = None) -> list[tuple[Example, Example]]:
+    """Pairs of rows that alternate, as a cache of preferences and tinker's data hold them.
+
+    Args:
+        rows: Chosen, rejected, chosen, rejected, ...
+        chosen: The cache's leaf ``chosen`` of each row, checked if it is given.
+
+    Raises:
+        ConfigError: the rows are odd in number, or two neighbours are not (chosen, rejected).
+
+    Example:
+        >>> rows = [Example(np.array([1, i])) for i in range(4)]
+        >>> [(int(a.tokens[1]), int(b.tokens[1])) for a, b in pairs_of_rows(rows)]
+        [(0, 1), (2, 3)]
+    """
+    if len(rows) % 2:
+        raise ConfigError(
+            "are an odd number of preference rows",
+            field="rows",
+            value=len(rows),
+            cure="Rows alternate: chosen, rejected. Take them two at a time.",
+        )
+    wrong = [] if chosen is None else np.flatnonzero(np.asarray(chosen) != np.tile([1, 0], len(rows) // 2)).tolist()
+    if wrong:
+        raise ConfigError(
+            "is out of turn: even rows are chosen, odd ones are rejected", field=f"rows[{wrong[0]}]", value=wrong[0]
+        )
+    return list(zip(rows[::2], rows[1::2], strict=True))
+
+
+def pack_pairs(
+    pairs: Sequence[tuple[Example, Example]],
+    seq_len: int,
+    weights: float | Float32[np.ndarray, " p"] = 1.0,
+    *,
+    rows: int | None = None,
+    multiple: int = 1,
+) -> PackedBatch:
+    """A batch of pairs, both sides of each in one row, the chosen one first.
+
+    Raises:
+        ConfigError: a pair is longer than a row; weights as in :func:`pair_examples`.
+
+    Example:
+        >>> pair = Example(np.array([1, 2])), Example(np.array([1, 3]))
+        >>> pack_pairs([pair], 6).token_weights.tolist()
+        [[1.0, 0.0, -1.0, 0.0, 0.0, 0.0]]
+    """
+    return pack_examples(pair_examples(pairs, weights), seq_len, unit=2, rows=rows, multiple=multiple)

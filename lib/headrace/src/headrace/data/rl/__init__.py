@@ -1,0 +1,1 @@
+"""Reinforcement learning: rollouts of a sampler, kept, filtered and packed into batches."""

@@ -1,0 +1,274 @@
+"""``RLDataset``: pulls groups from a sampler, leaves out those that teach nothing, and packs the rest into batches.
+
+A step takes prompts in the order of :class:`~headrace.index.prompt_order.PromptOrder`, one after the other, until it
+has its groups. What a group is left out for is counted:
+
+===================  =================================================================================================
+counter              meaning (of one step)
+===================  =================================================================================================
+valid_groups         groups that the step trains on
+attempts_per_batch   groups that were looked at for it
+zero_var_groups      left out: all rewards equal
+single_groups        of one completion: no advantage; left out by the default filter
+filtered_groups      left out by a filter of the user's
+too_long_groups      left out: a completion is longer than a row
+stale_groups         sampled again: the policy that sampled them is too old
+===================  =================================================================================================
+
+With a :class:`~headrace.data.rl.store.RolloutStore` on disk the run can be killed at any moment; see there.
+
+Price: the sampler's. With a store, one small file a group; packing takes 20 us a completion.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float64
+
+from headrace.data.batch import PackedBatch
+from headrace.data.examples import pack_examples
+from headrace.data.rl.groups import Prompt, Prompts, Sampler, ScoredGroup
+from headrace.data.rl.store import BatchRecord, RolloutStore
+from headrace.errors import ConfigError, HeadraceError
+from headrace.index.advantages import (
+    AdvantageSpec,
+    Preset,
+    Verdict,
+    group_advantages,
+    group_moments,
+    nonzero_std,
+    resolve,
+)
+from headrace.index.prompt_order import PromptOrder
+
+RewardFilter = Callable[[Float64[np.ndarray, " N"]], Verdict]
+_COUNTERS: tuple[str, ...] = (
+    "valid_groups", "attempts_per_batch", "zero_var_groups", "single_groups", "filtered_groups", "too_long_groups",
+    "stale_groups",
+)  # fmt: skip
+
+
+class NoGroupError(HeadraceError):
+    """So many groups in a row were left out that the run cannot go on."""
+
+
+class RLDataset:
+    """Batches of rollouts.
+
+    Args:
+        prompts: Prompts by number.
+        sampler: Completes them and scores the completions.
+        seq_len: Tokens in a row.
+        groups_per_batch: Groups that a step trains on.
+        seed: Chooses the order of prompts.
+        advantages: A preset (``nanomoe``, ``slime``, ``megatron``, ``tinker``, ``dr_grpo``), or a spec.
+        keep: Says of a group's rewards whether it is trained on; None: every group is.
+        max_attempts: So many groups left out in a row are an error.
+        prompts_at_a_time: Prompts that are sampled at once, if any is missing; those too many are kept for the next
+            step (oversampling).
+        threads: Threads that the sampler is called from.
+        max_staleness: Versions that the policy may have gone on since a token was sampled; None: any number.
+        stale: What becomes of a group that is too old: its prompt is sampled again (``resample``), or the tokens that
+            are too old are not trained on (``mask``).
+        rows: Rows of a batch, see :func:`~headrace.data.examples.pack_examples`.
+        multiple: Else they are a multiple of this.
+        max_segments: Segments of a row, at most; None: as many as there are. Given with ``rows``, all batches have one
+            shape.
+        store: Where rollouts are kept; None: in memory.
+
+    Attributes:
+        counts: Counters of the latest step, by name.
+        totals: Their sums over all steps that this process made.
+
+    Raises:
+        ConfigError: a number that cannot be.
+        PlanMismatchError: the store is another run's.
+
+    Example:
+        >>> class Guess:
+        ...     def sample_and_score(self, prompt):
+        ...         answers = [np.append(prompt.tokens, a) for a in (0, 1)]
+        ...         return ScoredGroup(answers, np.array([0.0, 1.0]), prompt.tokens.size)
+        >>> dataset = RLDataset([np.array([7])] * 4, Guess(), seq_len=8, groups_per_batch=2, seed=0)
+        >>> batch = dataset.next_batch()
+        >>> batch.rewards.tolist(), dataset.counts["valid_groups"]
+        ([[0.0, 1.0, 0.0, 1.0]], 2)
+    """
+
+    def __init__(
+        self,
+        prompts: Prompts,
+        sampler: Sampler,
+        *,
+        seq_len: int,
+        groups_per_batch: int,
+        seed: int,
+        advantages: Preset | AdvantageSpec = "slime",
+        keep: RewardFilter | None = nonzero_std,
+        max_attempts: int = 10_000,
+        prompts_at_a_time: int = 1,
+        threads: int = 1,
+        max_staleness: int | None = None,
+        stale: Literal["resample", "mask"] = "resample",
+        rows: int | None = None,
+        multiple: int = 1,
+        max_segments: int | None = None,
+        store: RolloutStore | None = None,
+    ) -> None:
+        numbers = {"groups_per_batch": groups_per_batch, "max_attempts": max_attempts, "threads": threads}
+        for name, value in (numbers | {"prompts_at_a_time": prompts_at_a_time}).items():
+            if value < 1:
+                raise ConfigError("must be at least 1", field=name, value=value)
+        if max_staleness is not None and max_staleness < 0:
+            raise ConfigError("must not be negative", field="max_staleness", value=max_staleness)
+        self.prompts, self.sampler = prompts, sampler
+        self.seq_len, self.groups_per_batch = seq_len, groups_per_batch
+        self.order = PromptOrder(len(prompts), seed=seed)
+        self.advantages, self.keep = resolve(advantages), keep
+        self.max_attempts, self.prompts_at_a_time, self.threads = max_attempts, prompts_at_a_time, threads
+        self.max_staleness, self.stale = max_staleness, stale
+        self.rows, self.multiple, self.max_segments = rows, multiple, max_segments
+        self.store = RolloutStore(None) if store is None else store
+        self.store.claim({"prompts": len(prompts), "seed": seed})
+        self.counts: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
+        self.totals: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[PackedBatch]:
+        """Batches of steps that have not been made yet, without end."""
+        while True:
+            yield self.next_batch()
+
+    def next_batch(self, step: int | None = None, *, policy_version: int = 0) -> PackedBatch:
+        """The batch of a step.
+
+        Args:
+            step: The step that the trainer is at: the next one, or any that was made before (it is the same again);
+                None: the next one.
+            policy_version: The trainer's; groups are sampled by it, or admitted if they are not much older.
+
+        Raises:
+            ConfigError: a step ahead of the next one; a reward that is not finite (its group is named).
+            NoGroupError: ``max_attempts`` groups in a row were left out; the message has the counts.
+        """
+        step = self.store.next_step if step is None else step
+        record = self.store.record(step)
+        if record is None:
+            if step != self.store.next_step and self.store.next_step > 0:
+                raise ConfigError(
+                    "is ahead of the rollouts",
+                    field="step",
+                    value=step,
+                    cure=f"The next step is {self.store.next_step}.",
+                )
+            record = self._make(step, policy_version)
+            self.store.put_record(record)
+            self.totals.update(record.counts)
+        self.counts = dict(record.counts)
+        return self._packed(record)
+
+    def _make(self, step: int, policy_version: int) -> BatchRecord:
+        """Takes positions one after the other until the step has its groups."""
+        counts: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
+        taken: list[int] = []
+        dropped: dict[int, str] = {}
+        reasons: Counter[str] = Counter()  # since the last group that was kept
+        position = self.store.next_position
+        while len(taken) < self.groups_per_batch:
+            group = self._group(position)
+            counts["attempts_per_batch"] += 1
+            if self.stale == "resample" and self._too_old(group, policy_version):
+                counts["stale_groups"] += 1
+                reasons["stale"] += 1
+                self._check_attempts(reasons, step)
+                self._sample([position])
+                continue
+            verdict = self._judged(group, position, counts)
+            if verdict.keep:
+                taken.append(position)
+                reasons.clear()
+            else:
+                dropped[position] = verdict.reason
+                reasons[verdict.reason] += 1
+                self._check_attempts(reasons, step)
+            position += 1
+        counts["valid_groups"] = len(taken)
+        return BatchRecord(step, taken, dropped, position, policy_version, counts)
+
+    def _judged(self, group: ScoredGroup, position: int, counts: dict[str, int]) -> Verdict:
+        """Whether a group is trained on; counts why not."""
+        single = group.rewards.size == 1
+        counts["single_groups"] += single
+        if group.longest > self.seq_len:
+            counts["too_long_groups"] += 1
+            return Verdict(False, "too_long")
+        if self.keep is None:
+            return Verdict(True)
+        verdict = self.keep(group.rewards)
+        if not verdict.keep and not single:
+            equal = group_moments(group.rewards, np.full(group.rewards.size, position)).std[0] <= 1e-6
+            counts["zero_var_groups" if equal else "filtered_groups"] += 1
+        return verdict
+
+    def _check_attempts(self, reasons: Counter[str], step: int) -> None:
+        if reasons.total() >= self.max_attempts:
+            counted = ", ".join(f"{reason}: {n}" for reason, n in reasons.most_common())
+            raise NoGroupError(
+                f"so many groups in a row were left out at step {step} ({counted})",
+                field="max_attempts",
+                value=self.max_attempts,
+                cure="Look at the rewards: a task that is always or never solved teaches nothing.",
+            )
+
+    def _too_old(self, group: ScoredGroup, policy_version: int) -> bool:
+        return self.max_staleness is not None and group.oldest_version < policy_version - self.max_staleness
+
+    def _group(self, position: int) -> ScoredGroup:
+        if not self.store.has_group(position):
+            ahead = range(position, position + self.prompts_at_a_time)
+            self._sample([p for p in ahead if not self.store.has_group(p)])
+        return self.store.group(position)
+
+    def _sample(self, positions: list[int]) -> None:
+        """Samples prompts, and stores each group as soon as it is there."""
+        indices = self.order(np.array(positions)).tolist()
+        prompts = [Prompt(p, i, self.prompts[i]) for p, i in zip(positions, indices, strict=True)]
+        if self.threads == 1 or len(prompts) == 1:
+            for prompt in prompts:
+                self._keep_sampled(prompt, self.sampler.sample_and_score(prompt))
+            return
+        with ThreadPoolExecutor(self.threads) as pool:
+            for prompt, group in zip(prompts, pool.map(self.sampler.sample_and_score, prompts), strict=True):
+                self._keep_sampled(prompt, group)
+
+    def _keep_sampled(self, prompt: Prompt, group: ScoredGroup) -> None:
+        wrong = np.flatnonzero(~np.isfinite(np.asarray(group.rewards, np.float64)))
+        if wrong.size:
+            raise ConfigError(
+                f"is not finite (group {prompt.position}, of prompt {prompt.index}; {wrong.size} such rewards in it)",
+                field=f"rewards[{int(wrong[0])}]",
+                value=float(group.rewards[wrong[0]]),
+                cure="Mend the reward function; the run goes on with this prompt.",
+            )
+        self.store.put_group(prompt.position, group)
+
+    def _packed(self, record: BatchRecord) -> PackedBatch:
+        groups = [self.store.group(p) for p in record.positions]
+        rewards = np.concatenate([np.asarray(g.rewards, np.float64) for g in groups])
+        sizes = [len(g.tokens) for g in groups]
+        found = group_advantages(rewards, np.repeat(np.arange(len(groups)), sizes), self.advantages).values
+        oldest = None
+        if self.stale == "mask" and self.max_staleness is not None:
+            oldest = record.policy_version - self.max_staleness
+        examples = [
+            example
+            for number, (group, own) in enumerate(zip(groups, np.split(found, np.cumsum(sizes)[:-1]), strict=True))
+            for example in group.examples(own, number, oldest=oldest)
+        ]
+        return pack_examples(
+            examples, self.seq_len, rows=self.rows, multiple=self.multiple, max_segments=self.max_segments
+        )

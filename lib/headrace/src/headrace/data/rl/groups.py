@@ -1,0 +1,226 @@
+"""``ScoredGroup``: the completions of one prompt with their rewards; and ``Sampler``, what makes them.
+
+The sampler is the user's: an inference server, or a model in this process. It keeps no state that matters: what it is
+asked is a :class:`Prompt`, whose position in the run it may use as the seed of its random numbers.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int32, Integer
+
+from headrace.data.examples import Example
+from headrace.errors import CacheCorruptError, ConfigError
+from headrace.store.cache import TokenCache
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """What is to be completed.
+
+    Attributes:
+        position: How many prompts came before it in the run.
+        index: Its number among the prompts.
+        tokens: Its ids.
+    """
+
+    position: int
+    index: int
+    tokens: Integer[np.ndarray, " n"]
+
+
+class Prompts(Protocol):
+    """Prompts by number: a list of arrays, or :class:`CachePrompts`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Integer[np.ndarray, " n"]: ...
+
+
+class CachePrompts:
+    """The documents of a token cache as prompts: a cache of kind ``prompts``.
+
+    Example:
+        >>> import headrace.testing
+        >>> len(CachePrompts(headrace.testing.tiny_cache(documents=7)))
+        7
+    """
+
+    def __init__(self, cache: TokenCache) -> None:
+        self.cache = cache
+
+    def __len__(self) -> int:
+        return self.cache.num_documents
+
+    def __getitem__(self, index: int, /) -> Integer[np.ndarray, " n"]:
+        return self.cache.document(index)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredGroup:
+    """N completions of one prompt.
+
+    Attributes:
+        tokens: Each completion's ids, its prompt first.
+        rewards: One a completion.
+        prompt_len: Tokens of the prompt: they are not trained on.
+        log_probs: Log probabilities of each completion's tokens under the policy that sampled them: of its last ones,
+            if there are fewer than tokens.
+        loss_masks: Which tokens of each completion are trained on, in place of ``prompt_len`` (several turns, tools).
+        policy_version: Version of the policy that sampled each completion's tokens: one number, or one a token.
+
+    Raises:
+        ConfigError: the lists are not of one length; no completion.
+
+    Example:
+        >>> group = ScoredGroup([np.array([1, 2, 3]), np.array([1, 2])], np.array([1.0, 0.0]), prompt_len=1)
+        >>> [e.loss_mask.tolist() for e in group.examples(np.array([0.5, -0.5]), 0)]
+        [[0, 1, 1], [0, 1]]
+    """
+
+    tokens: Sequence[Integer[np.ndarray, " n"]]
+    rewards: Float64[np.ndarray, " N"]
+    prompt_len: int
+    log_probs: Sequence[Float32[np.ndarray, " m"]] | None = None
+    loss_masks: Sequence[Integer[np.ndarray, " n"]] | None = None
+    policy_version: Sequence[Int32[np.ndarray, " n"]] | int = field(default=0)
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            raise ConfigError("holds no completion", field="tokens", value=0)
+        object.__setattr__(self, "rewards", np.asarray(self.rewards, np.float64))
+        lists: dict[str, Any] = {"rewards": self.rewards, "log_probs": self.log_probs, "loss_masks": self.loss_masks}
+        lists["policy_version"] = None if isinstance(self.policy_version, int) else self.policy_version
+        for name, values in lists.items():
+            if values is not None and len(values) != len(self.tokens):
+                raise ConfigError(
+                    f"must be one for each of {len(self.tokens)} completions", field=name, value=len(values)
+                )
+
+    @classmethod
+    def dense(
+        cls,
+        tokens: Integer[np.ndarray, "N S"],
+        log_probs: Float32[np.ndarray, "N G"],
+        rewards: Float64[np.ndarray, " N"],
+        prompt_len: int,
+        *,
+        policy_version: int = 0,
+    ) -> ScoredGroup:
+        """A group whose completions are equally long, as arrays (seed 002)."""
+        return cls(list(tokens), rewards, prompt_len, list(log_probs), policy_version=policy_version)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest completion, with its prompt."""
+        return max(t.size for t in self.tokens)
+
+    def mask(self, i: int) -> np.ndarray:
+        """Which tokens of a completion are trained on: uint8."""
+        if self.loss_masks is not None:
+            return np.asarray(self.loss_masks[i]).astype(np.uint8)
+        return (np.arange(self.tokens[i].size) >= self.prompt_len).astype(np.uint8)
+
+    def versions(self, i: int) -> np.ndarray:
+        """Version of the policy that sampled each token of a completion; -1 for what it was shown."""
+        given = self.policy_version
+        sampled = np.full(self.tokens[i].size, given) if isinstance(given, int) else np.asarray(given[i])
+        return np.where(self.mask(i) != 0, sampled, -1).astype(np.int32)
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest policy that any token that is trained on was sampled by."""
+        found = [v[v >= 0] for v in map(self.versions, range(len(self.tokens)))]
+        return int(min((v.min() for v in found if v.size), default=0))
+
+    def examples(
+        self, advantages: Float64[np.ndarray, " N"], group: int, *, oldest: int | None = None
+    ) -> list[Example]:
+        """The completions as examples, weighted with their advantages.
+
+        Args:
+            advantages: One a completion.
+            group: Number of the group in its batch.
+            oldest: Tokens that an older policy sampled are not trained on; None: all are.
+        """
+        examples: list[Example] = []
+        for i, ids in enumerate(self.tokens):
+            mask, versions = self.mask(i), self.versions(i)
+            if oldest is not None:
+                mask = mask * (versions >= oldest)
+            examples.append(
+                Example(
+                    ids,
+                    loss_mask=mask,
+                    weights=float(advantages[i]),
+                    log_probs=self._log_probs(i),
+                    reward=float(self.rewards[i]),
+                    group=group,
+                    policy_version=versions,
+                )
+            )
+        return examples
+
+    def _log_probs(self, i: int) -> np.ndarray | None:
+        if self.log_probs is None:
+            return None
+        given, size = np.asarray(self.log_probs[i], np.float32), self.tokens[i].size
+        if given.size > size:
+            raise ConfigError(f"are more than the {size} tokens", field=f"log_probs[{i}]", value=int(given.size))
+        return np.concatenate([np.zeros(size - given.size, np.float32), given])
+
+    def to_bytes(self) -> bytes:
+        """The group as the bytes of an ``.npz`` file, exactly."""
+        count = len(self.tokens)
+        arrays = {"rewards": np.asarray(self.rewards, np.float64), "prompt_len": np.array(self.prompt_len)}
+        arrays |= _ragged("tokens", self.tokens)
+        arrays |= _ragged("versions", [self.versions(i) for i in range(count)])
+        if self.log_probs is not None:
+            arrays |= _ragged("log_probs", [np.asarray(p, np.float32) for p in self.log_probs])
+        if self.loss_masks is not None:
+            arrays |= _ragged("loss_masks", [self.mask(i) for i in range(count)])
+        held = io.BytesIO()
+        np.savez(held, **arrays)  # pyright: ignore[reportArgumentType]
+        return held.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str) -> ScoredGroup:
+        """The group of :meth:`to_bytes`.
+
+        Raises:
+            CacheCorruptError: the bytes are something else.
+        """
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as found:
+                return cls(
+                    _unragged("tokens", found),
+                    found["rewards"],
+                    int(found["prompt_len"]),
+                    _unragged("log_probs", found) if "log_probs" in found else None,
+                    _unragged("loss_masks", found) if "loss_masks" in found else None,
+                    _unragged("versions", found),
+                )
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise CacheCorruptError("is no stored group of rollouts", field="file", value=name) from error
+
+
+class Sampler(Protocol):
+    """Completes prompts and scores the completions."""
+
+    def sample_and_score(self, prompt: Prompt, /) -> ScoredGroup:
+        """A group of completions of one prompt, with rewards. May be called from several threads."""
+        ...
+
+
+def _ragged(name: str, values: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate(values), f"{name}.sizes": np.array([v.size for v in values], np.int64)}
+
+
+def _unragged(name: str, found: Any) -> list[np.ndarray]:
+    return np.split(found[name], np.cumsum(found[f"{name}.sizes"])[:-1])

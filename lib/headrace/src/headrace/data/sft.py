@@ -1,0 +1,268 @@
+"""Supervised fine-tuning: what of a conversation is trained on, with media in it; and caches that hold masks.
+
+A conversation is a list of :class:`Message`: the ids of its header (role markers, which are trained on only with
+``all_tokens``) and its content, text ids and :class:`Media` that stand for the model's own embeddings. ``train_on``:
+
+===============================  ======================================================================================
+``last_assistant_message``       content of the last message whose role is ``assistant``
+``last_assistant_turn``          content of the assistant's messages behind the last message of a user
+``all_assistant_messages``       content of the assistant's messages
+``all_messages``                 content of every message
+``all_tokens``                   every token, headers included; media never
+``all_user_and_system_messages``  content of messages of users and of the system
+``customized``                   content of messages whose ``trainable`` is true
+===============================  ======================================================================================
+
+Masks are of tokens, 1 where the token itself is trained on, as ``loss_mask`` in a cache of chats is (headrace.ingest);
+packing moves them to the labels. Media count in every length and are never cut: a conversation that is truncated within
+one ends before it.
+
+:class:`SupervisedDataset` reads such a cache: rows of a packed dataset, each with its mask. Price: one more read of one
+byte a token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+from headrace.data.batch import PackedBatch
+from headrace.data.dataset import AsyncDataset, PlannedDataset
+from headrace.data.examples import Example
+from headrace.data.rows import Pieces, RowSource, read_rows
+from headrace.errors import ConfigError, did_you_mean
+from headrace.index.remap import IndexMap
+from headrace.metrics import ReadStats
+from headrace.store.array import StoredArray
+from headrace.store.cache import TokenCache
+
+TrainOnWhat: TypeAlias = Literal[
+    "last_assistant_message",
+    "last_assistant_turn",
+    "all_assistant_messages",
+    "all_messages",
+    "all_tokens",
+    "all_user_and_system_messages",
+    "customized",
+]
+MODES: tuple[str, ...] = get_args(TrainOnWhat)
+MEDIA = "media"
+"""Leaf of batches: which of the conversation's media a token stands for, from 1; 0: none."""
+
+
+@dataclass(frozen=True)
+class Media:
+    """A picture, a sound: something that the model embeds itself.
+
+    Attributes:
+        length: Positions that it takes.
+        token: Id that fills them.
+    """
+
+    length: int
+    token: int = 0
+
+
+Content: TypeAlias = Sequence[int] | Integer[np.ndarray, " n"] | Media
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """One message, as ids.
+
+    Attributes:
+        role: ``system``, ``user``, ``assistant``, ``tool``, ...
+        content: What it says, in pieces: ids, and media.
+        header: Ids before the content that mark whose message it is.
+        trainable: Whether it is trained on with ``customized``.
+    """
+
+    role: str
+    content: Sequence[Content]
+    header: Sequence[int] = ()
+    trainable: bool | None = None
+
+
+def trained_messages(messages: Sequence[Message], train_on: TrainOnWhat) -> list[bool]:
+    """Whether the content of each message is trained on.
+
+    Raises:
+        ConfigError: there is no such mode; ``customized``, and a message does not say whether it is trainable.
+
+    Example:
+        >>> chat = [Message("user", [[1]]), Message("assistant", [[2]]), Message("user", [[3]])]
+        >>> trained_messages(chat, "all_assistant_messages")
+        [False, True, False]
+    """
+    if train_on not in MODES:
+        raise ConfigError("is no mode", field="train_on", value=train_on, cure=did_you_mean(str(train_on), MODES))
+    roles = [m.role for m in messages]
+    assistant = [role == "assistant" for role in roles]
+    if train_on in ("all_messages", "all_tokens"):
+        return [True] * len(messages)
+    if train_on == "all_assistant_messages":
+        return assistant
+    if train_on == "all_user_and_system_messages":
+        return [role in ("user", "system") for role in roles]
+    if train_on == "last_assistant_message":
+        last = max((i for i, is_one in enumerate(assistant) if is_one), default=-1)
+        return [i == last for i in range(len(messages))]
+    if train_on == "last_assistant_turn":
+        asked = max((i for i, role in enumerate(roles) if role == "user"), default=-1)
+        return [is_one and i > asked for i, is_one in enumerate(assistant)]
+    for i, message in enumerate(messages):
+        if message.trainable is None:
+            raise ConfigError("does not say whether it is trained on", field=f"messages[{i}].trainable", value=None)
+    return [bool(m.trainable) for m in messages]
+
+
+def conversation(
+    messages: Sequence[Message],
+    train_on: TrainOnWhat = "all_assistant_messages",
+    *,
+    bos: Sequence[int] = (),
+    max_length: int | None = None,
+) -> Example:
+    """A conversation as one sequence.
+
+    Args:
+        messages: In order.
+        train_on: See the module's table.
+        bos: Ids before all messages.
+        max_length: Tokens behind this one are cut off; one of a medium takes all of the medium with it.
+
+    Returns:
+        An example with its mask and, if there are media, the leaf ``media``. Its mask may be 0 everywhere: see
+        :func:`trains`.
+
+    Raises:
+        ConfigError: a mode or a length that cannot be; nothing is left.
+
+    Example:
+        >>> chat = [Message("user", [[5], Media(2, 9)], [1]), Message("assistant", [[6, 7]], [2])]
+        >>> example = conversation(chat)
+        >>> example.tokens.tolist(), example.loss_mask.tolist(), example.extras["media"].tolist()
+        ([1, 5, 9, 9, 2, 6, 7], [0, 0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 0, 0, 0])
+    """
+    everything = train_on == "all_tokens"
+    tokens = [np.asarray(bos, np.int64)]
+    mask = [np.full(len(bos), everything, np.uint8)]
+    media = [np.zeros(len(bos), np.int32)]
+    shown = 0
+    for message, trained in zip(messages, trained_messages(messages, train_on), strict=True):
+        for place, piece in enumerate([message.header, *message.content]):
+            if isinstance(piece, Media):
+                if piece.length < 1:
+                    raise ConfigError("must be at least 1", field="Media.length", value=piece.length)
+                shown += 1
+                ids, counted, number = np.full(piece.length, piece.token, np.int64), False, shown
+            else:
+                ids, counted, number = np.asarray(piece, np.int64), everything or (trained and place > 0), 0
+            tokens.append(ids)
+            mask.append(np.full(ids.size, counted, np.uint8))
+            media.append(np.full(ids.size, number, np.int32))
+    ids, marks, numbers = np.concatenate(tokens), np.concatenate(mask), np.concatenate(media)
+    keep = _kept(numbers, max_length)
+    if keep == 0:
+        raise ConfigError("leaves nothing of the conversation", field="max_length", value=max_length)
+    extras = {MEDIA: numbers[:keep]} if shown else {}
+    return Example(ids[:keep], loss_mask=marks[:keep], extras=extras)
+
+
+def _kept(media: np.ndarray, max_length: int | None) -> int:
+    """Tokens that a length leaves: the cut never goes through a medium."""
+    if max_length is None or max_length >= media.size:
+        return int(media.size)
+    keep = max(max_length, 0)
+    if keep > 0 and media[keep] != 0 and media[keep - 1] == media[keep]:
+        return int(np.argmax(media == media[keep]))
+    return keep
+
+
+def trains(example: Example) -> bool:
+    """Whether anything of an example is trained on: the first token is no label.
+
+    Example:
+        >>> trains(Example(np.array([1, 2]), loss_mask=np.array([1, 0])))
+        False
+    """
+    return example.length > 1 if example.loss_mask is None else bool(example.loss_mask[1:].any())
+
+
+class SupervisedDataset(AsyncDataset[PackedBatch]):
+    """Rows of caches that hold a mask, with the mask.
+
+    Args:
+        rows: Rows of one cache or several: e.g. a ``PackedTokenDataset``, shuffled, or a mixture.
+        caches: The cache of each of its sources, in their order.
+        leaf: Name of the mask's leaf: uint8, as long as the tokens.
+
+    Raises:
+        ConfigError: there is not one cache a source; a cache has no such leaf, or not one value a token.
+
+    Example:
+        >>> from headrace.data.packing import PackedTokenDataset
+        >>> import headrace.testing
+        >>> cache = headrace.testing.tiny_cache(documents=50)  # its tokens stand in for a mask here
+        >>> masked = SupervisedDataset(PackedTokenDataset(cache, seq_len=64), [cache], leaf="input_ids")
+        >>> masked.shuffle(seed=0).read([0, 1]).loss_mask.shape
+        (2, 64)
+    """
+
+    def __init__(self, rows: PlannedDataset, caches: Sequence[TokenCache], leaf: str = "loss_mask") -> None:
+        if len(caches) != len(rows.sources):
+            raise ConfigError(
+                f"must be one for each of {len(rows.sources)} sources", field="caches", value=[c.path for c in caches]
+            )
+        self.rows, self.caches, self.leaf = rows, tuple(caches), leaf
+        self._masks = [_MaskRows(s, c, leaf) for s, c in zip(rows.sources, caches, strict=True)]
+        self.read_stats = ReadStats()
+
+    @property
+    def length(self) -> int | None:
+        return self.rows.length
+
+    def describe(self) -> dict[str, Any]:
+        return {"masked": self.rows.describe(), "leaf": self.leaf}
+
+    def reordered(self, order: IndexMap) -> SupervisedDataset:
+        return SupervisedDataset(self.rows.reordered(order), self.caches, self.leaf)
+
+    def default_io_block_size(self) -> int:
+        return self.rows.default_io_block_size()
+
+    def check_stored_order(self) -> None:
+        self.rows.check_stored_order()
+
+    async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
+        batch = await self.rows.get_batch(indices)
+        where = self.rows.locate(np.asarray(indices, np.int64))
+        if where.row.size == 0:
+            return dataclasses.replace(batch, loss_mask=np.zeros(batch.token_ids.shape, np.uint8))
+        mask = await read_rows(self._masks, where, self.read_stats)
+        of_labels = np.zeros(mask.shape, np.uint8)
+        of_labels[:, :-1] = mask[:, 1:] != 0  # a segment's last position has no label, whatever stands here
+        return dataclasses.replace(batch, loss_mask=of_labels)
+
+
+class _MaskRows:
+    """A source's rows in the arrays of a leaf that is as long as the tokens."""
+
+    def __init__(self, source: RowSource, cache: TokenCache, leaf: str) -> None:
+        found = cache.leaf(leaf)
+        lengths = [p.data.length for p in found.parts]
+        if lengths != [p.data.length for p in cache.parts] or found.kind != "ragged":
+            raise ConfigError("has not one value a token", field=f"leaf {leaf!r} of {cache.path}", value=sum(lengths))
+        self._source = source
+        self.name = f"{source.name} ({leaf})"
+        self.num_rows = source.num_rows
+        self.row_elements = source.row_elements
+        self.arrays: Sequence[StoredArray] = tuple(p.data for p in found.parts)
+
+    def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
+        return self._source.pieces(rows)

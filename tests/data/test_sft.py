@@ -1,0 +1,143 @@
+"""What of a conversation is trained on, mode by mode; media; and masks of caches in packed, shuffled rows."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.data.examples import pack_examples
+from headrace.data.packing import PackedTokenDataset
+from headrace.data.sft import MODES, Media, Message, SupervisedDataset, conversation, trained_messages, trains
+from headrace.errors import ConfigError
+from headrace.store.cache import TokenCache
+from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.store.ledger import Ledger, write_ledger
+from headrace.store.ragged import PartWriter
+
+CHAT = [
+    Message("system", [[10]], [1], trainable=True),
+    Message("user", [[11]], [1], trainable=False),
+    Message("assistant", [[12]], [1], trainable=False),
+    Message("user", [[13]], [1], trainable=False),
+    Message("assistant", [[14]], [1], trainable=True),
+    Message("tool", [[15]], [1], trainable=False),
+    Message("assistant", [[16]], [1], trainable=False),
+]
+WANTED = {
+    "last_assistant_message": [16],
+    "last_assistant_turn": [14, 16],
+    "all_assistant_messages": [12, 14, 16],
+    "all_messages": [10, 11, 12, 13, 14, 15, 16],
+    "all_tokens": [0, 1, 10, 1, 11, 1, 12, 1, 13, 1, 14, 1, 15, 1, 16],
+    "all_user_and_system_messages": [10, 11, 13],
+    "customized": [10, 14],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode(mode):
+    example = conversation(CHAT, mode, bos=[0])
+    assert example.tokens[example.loss_mask != 0].tolist() == WANTED[mode]
+    assert example.length == 15
+
+
+def test_the_last_message_of_the_assistant_need_not_be_the_last():
+    asked_again = [*CHAT, Message("user", [[17]])]
+    assert trained_messages(asked_again, "last_assistant_message").index(True) == 6
+    assert not any(trained_messages(asked_again, "last_assistant_turn"))
+    assert not trains(conversation(asked_again, "last_assistant_turn"))
+    assert trains(conversation(asked_again, "all_messages"))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.integers(0, 4)), min_size=1, max_size=6))
+def test_a_weight_is_the_label_s(turns):
+    ids = iter(range(100, 1000))
+    messages = [Message(role, [[next(ids) for _ in range(n)]], [1]) for role, n in turns]
+    batch = pack_examples([conversation(messages)], 64)
+    trained = sorted(i for m in messages if m.role == "assistant" for i in list(m.content[0]))
+    assert sorted(batch.labels[batch.token_weights > 0].tolist()) == trained
+
+
+def test_media_count_and_are_carried_and_are_never_trained_on():
+    chat = [Message("user", [[5], Media(3, 9), [6]], [1]), Message("assistant", [[7], Media(2, 9)], [2])]
+    example = conversation(chat, "all_tokens")
+    assert example.length == 10
+    assert example.extras["media"].tolist() == [0, 0, 1, 1, 1, 0, 0, 0, 2, 2]
+    assert (example.loss_mask == (example.extras["media"] == 0)).all()
+    batch = pack_examples([conversation(chat), conversation(CHAT)], 32)
+    assert ((batch.extras["media"] > 0) == (batch.tokens == 9)).all()
+
+
+@given(st.integers(1, 10))
+def test_a_cut_never_goes_through_a_medium(length):
+    chat = [Message("user", [[5], Media(3, 9), Media(2, 9), [6]], [1])]
+    example = conversation(chat, "all_messages", max_length=length)
+    whole = conversation(chat, "all_messages")
+    assert example.length <= min(length, whole.length)
+    assert np.array_equal(example.tokens, whole.tokens[: example.length])
+    for number, size in ((1, 3), (2, 2)):
+        assert (example.extras["media"] == number).sum() in (0, size)
+    if length not in (3, 4, 6):
+        assert example.length == min(length, whole.length)
+
+
+def test_bad_input():
+    with pytest.raises(ConfigError, match="Did you mean 'all_messages'"):
+        conversation(CHAT, "all_message")
+    with pytest.raises(ConfigError, match=r"messages\[0\].trainable"):
+        conversation([Message("user", [[1]])], "customized")
+    with pytest.raises(ConfigError, match=r"Media\.length"):
+        conversation([Message("user", [Media(0)])])
+    with pytest.raises(ConfigError, match="max_length"):
+        conversation([Message("user", [Media(3)])], max_length=2)
+
+
+def masked_cache(root, lengths_of_parts, *, leaf="ragged"):
+    """Documents whose mask follows from the token: odd ones are trained on."""
+    layout = CacheLayout("uint16", chunk_elements=16, shard_chunks=2)
+    spec = LeafSpec("loss_mask", "uint8", leaf)
+    records, at = [], 1
+    for number, lengths in enumerate(lengths_of_parts):
+        writer = PartWriter(str(root), f"{number:05d}", layout, [spec])
+        for n in lengths:
+            ids = np.arange(at, at + n)
+            of_document = (ids % 2).astype(np.uint8), np.array([n])
+            writer.append(ids, np.array([n]), {"loss_mask": of_document if leaf == "ragged" else (ids[:1] % 2, None)})
+            at += n
+        records.append(writer.close())
+    tokenizer = {"path": "t", "file": None, "fingerprint": "t", "vocab_size": 60000}
+    tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": None}
+    leaves = [{"name": "loss_mask", "dtype": "uint8", "kind": leaf}]
+    write_ledger(str(root), Ledger(False, tokenizer, layout.to_json(), leaves=leaves).complete(records))
+    return TokenCache.open(root)
+
+
+@pytest.mark.parametrize("algorithm", ["bfd", "windowed", "wrap"])
+def test_masks_of_a_cache_stay_with_their_tokens(tmp_path, algorithm):
+    cache = masked_cache(tmp_path, [[5, 9, 3, 12], [7, 1, 20]])
+    rows = PackedTokenDataset(cache, 24, algorithm=algorithm)
+    for shuffled in (rows, rows.shuffle(seed=1)):
+        dataset = SupervisedDataset(shuffled, [cache])
+        batch = dataset.read(np.arange(len(dataset)))
+        row, at = np.nonzero(batch.label_mask)
+        assert (batch.labels[row, at] == batch.tokens[row, at] + 1).all()
+        assert (batch.labels[row, at] % 2 == 1).all()
+        inside = batch.segment_ids[:, :-1] == batch.segment_ids[:, 1:]
+        inside &= batch.segment_ids[:, :-1] >= 0
+        assert batch.label_mask.sum() == (batch.labels[:, :-1][inside] % 2 == 1).sum()
+        assert np.array_equal(batch.tokens, shuffled.read(np.arange(len(dataset))).tokens)
+        again, known = dataset.shuffle(seed=2).read(np.arange(len(dataset))), batch.loss_mask.tolist()
+        assert sorted(again.loss_mask.tolist()) == sorted(known)
+    assert dataset.read([]).loss_mask.shape == (0, 24)
+    assert dataset.describe()["leaf"] == "loss_mask"
+
+
+def test_a_leaf_that_is_no_mask_is_refused(tmp_path):
+    cache = masked_cache(tmp_path, [[5, 9]], leaf="fixed")
+    rows = PackedTokenDataset(cache, 24)
+    with pytest.raises(ConfigError, match="not one value a token"):
+        SupervisedDataset(rows, [cache])
+    with pytest.raises(ConfigError, match="one for each of 1"):
+        SupervisedDataset(rows, [])
+    with pytest.raises(ConfigError, match="Did you mean 'loss_mask'"):
+        SupervisedDataset(rows, [cache], leaf="los_mask")
