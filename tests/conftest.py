@@ -24,6 +24,9 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HEADRACE_HYPOTHESIS", "dev"))
 
+# as headrace sets it when it imports Ray; some tests import it before, and it looks only then
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+
 THREAD_GRACE_S = 2.0
 
 

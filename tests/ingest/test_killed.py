@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -125,19 +124,13 @@ def test_killed_before_every_operation_on_a_file(
 
 def test_a_command_line_killed_from_outside(tmp_path: Path, write_jsonl: Callable[..., str], bpe_path: str, tree: Tree):
     corpus = corpus_of(tmp_path / "corpus", 24, write_jsonl, 20_000)
-    program = textwrap.dedent("""
-        import sys
-        from headrace.ingest import plan, build
-        build.build_cache.__kwdefaults__["part_bytes"] = 20_000  # many parts
-        from headrace.cli import main
-        main()
-    """)
 
     def start(root: Path) -> subprocess.Popen[str]:
         command = ["build", corpus, "--output", str(root), "--tokenizer", bpe_path, "--chunk-tokens", "512"]
         return subprocess.Popen(
-            [sys.executable, "-c", program, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+            [sys.executable, "-m", "headrace", *command, "--part-bytes", "20000"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
 
     def finished_parts(root: Path) -> int:
         return len(list(root.glob("parts/*/part.json")))

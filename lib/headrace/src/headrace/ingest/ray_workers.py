@@ -11,7 +11,9 @@ Price: starting Ray here takes about 9 s and 0.4 GiB; a task some milliseconds.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
+import time
 from collections import deque
 from dataclasses import replace
 from typing import Any
@@ -23,6 +25,10 @@ from headrace.ingest.schedule import Done, Event, Failed, Lost, Moved
 from headrace.ingest.tokenize import recorded_tokenizer
 from headrace.ingest.worker import Reporter
 from headrace.store.ledger import PartRecord
+from headrace.store.retry import use_policy
+from headrace.store.wire import Wire, wire
+
+_SILENCE_S = 60.0
 
 
 class Board:
@@ -41,14 +47,16 @@ class Board:
         return moved
 
 
-def build_part(job: BuildJob, attempt: int, task: PartTask, root: str, board: Any) -> PartRecord:
-    """A Ray task: builds one part below ``root``."""
+def build_part(job: BuildJob, attempt: int, task: PartTask, root: str, board: Any) -> tuple[PartRecord, Wire]:
+    """A Ray task: builds one part below ``root``; its record, and the requests over HTTP that it took."""
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # Ray gives the task one core
+    use_policy(job.retries)
+    before = wire()
     reporter = Reporter(lambda moved: board.add.remote(attempt, moved))
     tokenizer = recorded_tokenizer(job.root, job.tokenizer)
     (record,) = run_parts(replace(job, root=root), [task], tokenizer=tokenizer, report=reporter)
     reporter.flush()
-    return record
+    return record, wire() - before
 
 
 class RayWorkers:
@@ -63,6 +71,8 @@ class RayWorkers:
     """
 
     def __init__(self, job: BuildJob, count: int | None = None) -> None:
+        # else a driver under `uv run` has its folder copied, and its environment made anew, on every node
+        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         try:
             self._ray: Any = importlib.import_module("ray")
         except ImportError as error:
@@ -72,6 +82,7 @@ class RayWorkers:
         self._count = count
         self._running: dict[Any, int] = {}
         self._ended: deque[Event] = deque()
+        self._silent_since: float | None = time.monotonic()
         self._started_here = not self._ray.is_initialized()
         if self._started_here:
             self._connect()
@@ -95,6 +106,7 @@ class RayWorkers:
             return []
         ended, _ = self._ray.wait(list(self._running), num_returns=1, timeout=timeout_s)
         events: list[Event] = [Moved(attempt, moved) for attempt, moved in self._progress().items()]
+        self._warn_of_silence(heard=bool(ended or events))
         return events + [self._outcome(reference, self._running.pop(reference)) for reference in ended]
 
     def stop(self, attempt: int) -> None:
@@ -121,10 +133,21 @@ class RayWorkers:
             return {}
         return moved
 
+    def _warn_of_silence(self, *, heard: bool) -> None:
+        """A cluster may grow slowly, so waiting for its first worker is no error; but it is said, once."""
+        if heard:
+            self._silent_since = None
+        elif self._silent_since is not None and time.monotonic() - self._silent_since > _SILENCE_S:
+            self._silent_since = None
+            logging.getLogger(__name__).warning(
+                f"no worker of the Ray cluster has begun a part for {_SILENCE_S:.0f} s: `ray status` says why;"
+                " its nodes need headrace too"
+            )
+
     def _outcome(self, reference: Any, attempt: int) -> Event:
         errors = self._ray.exceptions
         try:
-            return Done(attempt, self._ray.get(reference))
+            return Done(attempt, *self._ray.get(reference))
         except errors.RayTaskError as error:
             return Failed(attempt, getattr(error, "cause", None) or error)
         except errors.RayError as error:  # its worker died, its node is gone, its memory ran out
