@@ -6,9 +6,10 @@
 Batches follow each other, so nothing is mapped twice. The machine may be busy: the fastest of many batches counts, and
 flatness is the ratio of two settings measured in turns.
 
-Then the first batch of a process that starts at a far step, with a saved anchor and without, and a million steps of
-ramped weights prepared at once; each in processes of their own, from the imports on, the fastest of several, in seconds
-of processor time (one thread; on an idle machine the same as by the clock).
+Then the first batch of a process that starts at a far step, with a saved anchor and without: of the index maps alone,
+and of a ``DataLoader`` in an opened run; and a million steps of ramped weights prepared at once. Each in processes of
+their own, from the imports on, the fastest of several, in seconds of processor time (of index maps, which are one
+thread, on an idle machine the same as by the clock).
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ def child(what: str, components: int, ramps: bool, step: int, anchor: str) -> di
         seconds = time.process_time() - started
         late = policy.late_steps  # pyright: ignore[reportAttributeAccessIssue]
         return {"seconds": seconds, "mib": peak_mib() - before, "late": late}
+    if what == "load":
+        return loaded(components, step, anchor)
     if what == "save":
         draws = draws_of(components, ramps)
         Path(anchor).write_text(json.dumps(draws.anchor_at(step)))
@@ -110,6 +113,37 @@ def child(what: str, components: int, ramps: bool, step: int, anchor: str) -> di
     return {"seconds": seconds, "window": window, "rows": int(one.sum()), "starts": draws.starts_at(step).tolist()}
 
 
+def loaded(components: int, step: int, folder: str) -> dict[str, Any]:
+    """Processor seconds to a loader's first batch, from the iterator's start to the devices, in a run that is opened.
+
+    The first process writes the caches, and leaves the run's anchor at ``FAR``.
+    """
+    import jax
+
+    from headrace import DataLoader, MixtureDataset, TokenSeqDataset, open_run
+    from headrace.testing import write_cache
+
+    path = f"{folder}/loaded-{components}"
+    fresh = not Path(path).exists()
+    names = [f"c{k}" for k in range(components)]
+    for name in names if fresh else ():
+        tokens = np.random.default_rng(0).integers(0, 5000, 1 << 19).astype(np.uint16)
+        write_cache(f"{path}/{name}", [[tokens]], vocab_size=1 << 16)
+    parts = {n: TokenSeqDataset(f"{path}/{n}", 256, name=n).braid_shuffle(strands=16, seed=0).repeat() for n in names}
+    weights = {n: {"linear": {0: 1.0 + k, 2 * FAR: 1.0 + k % 3}} for k, n in enumerate(names)}
+    loader = DataLoader(MixtureDataset(parts, weights, batch_size=BATCH, num_steps=2 * FAR))
+    manifest = open_run(f"{path}/run", loader)
+    if fresh:
+        manifest.state(step=FAR)
+    jax.device_put(np.zeros(1)).block_until_ready()
+    started = time.process_time()
+    with loader.iter_from_step(step) as batches:
+        batch = next(batches)
+        batch.token_ids.block_until_ready()
+        seconds = time.process_time() - started
+    return {"seconds": seconds, "rows": int(batch.source_id.sum())}
+
+
 def _rows(draws: Draws, table: BraidTable, step: int) -> np.ndarray:
     rows, locality = table(*draws.route(np.arange(step * BATCH, (step + 1) * BATCH)))
     return rows[np.argsort(locality, kind="stable")]
@@ -128,7 +162,8 @@ def in_a_process(what: str, components: int, ramps: bool, step: int = 0, anchor:
 
 def first_batches(report: Report, tries: int, folder: str) -> None:
     """First batch of a fresh process, at the start and far out."""
-    rows = []
+    rows: list[list[Any]] = []
+    loaders: list[list[Any]] = []
     for components in WIDTHS:
         anchor = f"{folder}/{components}.json"
         saved = in_a_process("save", components, True, FAR, anchor)
@@ -156,10 +191,19 @@ def first_batches(report: Report, tries: int, folder: str) -> None:
         )
         where = f"{components} components: step 1e6 with its anchor over step 0"
         report.bar(f"{where}, first window", far[1] / near[1], at_most=1.1)
+        in_a_process("load", components, True, FAR, folder)
+        taken = [
+            [in_a_process("load", components, True, s, folder)["seconds"] for s in (0, FAR)] for _ in range(tries // 2)
+        ]
+        near_s, far_s = np.min(taken, axis=0).tolist()
+        loaders.append([components, 1e3 * near_s, 1e3 * far_s])
+        report.bar(f"{where}, a loader's first batch", far_s / near_s, at_most=1.1)
     columns = ["components", "a fresh process at", "first batch, ms", f"first {WINDOW_STEPS} steps, ms"]
     report.table(
         f"Processor time to the first batch of {BATCH}, imports not counted, reading an anchor counted", columns, rows
     )
+    columns = ["components", "step 0, ms", "step 1e6, ms"]
+    report.table("Processor time to a loader's first batch on the devices, all threads", columns, loaders)
 
 
 def prepared(report: Report, tries: int) -> None:

@@ -35,13 +35,14 @@ def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
         dataset = TokenSeqDataset(f"{root}/{name}", SEQ_LEN, name=name)
         if setting.options.get("order") == "full":
             return dataset.shuffle(0)
-        return dataset.braid_shuffle(batch_size=BATCH, seed=0)
+        return dataset.braid_shuffle(batch_size=BATCH, seed=0, strands=setting.options.get("strands"))
 
+    budget = {k: v for k, v in setting.options.items() if k == "prefetch_bytes"}
     if setting.formats[0].endswith("mixed"):
         dataset: Any = MixtureDataset({name: shuffled(name) for name in SOURCES}, SOURCES, BATCH)
-        loader = DataLoader(dataset, sharding=sharding())
+        loader = DataLoader(dataset, sharding=sharding(), **budget)
     else:
-        loader = DataLoader(shuffled("all").repeat(), BATCH, sharding=sharding())
+        loader = DataLoader(shuffled("all").repeat(), BATCH, sharding=sharding(), **budget)
     with loader, loader.iter_from_step(step) as batches:
         for batch in batches:
             yield batch.token_ids
@@ -59,6 +60,7 @@ PEER = Peer(
         _setting("2-byte tokens", "default", "uint16-none-all"),
         _setting("4-byte tokens", "documented", "uint32-none-all", quick=True),
         _setting("4-byte, 3 sources", "documented", "uint32-none-mixed", quick=True),
+        _setting("4-byte, 160 of 512 MiB kept", "documented", "uint32-none-all", strands=512, prefetch_bytes=160 << 20),
         _setting("4-byte, full shuffle", "documented", "uint32-none-all", order="full"),
         _setting("4-byte, zstd", "documented", "uint32-zstd-all"),
     ),

@@ -27,7 +27,8 @@ from peers.usage import forget_peak, usage
 TOKENS = BATCH * SEQ_LEN
 RESULT = "RESULT "
 FLOOR_S = 0.15
-WARM_S = 0.3
+WARM_S, EPOCH_S = 0.3, 3.0
+"""What is timed begins after so long, and after an epoch if that takes no longer than the second."""
 
 
 def floor(corpus: Corpus) -> float:
@@ -78,8 +79,10 @@ def time_setting(corpus: Corpus, peer: Peer, setting: Setting, job: dict[str, An
     first = delivered(next(stream))
     first_s = time.perf_counter() - started
     keep = [np.array(first)] + [np.array(delivered(next(stream))) for _ in range(min(period, 4) - 1)]
-    warm = time.perf_counter()
-    while _period(stream, period, warm, []) - warm < WARM_S:
+    warm, before_timing = time.perf_counter(), [0.0] * len(keep)
+    while (took := _period(stream, period, warm, before_timing) - warm) < WARM_S or (
+        len(before_timing) < corpus.steps and took < EPOCH_S
+    ):
         pass
     gaps, before = [], usage()
     started = last = time.perf_counter()
