@@ -24,6 +24,7 @@ def test_ratios_of_known_counts():
     assert (stats.reads_per_example, stats.cache_hit_rate) == (0.25, 0.75)
     assert (ReadStats().reads_per_example, ReadStats().cache_hit_rate) == (0.0, 0.0)
     assert stats.to_json()["cache_hit_rate"] == 0.75
+    assert ReadStats(bytes_read=30, bytes_delivered=20).to_json()["read_amplification"] == 1.5
 
 
 def fail_slowly(watch):
@@ -79,7 +80,8 @@ def test_every_counter_is_in_the_table():
         assert name in documented, name
     for name in (f.name for f in fields(LoaderStats)):
         assert re.sub(r"^wait_.*", "wait_s", name) in documented | {"batches", "reads"}, name
-    for name in ("reads_per_example", "cache_hit_rate", "queue_occupancy", "wait_s", "waiting_share", "read_s"):
+    ratios = ("reads_per_example", "cache_hit_rate", "read_amplification", "queue_occupancy", "waiting_share")
+    for name in (*ratios, "wait_s", "read_s"):
         assert name in documented, name
 
 

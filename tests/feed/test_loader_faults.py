@@ -5,6 +5,7 @@ And what they count: held against arrays that count and delay their reads.
 
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -311,6 +312,17 @@ def test_each_block_is_fetched_once_an_epoch(cache):
     reads = tight.stats().reads
     assert array.reads == reads.tensorstore_reads_issued > ROWS // BLOCK
     assert reads.cache_hit_rate < 0.5
+
+
+def test_a_budget_that_is_too_small_for_the_order_is_said_once(cache, caplog):
+    assert len(list(loader(cache))) == 32
+    assert not caplog.records
+    tight = loader(cache, prefetch_bytes=8 * BLOCK * SEQ_LEN)  # as little as one batch of 8 rows may need
+    assert len(list(tight)) == 32
+    reads = tight.stats().reads
+    assert (reads.bytes_delivered, reads.bytes_read > 3 * reads.bytes_delivered) == (ROWS * SEQ_LEN, True)
+    (warning,) = caplog.records
+    assert re.search(r"prefetch_bytes = \d+: [\d.]+ bytes are read .* more, .* `headrace simulate`", warning.message)
 
 
 def test_sequential_reading_has_one_run_a_batch(cache):

@@ -12,11 +12,14 @@ tensorstore_reads_issued     count    read calls to TensorStore (one a block, or
 bytes_read                   bytes    decoded bytes of those blocks and ranges, read or mapped
 mapped_blocks                count    block_fetches copied from memory-mapped files (local, uncompressed) and not
                                       read through TensorStore; 0 there: see headrace.store.mapped
+bytes_delivered              bytes    bytes of the rows that batches got
 requests                     count    requests to stores over HTTP, of this process since the loader was made, with the
                                       two below; near block_fetches: one a block; 0: all is local
 retries                      count    requests sent again after a failure; near 0, or the store throttles or breaks
 hedges                       count    second requests for late answers; high: the store has a long tail
 reads_per_example            ratio    tensorstore_reads_issued / examples_requested; 1 is random access
+read_amplification           ratio    bytes_read / bytes_delivered; 1, or below if all stays in memory; high: blocks
+                                      leave memory before they are used up, or hosts share them
 cache_hit_rate               ratio    block_hits / (block_hits + block_fetches); near 1: each block serves many rows
 queue_occupancy              ratio    ready batches / room for them when the trainer asks; near 1: the loader is ahead,
                                       near 0: the trainer waits
@@ -64,6 +67,7 @@ class ReadStats:
     retries: int = 0
     hedges: int = 0
     mapped_blocks: int = 0
+    bytes_delivered: int = 0
 
     @property
     def reads_per_example(self) -> float:
@@ -73,6 +77,10 @@ class ReadStats:
     def cache_hit_rate(self) -> float:
         return self.block_hits / max(self.block_hits + self.block_fetches, 1)
 
+    @property
+    def read_amplification(self) -> float:
+        return self.bytes_read / max(self.bytes_delivered, 1)
+
     def __add__(self, other: ReadStats) -> ReadStats:
         return ReadStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(ReadStats)))
 
@@ -81,7 +89,8 @@ class ReadStats:
 
     def to_json(self) -> dict[str, float]:
         """All counters and ratios by name."""
-        return {**asdict(self), "reads_per_example": self.reads_per_example, "cache_hit_rate": self.cache_hit_rate}
+        ratios = ("reads_per_example", "cache_hit_rate", "read_amplification")
+        return {**asdict(self), **{name: getattr(self, name) for name in ratios}}
 
 
 Cause: TypeAlias = Literal[

@@ -7,6 +7,7 @@ are on their way to the devices the next ones are gathered in a thread. ``AsyncR
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ from headrace.metrics import ReadStats, Stopwatch
 
 GROUP = 8
 """Steps gathered together: one handover between threads, and code that is still warm for the next batch."""
+_THRASHING = 3.0
 
 
 class HostRows(NamedTuple):
@@ -111,6 +113,7 @@ class PlannedReader:
         self._residency: Residency | None = None
         self._buffers = Buffers()
         self._group = group
+        self._warned = False
 
     @property
     def resident_bytes(self) -> int:
@@ -226,11 +229,25 @@ class PlannedReader:
         stats.examples_requested += rows.stop - rows.start
         stats.unique_examples += int(plan.distinct[k])
         stats.coalesced_ranges += int(plan.ranges[k])
+        stats.bytes_delivered += (rows.stop - rows.start) * tokens[:1].nbytes
+        self._warn_of_thrashing()
         segments = None
         if plan.segments is not None:
             segments = np.zeros((tokens.shape[0], plan.segments.shape[1]), np.int32)
             segments[: rows.stop - rows.start] = plan.segments[rows]
         return HostRows(tokens, source_id, int(plan.batch_sizes[k]), int(plan.num_valid[k]), plan.seq_len, segments)
+
+    def _warn_of_thrashing(self) -> None:
+        """Says, once, that the budget is too small for the order, when more than a cold start has been read."""
+        stats, cache = self._stats, self._cache
+        if self._warned or stats.bytes_read < 4 * cache.max_bytes or stats.read_amplification < _THRASHING:
+            return
+        self._warned = True
+        logging.getLogger(__name__).warning(
+            f"prefetch_bytes = {cache.max_bytes}: {stats.read_amplification:.1f} bytes are read for each that is"
+            f" delivered, since blocks leave memory before they are used up. It holds {cache.num_slots} blocks: give"
+            " more, or an order that has fewer in use; `headrace simulate` forecasts both."
+        )
 
 
 class AsyncReader:
