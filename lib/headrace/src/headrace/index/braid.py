@@ -39,7 +39,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from headrace.index.braid_spec import GOLDEN32, LAP_BITS, MAX_STRANDS, BraidSpec, braid_spec
+from headrace.index.braid_spec import GOLDEN32, MAX_STRANDS, BraidSpec, braid_spec
 from headrace.index.intervals import Intervals
 from headrace.index.permutation import permute
 from headrace.index.remap import IndexMap
@@ -48,7 +48,7 @@ from headrace.index.seeds import derive, fold
 _SLICE = 8192  # rows per pass: the temporaries stay in the second-level cache
 _PLASTIC32 = np.uint64(0x91E10DA5)  # 2**32 / plastic number squared: independent of GOLDEN32
 _LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
-_LAP_BITS, _EPOCHS = np.uint64(LAP_BITS), np.uint64((1 << 21) - 1)
+_EPOCHS = np.uint64((1 << 21) - 1)
 _ONE = np.uint64(1)
 _EXACT = np.uint64(1 << 40)  # draws times cells stay below 2**63; beyond, gaps are whole numbers
 _LAST = np.uint64(8)  # blocks of a strand over which that is spread: fewer give bursts, more disturb the others' times
@@ -72,9 +72,9 @@ def _laps(x: np.ndarray, s: BraidSpec) -> tuple[np.ndarray, np.ndarray]:
     """Draws of cells before the ``x``-th draw, and place in the lap: lap t begins with draw floor(t * lap)."""
     periods = x // s.period
     inside = x - periods * s.period
-    lap = (((inside + _ONE) << _LAP_BITS) - _ONE) // s.period
-    place = inside - ((lap * s.period) >> _LAP_BITS)
-    lap += periods << _LAP_BITS
+    lap = (((inside + _ONE) << s.bits) - _ONE) // s.period
+    place = inside - ((lap * s.period) >> s.bits)
+    lap += periods << s.bits
     return lap * s.cells + np.minimum(place, s.cells), place
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from headrace.errors import ConfigError
-from headrace.index.braid_spec import LAP_BITS
+from headrace.index.braid_spec import LAP_BITS, lap_bits
 
 BATCHES_OPEN = 8
 """Default budget: this many batches' worth of examples each have their own open block."""
@@ -154,12 +154,13 @@ def _whole_laps(lengths: np.ndarray, shares: np.ndarray, base: int, total: int) 
 
 def _fitting_laps(lengths: np.ndarray, shares: np.ndarray, usual: np.ndarray, base: int, total: int) -> StrandPlan:
     """Depth strands for each row of a lap; the last, partial row rounded up, so that laps * depth <= strands."""
-    one = 1 << LAP_BITS
-    units = np.maximum(np.rint(base * usual * one).astype(np.int64), 1)
+    bits = lap_bits(base * usual)
+    one = 1 << bits
+    units = np.maximum(np.rint(base * usual * one).astype(np.int64), one >> LAP_BITS)
     whole = -(-units // one)
     wanted = np.where(usual == shares, total // base, np.rint(total * shares * one / units).astype(np.int64))
     depth = np.maximum(np.minimum(wanted, lengths // whole), 1)
-    strands = -(-units * depth >> LAP_BITS)
+    strands = -(-units * depth >> bits)
     short = strands > lengths  # less than one batch: every example a strand
     return StrandPlan(np.where(short, lengths, strands), np.where(short, lengths, units / one))
 
