@@ -47,9 +47,9 @@ def test_an_error_comes_after_the_items_before_it():
 
     items = Prefetched(broken, 5)
     assert [next(items), next(items)] == [1, 2]
-    with pytest.raises(KeyError, match="three"):
-        next(items)
-    assert list(items) == []
+    for _ in range(2):  # asked again, it says so again: an end that is none must not look like one
+        with pytest.raises(KeyError, match="three"):
+            next(items)
     until(lambda: not running())
 
 

@@ -5,6 +5,7 @@ against walks over documents. No devices here: a placement is only asked which r
 """
 
 import os
+import shutil
 import tempfile
 
 import numpy as np
@@ -339,6 +340,18 @@ def test_a_lost_shard_fails_the_step_that_needs_it_and_no_other(tmp_path):
 
 
 @pytest.mark.parametrize("mapping", [True, False])
+def test_a_lost_array_fails_the_step_that_needs_it_and_no_other(tmp_path, mapping):
+    cache = write_cache(tmp_path, [[np.arange(16)], [np.arange(16, 32)]], layout=CacheLayout("uint8", 8, 2))
+    shutil.rmtree(tmp_path / "parts" / "00001" / "input_ids")
+    dataset = TokenSeqDataset(cache, 4)
+    source = reader(dataset, BatchSchedule(1), Host(), "stream", 1 << 20, 2, mapping=mapping)
+    good = []
+    with pytest.raises(ReadError, match=r"chunk 0 cannot be read for step 4 "):
+        good.extend(source.batches(0, None))
+    assert [b.tokens[0, 0] for b in good] == [0, 4, 8, 12]
+
+
+@pytest.mark.parametrize("mapping", [True, False])
 def test_counters_of_a_known_reading(tmp_path, mapping):
     """Two blocks of two rows, batch 4, rows 0 0 1 3: three distinct rows in two runs."""
     cache = write_cache(tmp_path, [[np.full(4, r) for r in range(8)]], layout=CacheLayout("uint16", 8, 8))
@@ -354,6 +367,7 @@ def test_counters_of_a_known_reading(tmp_path, mapping):
         tensorstore_reads_issued=0 if mapping else 2,
         bytes_read=32,
         mapped_blocks=2 if mapping else 0,
+        bytes_delivered=32,
     )
     assert stats.reads_per_example == (0 if mapping else 0.5)
 

@@ -47,11 +47,17 @@ warnings.simplefilter("ignore")
 child = os.fork()
 if child == 0:
     signal.alarm(20)
-    try:
-        next(batches)
-    except ReadError as error:
-        os._exit(7 if "was made before os.fork" in str(error) else 1)
-    os._exit(0)
+    told = []
+    for read, said in (
+        (lambda: next(batches), "was made before os.fork"),
+        (lambda: loader.batch_at(1), "was forked from process"),
+        (lambda: loader.iter_from_step(1), "was forked from process"),
+    ):
+        try:
+            read()
+        except ReadError as error:
+            told.append(said in str(error))
+    os._exit(7 if told == [True] * 3 else 1)
 _, status = os.waitpid(child, 0)
 assert next(batches).batch_size == 8
 batches.close()

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 import sys
 import threading
 import time
-from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 
 import jax
 import numpy as np
@@ -14,8 +15,10 @@ import pytest
 from jax.sharding import Mesh
 
 from headrace.data.token_seq import TokenSeqDataset
+from headrace.errors import ReadError
 from headrace.feed.loader import DataLoader
 from headrace.store import requests, retry
+from headrace.store.array import _PendingRead
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
 from headrace.testing import Faults, write_cache
@@ -113,12 +116,29 @@ def test_no_more_requests_in_flight_than_the_policy_says(remote, monkeypatch):
             now -= 1
 
     monkeypatch.setattr(requests, "_ask", counted)
-    monkeypatch.setattr(requests._current, "in_flight", requests.asyncio.Semaphore(3))
     remote.proxy.faults = Faults(latency_s=0.02)
     chunk = LAYOUT.chunk_elements
-    for read in [array.read_into(np.empty(chunk, np.uint16), k * chunk) for k in range(1, 13)]:
-        read.result()
-    assert most == 3
+    before = retry.policy()
+    for allowed in (3, 2):  # of the policy that is in force when a read begins
+        most = 0
+        try:
+            retry.use_policy(dataclasses.replace(before, concurrency=allowed))
+            for read in [array.read_into(np.empty(chunk, np.uint16), k * chunk) for k in range(1, 13)]:
+                read.result()
+        finally:
+            retry.use_policy(before)
+        assert most == allowed
+
+
+def test_a_time_limit_of_the_stores_own_is_an_error_and_not_waited_for(tmp_path):
+    array = write_cache(tmp_path, [rows(BLOCK)], vocab_size=1 << 16, layout=LAYOUT).parts[0].data
+    future: Future[None] = Future()
+    read = _PendingRead(future, array, 0, BLOCK)
+    with pytest.raises(TimeoutError):
+        read.result(0.01)
+    future.set_exception(TimeoutError(110, "Connection timed out"))
+    with pytest.raises(ReadError, match="chunk 0 cannot be read"):
+        read.result(0.01)
 
 
 def test_the_background_thread_ends_when_nothing_is_read(remote, monkeypatch):

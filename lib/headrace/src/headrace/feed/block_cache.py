@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from headrace.errors import ReadError
+from headrace.errors import HeadraceError, ReadError
 from headrace.feed.plan import BlockSpace, WindowPlan
 from headrace.feed.workers import Workers
 from headrace.metrics import ReadStats
@@ -30,6 +30,16 @@ _POLL_S = 0.1
 
 class _Pending(Protocol):
     def result(self, timeout: float | None = None) -> Any: ...
+
+
+class _Failed:
+    """A read that could not begin."""
+
+    def __init__(self, error: HeadraceError) -> None:
+        self._error = error
+
+    def result(self, timeout: float | None = None) -> Any:
+        raise self._error
 
 
 class Gathering(NamedTuple):
@@ -94,7 +104,10 @@ class BlockCache:
         stats.bytes_read += self._elements(array, chunk) * array.dtype.itemsize
         mapped = self._mapped_array(number)
         if mapped is None or not mapped.address(chunk):
-            self._pending[block] = slot, self._read(number, chunk, slot)
+            try:
+                self._pending[block] = slot, self._read(number, chunk, slot)
+            except HeadraceError as error:  # it cannot even begin: that concerns the step that needs the block
+                self._pending[block] = slot, _Failed(error)
             return
         stats.mapped_blocks += 1
         mapped.will_need(chunk)
@@ -132,7 +145,7 @@ class BlockCache:
                 if sound is False:  # not what its checksum says: TensorStore reads it, or says what is wrong
                     self.stats.mapped_blocks -= 1
                     self._arrived(self._read(number, chunk, slot))
-            except ReadError as error:
+            except HeadraceError as error:
                 raise ReadError(
                     f"chunk {chunk} cannot be read for step {step} ({reason(error.__cause__ or error)})",
                     field="array",

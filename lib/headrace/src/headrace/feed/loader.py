@@ -34,6 +34,7 @@ from headrace.feed.reader import GROUP, AsyncReader, BatchReader, PlannedReader
 from headrace.index.schedule import BatchSchedule
 from headrace.index.seeds import ORDER_VERSION
 from headrace.metrics import IterationStats, LoaderStats, ReadStats, StallRule, Stopwatch
+from headrace.store.forks import check_same_process
 from headrace.store.retry import request_counts
 
 DEFAULT_PREFETCH_BYTES = 1 << 30
@@ -274,6 +275,7 @@ class DataLoader:
         self.close()
 
     def _reader(self, stats: ReadStats, watch: Stopwatch, waits: WaitLog, *, group: int) -> BatchReader:
+        check_same_process()  # neither the stores' threads nor jax live on in a fork
         if isinstance(self.dataset, PlannedDataset):
             return PlannedReader(
                 self.dataset,

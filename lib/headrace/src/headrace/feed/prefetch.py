@@ -1,12 +1,17 @@
 """Runs an iterator in a background thread, a few items ahead, and never leaves the thread behind.
 
-An error in the background reaches the consumer at the item where it happened. Leaving a loop early, an exception,
-Ctrl-C or simply dropping the iterator stops the thread: it holds no reference to the iterator, whose finaliser stops
-it. An item is begun only when there is room for it, so never more than ``depth`` are ready or in the making.
+An error in the background reaches the consumer at the item where it happened, and whenever it asks again. Leaving a
+loop early, an exception, Ctrl-C or simply dropping the iterator stops the thread: it holds no reference to the
+iterator, whose finaliser stops it. An item is begun only when there is room for it, so never more than ``depth`` are
+ready or in the making.
+
+Only :meth:`Prefetched.close` waits for the thread. A finaliser runs in whichever thread the garbage collector happens
+to, which may be one that the background work waits for: it says stop and goes on. The process waits for what is left.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -68,9 +73,8 @@ class Prefetched(Iterator[T], Generic[T]):
         self.thread = threading.Thread(
             target=_produce, args=(make, self._queue, self._room, self._stop), name=name, daemon=True
         )
-        self._finalizer = weakref.finalize(
-            self, _shut_down, self.thread, self._queue, self._room, self._stop, interrupt
-        )
+        self._finalizer = weakref.finalize(self, _tell, self.thread, self._room, self._stop, interrupt)
+        _stops[self.thread] = self._finalizer
         self.thread.start()
 
     def __iter__(self) -> Prefetched[T]:
@@ -78,7 +82,7 @@ class Prefetched(Iterator[T], Generic[T]):
 
     def __next__(self) -> T:
         if self._ended is not None:
-            raise StopIteration
+            raise self._ended.error or StopIteration
         if not self._finalizer.alive:
             raise _closed()
         if self._process != os.getpid():
@@ -93,9 +97,7 @@ class Prefetched(Iterator[T], Generic[T]):
         if isinstance(item, _End):
             self._ended = item
             self.close()
-            if item.error is not None:
-                raise item.error
-            raise StopIteration
+            raise item.error or StopIteration
         self._room.put(None)
         self._stats.record(time.perf_counter() - started, occupancy)
         return item
@@ -103,6 +105,10 @@ class Prefetched(Iterator[T], Generic[T]):
     def close(self) -> None:
         """Stops the thread and waits for it. Safe to call twice, and from any thread."""
         self._finalizer()
+        if self.thread is not threading.current_thread():
+            self.thread.join()
+            _empty(self._queue)
+            self._queue.put(_End(_closed()))  # for a consumer that waits in another thread
 
     def __enter__(self) -> Prefetched[T]:
         return self
@@ -138,24 +144,32 @@ def _produce(
         error = raised
     if not stop.is_set():
         out.put(_End(error))
+    _stops.pop(threading.current_thread(), None)
     error = None  # its traceback leads back to this frame: nothing would be freed before the next garbage collection
 
 
-def _shut_down(
-    thread: threading.Thread,
-    out: SimpleQueue[T | _End],
-    room: SimpleQueue[None],
-    stop: threading.Event,
-    interrupt: Callable[[], None] | None,
+def _tell(
+    thread: threading.Thread, room: SimpleQueue[None], stop: threading.Event, interrupt: Callable[[], None] | None
 ) -> None:
+    """Tells the thread to stop. Takes no lock that anybody holds for longer than a moment, and waits for nothing."""
     stop.set()
     if interrupt is not None:
         interrupt()
     room.put(None)  # for a thread that waits for it, to find that it has to stop
-    if thread is not threading.current_thread():
+    if not thread.is_alive():
+        _stops.pop(thread, None)
+
+
+_stops: dict[threading.Thread, Callable[[], object]] = {}
+"""Of the threads that may be alive: what stops them."""
+
+
+@atexit.register
+def _end_with_the_process() -> None:
+    """Python cannot end while a thread of its own is inside TensorStore or XLA: it would abort."""
+    for thread, stop in list(_stops.items()):
+        stop()
         thread.join()
-        _empty(out)
-        out.put(_End(_closed()))  # for a consumer that waits in another thread
 
 
 def _closed() -> ReadError:

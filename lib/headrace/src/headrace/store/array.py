@@ -115,6 +115,12 @@ def _follow_gcs_emulator() -> None:
         os.environ.setdefault("GOOGLE_AUTH_TOKEN_FOR_TESTING", "emulator")
 
 
+def _looked_at(opening: asyncio.Future[Any]) -> None:
+    """An error that all who waited for it have given up on is nobody's."""
+    if not opening.cancelled():
+        opening.exception()
+
+
 class _PendingRead:
     """A read in flight that fails as :class:`ReadError`, with the array, the chunk and the shard file named."""
 
@@ -126,9 +132,9 @@ class _PendingRead:
     def result(self, timeout: float | None = None) -> np.ndarray:
         try:
             return self._future.result(timeout)
-        except TimeoutError:
-            raise
         except (ValueError, OSError) as error:
+            if isinstance(error, TimeoutError) and not self._future.done():
+                raise  # it is not there yet; else the store's own, which the system knows by the same name
             raise self._failed(error) from _told(error, self._array.url, self._shards())
 
     def __await__(self) -> Generator[Any, None, np.ndarray]:
@@ -255,8 +261,9 @@ class StoredArray:
     async def _opened_over_http(self) -> ShardedArray | None:
         """This array, asked for once by all reads that come before it is there; None if TensorStore must read it."""
         if self._sharded is None:
-            if self._opening is None:
+            if self._opening is None or self._opening.done():  # done: and nobody was left who waited for it
                 self._opening = asyncio.ensure_future(self._open_over_http())
+                self._opening.add_done_callback(_looked_at)
             opening = self._opening
             try:
                 self._sharded = await asyncio.shield(opening)
@@ -417,4 +424,5 @@ def _read_context() -> Any:
 
 def _write_context() -> Any:
     check_same_process()
-    return ts.Context(retry.policy().tensorstore_context())
+    policy = retry.policy()
+    return ts.Context(policy.tensorstore_context(policy.write_retries))

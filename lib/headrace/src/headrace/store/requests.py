@@ -35,7 +35,9 @@ IDLE_S = 5.0
 _BEAT_S = 0.5
 _END_S = 5.0
 _KEPT_LATENCIES, _ENOUGH_LATENCIES = 500, 50
-_NOTES = re.compile(r"\s*\[(?:source locations|http_response_code|http_response_body|curl_code)=.*", re.DOTALL)
+_NOTES = re.compile(
+    r"\s*\[(?:source locations|http_response_code|http_response_body|curl_code|tensorstore_spec)=.*", re.DOTALL
+)
 _STATUS = re.compile(r"\[http_response_code='(\d+)'\]")
 _OWN_RETRIES = "All 1 retry attempts failed: "
 _TRANSIENT = re.compile(r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|RESOURCE_EXHAUSTED|CANCELLED|UNKNOWN|INTERNAL)\b")
@@ -52,12 +54,18 @@ class _Loop:
         self.loop = asyncio.new_event_loop()
         self.active = 0  # reads that are not done; changed under _lock
         self.ended = False  # no read may come any more; changed under _lock
-        self.in_flight = asyncio.Semaphore(retry.policy().concurrency)
+        self._room: tuple[int, asyncio.Semaphore] | None = None
         self._handed: deque[Callable[[], None]] = deque()
         self._told = False
         self._tasks: set[asyncio.Task[Any]] = set()  # asyncio itself does not keep them alive
         self._used = time.monotonic()
         self.thread = threading.Thread(target=self._run, name="store-requests", daemon=True)
+
+    def in_flight(self, most: int) -> asyncio.Semaphore:
+        """Lets ``most`` requests be under way. In the thread."""
+        if self._room is None or self._room[0] != most:  # another policy: what is under way counts by its own
+            self._room = most, asyncio.Semaphore(most)
+        return self._room[1]
 
     def hand_over(self, do: Callable[[], None]) -> None:
         """Runs ``do`` in the thread. For any thread and any finaliser: it takes no lock, and wakes the loop only if
@@ -271,7 +279,7 @@ async def _one(kvstore: Any, key: str, byte_range: slice | None, policy: retry.R
     """One request and, if it is late, its hedge."""
     state = _here.state
     assert state is not None  # this runs on its loop
-    async with state.in_flight:
+    async with state.in_flight(policy.concurrency):
         asked = time.monotonic()
         hedge_after = _hedge_after(policy)
         if hedge_after is None:
