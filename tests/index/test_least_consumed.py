@@ -125,6 +125,18 @@ def test_a_new_source_starts_at_the_smallest_live_count():
     assert mix.resume_state()["seeded_specs"] == ["gone", "new"]
 
 
+def test_a_used_up_source_holds_no_new_one_back():
+    entries = [("long", 9_000), ("short", 10)]
+    state = {"datasets": [{"spec": s, "row_offset": 1, "token_offset": t} for s, t in entries]}
+    mix = LeastConsumed(["long", "new"], state={**state, "exhausted_specs": ["short"]})
+    assert mix.tokens["new"] == 9_000
+    mix = LeastConsumed(["long", "short", "new"], state={**state, "exhausted_specs": ["short"]})
+    assert mix.tokens["new"] == 9_000
+    mix = LeastConsumed(["long", "short"], state={"datasets": [*state["datasets"], {"spec": "old", "token_offset": 1}]})
+    mix.exhaust("short")
+    assert {e["spec"]: e["token_offset"] for e in mix.resume_state()["datasets"]}["old"] == 9_000
+
+
 def test_counts_are_summed_over_ranks():
     state = {"datasets": [{"spec": s, "row_offset": 5, "token_offset": 100} for s in ("a", "b")]}
     ranks = [LeastConsumed(["a", "b"], state=state) for _ in range(3)]
@@ -177,6 +189,8 @@ def test_bad_input_is_refused():
         {"datasets": [{"row_offset": 1}]},
         {"datasets": [3]},
         {"datasets": [{"spec": "a", "row_offset": "x"}]},
+        {"datasets": [{"spec": "a", "row_offset": -1}]},
+        {"datasets": [{"spec": "a", "token_offset": 5}, {"spec": "a", "token_offset": 6}]},
     ):
         with pytest.raises(ConfigError, match="resume_state"):
             LeastConsumed(["a"], state=state)
@@ -190,3 +204,23 @@ def test_bad_input_is_refused():
         build_interleaved_dataset({"a": [1]}, int, mix, token_counts={"a": 1})
     with pytest.raises(ConfigError, match="sources"):
         build_interleaved_dataset({"b": [1]}, int, mix)
+    with pytest.raises(ConfigError, match=r"token_counts\['b'\]"):
+        build_interleaved_dataset({"a": [1]}, int, token_counts={"b": 1})
+    with pytest.raises(ConfigError, match=r"token_counts\['a'\]"):
+        build_interleaved_dataset({"a": [1]}, int, token_counts={"a": -1})
+    for unknown in (lambda: mix.consume("b", 1), lambda: mix.exhaust("b")):
+        with pytest.raises(ConfigError, match="spec"):
+            unknown()
+    with pytest.raises(ConfigError, match="tokens"):
+        mix.consume("a", -1)
+    with pytest.raises(ConfigError, match=r"consumed\[1\]"):
+        mix.sum_over_ranks([mix.consumed(), {"b": (0, 0)}])
+    with pytest.raises(ConfigError, match="exhausted_specs"):
+        LeastConsumed(["a"], state={"exhausted_specs": "a"})
+
+
+def test_saying_twice_that_a_source_is_used_up_changes_nothing():
+    mix = LeastConsumed(["a", "b"])
+    mix.exhaust("a")
+    mix.exhaust("a")
+    assert mix.pick() == "b"

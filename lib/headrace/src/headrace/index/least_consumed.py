@@ -131,8 +131,8 @@ class LeastConsumed:
         specs: Names of the sources in use, each once.
         seed: Seed of the tie draw, unless the state has its state.
         state: What :meth:`resume_state` gave, or a checkpoint of nanoschnack; None for a fresh start.
-        baseline: Which counts a new source starts at the smallest of: ``"live"`` (sources in use) or ``"saved"`` (all
-            in the checkpoint, as the original).
+        baseline: Which counts a new source starts at the smallest of: ``"live"`` (sources in use that are not used up)
+            or ``"saved"`` (all in the checkpoint, as the original).
 
     Raises:
         ConfigError: a name twice, none at all, or a state that cannot be read.
@@ -166,7 +166,9 @@ class LeastConsumed:
             self.tokens.setdefault(spec, 0)
         for spec in self.rows:
             self.tokens.setdefault(spec, 0)
-        known = [counted[s] for s in (counted if baseline == "saved" else specs) if s in counted]
+        exhausted = _exhausted(state)
+        self._active = [d for d, spec in enumerate(specs) if spec not in exhausted] or list(range(len(specs)))
+        known = [counted[s] for s in (counted if baseline == "saved" else self._live()) if s in counted]
         smallest = min(known or counted.values(), default=0)  # no token offsets at all: an old state, all start at 0
         new = {spec for spec in specs if spec not in counted} if smallest > 0 else set[str]()
         for spec in new | (seeded & self.tokens.keys()):
@@ -174,9 +176,18 @@ class LeastConsumed:
         self.seeded: list[str] = sorted(seeded | new)
         """Sources that did not start at 0 but at the smallest count of the others."""
         self._started_rows, self._started_tokens = dict(self.rows), dict(self.tokens)
-        exhausted = set((state or {}).get("exhausted_specs", ()))
-        self._active = [d for d, spec in enumerate(specs) if spec not in exhausted] or list(range(len(specs)))
         self._resume_ties(state)
+
+    def _live(self) -> list[str]:
+        """The sources that still give samples; all of them when none does, as they would then start over."""
+        return [self.specs[d] for d in self._active] or list(self.specs)
+
+    def _known(self, spec: str) -> str:
+        if spec not in self.specs:
+            raise ConfigError(
+                "is no source of this mixture", field="spec", value=spec, cure=f"Use one of {self.specs}."
+            )
+        return spec
 
     def _resume_ties(self, state: Mapping[str, Any] | None) -> None:
         saved = (state or {}).get("tie_rng")
@@ -194,21 +205,32 @@ class LeastConsumed:
         return self.specs[least([self.tokens[s] for s in self.specs], self._active, self._rng)]
 
     def consume(self, spec: str, tokens: int) -> None:
-        """Count one sample of ``tokens`` tokens."""
-        self.rows[spec] += 1
+        """Count one sample of ``tokens`` tokens.
+
+        Raises:
+            ConfigError: no source of this mixture; fewer than 0 tokens.
+        """
+        if tokens < 0:
+            raise ConfigError("cannot be negative", field="tokens", value=tokens, cure="Count the sample's tokens.")
+        self.rows[self._known(spec)] += 1
         self.tokens[spec] += tokens
 
     def exhaust(self, spec: str) -> None:
-        """``spec`` has no samples left."""
-        self._active.remove(self.specs.index(spec))
+        """``spec`` has no samples left; saying so again changes nothing.
+
+        Raises:
+            ConfigError: no source of this mixture.
+        """
+        index = self.specs.index(self._known(spec))
+        self._active = [d for d in self._active if d != index]
 
     def resume_state(self) -> dict[str, Any]:
         """The state as JSON: sources in use in their order, then the others by name, which are kept.
 
-        A source not in use is written with the smallest count of those in use and listed in ``seeded_specs``: when it
-        comes back, it is neither served alone until it has caught up nor left waiting.
+        A source not in use is written with the smallest count of those that still give samples and listed in
+        ``seeded_specs``: when it comes back, it is neither served alone until it has caught up nor left waiting.
         """
-        smallest = min(self.tokens[s] for s in self.specs)
+        smallest = min(self.tokens[s] for s in self._live())
         others = sorted(set(self.tokens) - set(self.specs))
         raised = set(others) if smallest > 0 else set[str]()
         counts = {**self.tokens, **dict.fromkeys(raised, smallest)}
@@ -235,6 +257,9 @@ class LeastConsumed:
         Args:
             consumed: :meth:`consumed` of every rank, this one included. All ranks must have started from one state.
 
+        Raises:
+            ConfigError: a rank with other sources.
+
         Example:
             >>> ranks = [LeastConsumed(["a"]) for _ in range(2)]
             >>> for rank, n in zip(ranks, (5, 7)):
@@ -246,6 +271,11 @@ class LeastConsumed:
             [{'a': 12}, {'a': 12}]
         """
         everyone = list(consumed)
+        for rank, counts in enumerate(everyone):
+            if set(counts) != set(self.specs):
+                raise ConfigError(
+                    "has other sources", field=f"consumed[{rank}]", value=sorted(counts), cure=f"Expected {self.specs}."
+                )
         for s in self.specs:
             self._started_rows[s] += sum(c[s][0] for c in everyone)
             self._started_tokens[s] += sum(c[s][1] for c in everyone)
@@ -273,7 +303,8 @@ def build_interleaved_dataset(
         (name, sample).
 
     Raises:
-        ConfigError: both ``mix`` and ``token_counts``; sources other than those of ``mix``.
+        ConfigError: both ``mix`` and ``token_counts``; sources other than those of ``mix``; a count that is negative
+            or of a name that is no source.
 
     Example:
         >>> texts = {"a": ["aaa", "aaa"], "b": ["b", "b", "b"]}
@@ -284,6 +315,12 @@ def build_interleaved_dataset(
         raise ConfigError("is part of mix", field="token_counts", value=dict(token_counts), cure="Give one of the two.")
     if mix is None:
         counts = token_counts or {}  # a source without a count is new: it starts at the smallest of the others
+        for spec, n in counts.items():
+            if spec not in sources or n < 0:
+                what = "is no source" if spec not in sources else "cannot be negative"
+                raise ConfigError(
+                    what, field=f"token_counts[{spec!r}]", value=n, cure=f"Give tokens of {sorted(sources)}."
+                )
         state = {"datasets": [{"spec": s, "token_offset": int(n)} for s, n in counts.items()]}
         mix = LeastConsumed(list(sources), seed, state)
     if set(sources) != set(mix.specs):
@@ -313,18 +350,29 @@ def _read_state(state: Mapping[str, Any] | None) -> tuple[dict[str, int], dict[s
     tokens: dict[str, int] = {}
     try:
         for entry in (state or {}).get("datasets", ()):
+            if entry["spec"] in rows:
+                raise ValueError(f"{entry['spec']} twice")
             rows[entry["spec"]] = int(entry.get("row_offset") or 0)
             if "token_offset" in entry:
                 tokens[entry["spec"]] = int(entry["token_offset"] or 0)
+        if min((*rows.values(), *tokens.values()), default=0) < 0:
+            raise ValueError("a negative offset")
         seeded = set(cast(Iterable[str], (state or {}).get("seeded_specs", ())))
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise ConfigError(
-            "is no state of this mixture",
+            f"is no state of this mixture ({e})",
             field="resume_state",
             value=state,
             cure='It looks like {"datasets": [{"spec": "docs", "row_offset": 0, "token_offset": 0}]}.',
         ) from e
     return rows, tokens, seeded
+
+
+def _exhausted(state: Mapping[str, Any] | None) -> set[str]:
+    names = (state or {}).get("exhausted_specs", ())
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise ConfigError("must be a list of names", field="exhausted_specs", value=names)
+    return set(names)
 
 
 def cap_resume_rows(rows: Mapping[str, int], totals: Mapping[str, int]) -> dict[str, int]:
