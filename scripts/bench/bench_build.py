@@ -2,22 +2,27 @@
 
 The text is Python's own standard library (source files), the tokenizer an 8192 BPE trained on it. Everything is
 measured in one run on the same cores: what ``encode_batch_fast`` alone makes of the texts, then whole builds from JSONL
-with all that they write. ``--quick`` takes less text and no Ray.
+with all that they write; builds of a pool beside those of a Ray cluster that is already running, so that starting it
+does not count; and what the process and its workers hold in memory (proportional set size) for files of 8 and of 48 MB
+that cannot be cut. ``--quick`` takes less text and no Ray.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import gzip
 import json
 import os
 import resource
 import shutil
+import sys
 import sysconfig
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from _common import Report, run_bench
@@ -122,6 +127,102 @@ def levanter_build(texts: list[str], tokenizer: Tokenizer, folder: str) -> float
     return time.perf_counter() - began
 
 
+@contextmanager
+def ray_cluster() -> Iterator[None]:
+    """A cluster of this machine's cores that runs before a build asks for it; ``RAY_ADDRESS`` names it."""
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cores(), "include_dashboard": False})
+    os.environ["RAY_ADDRESS"] = cluster.address
+    try:
+        yield
+    finally:
+        del os.environ["RAY_ADDRESS"]
+        cluster.shutdown()
+
+
+def held_by_workers() -> int:
+    """Bytes that this process's worker processes hold now, each its share of what several have; 0 if not told."""
+    total = 0
+    for task in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in task.read_text().split():
+                lines = Path(f"/proc/{child}/smaps_rollup").read_text().splitlines()
+                total += next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), 0)
+    return total
+
+
+@contextmanager
+def watched_memory(peak: list[int]) -> Iterator[None]:
+    """Appends the most that the workers held together while the block ran, in bytes."""
+    over, most = threading.Event(), 0
+
+    def watch() -> None:
+        nonlocal most
+        while not over.wait(0.05):
+            most = max(most, held_by_workers())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        peak.append(most)
+
+
+def memory_of_pool(texts: list[str], folder: Path, megabytes: int) -> float:
+    """Peak of a pool of two in MiB, from two packed files of so many megabytes of text each."""
+    source = folder / f"packed-{megabytes}"
+    source.mkdir()
+    for i in range(2):
+        with gzip.open(source / f"{i}.jsonl.gz", "wt", compresslevel=1) as f:
+            size = 0
+            while size < megabytes * 1e6:
+                for text in texts:
+                    size += f.write(json.dumps({"text": text}) + "\n")
+                    if size >= megabytes * 1e6:
+                        break
+    peak: list[int] = []
+    with watched_memory(peak):
+        build_cache(
+            SourceConfig([str(source)]), TokenizerConfig(str(folder / "tokenizer.json")), str(folder / "packed-cache"),
+            engine="pool", workers=2, progress=False, chunk_tokens=4096, shard_chunks=64, part_bytes=1,
+        )  # fmt: skip
+    shutil.rmtree(folder / "packed-cache")
+    shutil.rmtree(source)
+    return peak[0] / 2**20
+
+
+def report_memory(texts: list[str], folder: Path, quick: bool, report: Report) -> None:
+    """What a pool holds, for small files and for larger ones."""
+    if sys.platform != "linux":
+        return
+    small, large = (2, 6) if quick else (8, 48)
+    held = {size: memory_of_pool(texts, folder, size) for size in (small, large)}
+    report.number("two workers hold, MiB", {f"files of {size} MB": round(mib) for size, mib in held.items()})
+    report.bar("memory: larger files against small ones", held[large] / held[small], at_most=1.3)
+
+
+def report_shares(best: dict[str, float], cpu: dict[str, float], report: Report) -> None:
+    """One way to build against another, each by its best round."""
+    alone, pool = best["encode_batch_fast alone"], best.get("build, pool of 2")
+    report.bar("inline build: share of encode_batch_fast", alone / best["build, inline"], at_least=0.9)
+    report.number("inline build: share in CPU seconds", cpu["encode_batch_fast alone"] / cpu["build, inline"])
+    if pool is not None:
+        report.number("pool, 2 workers on two cores against 1 on one", best["build, pool of 1, on one core"] / pool)
+        report.number("pool of 2: share of encode_batch_fast", alone / pool)
+        if "build, Ray (started here)" in best:
+            report.number("Ray, started here, against the pool of 2", pool / best["build, Ray (started here)"])
+    if "build, Ray (running)" in best:
+        share = best["build, pool of 2, beside Ray"] / best["build, Ray (running)"]
+        report.number("Ray, running, against the pool of 2", share)
+    if "Levanter's SerialCacheWriter" in best:
+        report.number("inline against Levanter's builder", best["Levanter's SerialCacheWriter"] / best["build, inline"])
+
+
 def measure(args: argparse.Namespace, report: Report) -> None:
     """Fills the report."""
     megabytes = 12 if args.quick else args.megabytes
@@ -157,7 +258,7 @@ def measure(args: argparse.Namespace, report: Report) -> None:
             return done
 
         tokens = 0
-        for _ in range(1 if args.quick else ROUNDS):  # interleaved: what else the machine does falls on all
+        for _ in range(1 if args.quick else args.rounds):  # interleaved: what else the machine does falls on all
             seconds, tokens = encode_alone(tokenizer, texts)
             note("encode_batch_fast alone", seconds, tokens)
             done = build("build, inline", engine="inline")
@@ -169,34 +270,30 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         if not args.quick and not args.no_ray:
             try:
                 build("build, Ray (started here)", engine="ray")
+                with ray_cluster():
+                    for _ in range(args.rounds):
+                        build("build, pool of 2, beside Ray", engine="pool", workers=2)
+                        build("build, Ray (running)", engine="ray")
             except Exception as error:  # noqa: BLE001 (a machine too busy to start it)
                 report.note(f"Ray was left out: {error}")
         seconds = levanter_build(texts, tokenizer, str(folder / "levanter"))
         if seconds is not None:
             note("Levanter's SerialCacheWriter", seconds, tokens)
         report.table("Builds of one JSONL file", ["what", "s", "CPU s", "documents/s", "M tokens/s", "MB/s"], rows)
-        alone = best["encode_batch_fast alone"]
-        report.bar("inline build: share of encode_batch_fast", alone / best["build, inline"], at_least=0.9)
-        report.number("inline build: share in CPU seconds", cpu["encode_batch_fast alone"] / cpu["build, inline"])
-        if "build, pool of 2" in best:
-            scaling = best["build, pool of 1, on one core"] / best["build, pool of 2"]
-            report.number("pool, 2 workers on two cores against 1 on one", scaling)
-            report.number("pool of 2: share of encode_batch_fast", alone / best["build, pool of 2"])
-        if "build, Ray (started here)" in best:
-            report.number("Ray against the pool of 2", best["build, pool of 2"] / best["build, Ray (started here)"])
-        if seconds is not None:
-            report.number("inline against Levanter's builder", seconds / best["build, inline"])
+        report_shares(best, cpu, report)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         report.number("peak memory MiB", {"this process (with the texts)": peak >> 10, "largest worker": workers >> 10})
+        report_memory(texts, folder, args.quick, report)
         report.note(
             f"{len(texts):,} documents, {megabytes} MB, parts of {PART_BYTES >> 20} MiB; the bars take the best round."
-            " A pool's time includes starting it; Ray's includes starting the cluster."
+            " A pool's time includes starting it; that of a Ray that is started here the cluster's start."
         )
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--megabytes", type=int, default=60, help="size of the text")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each is measured")
     parser.add_argument("--no-ray", action="store_true", help="leave Ray out")
 
 

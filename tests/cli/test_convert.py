@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from headrace.store.cache import TokenCache
 from headrace.testing import random_documents, write_cache
@@ -49,6 +50,35 @@ def test_consolidate(headrace, tmp_path):
     facts = json.loads(headrace("consolidate", cache.path, f"{tmp_path}/one", "--json").out)
     assert facts["fingerprint"] == TokenCache.open(tmp_path / "one").fingerprint
     assert headrace("verify", f"{tmp_path}/one", "--deep").code == 0
+
+
+def test_a_cache_of_levanter_is_given_its_tokenizer(headrace, corpus, tmp_path):
+    """It keeps a name only; the copy keeps what somebody says, and can be decoded from then on."""
+    tokenizer = tmp_path / "tokenizer.json"
+    words = {"<unk>": 0, "</s>": 1, **{w: k + 2 for k, w in enumerate(["file", "line", *"0123456789"])}}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.add_special_tokens(["</s>"])
+    made.save(str(tokenizer))
+    headrace("build", str(corpus), "-o", f"{tmp_path}/a", "-t", str(tokenizer), "--eos", "</s>")
+    headrace("convert", f"{tmp_path}/a", f"{tmp_path}/theirs")
+    ledger = json.loads((tmp_path / "theirs" / "shard_ledger.json").read_text())
+    del ledger["metadata"]["preprocessor_metadata"]["headrace"]  # as Levanter itself would have written it
+    (tmp_path / "theirs" / "shard_ledger.json").write_text(json.dumps(ledger))
+    command = ["convert", f"{tmp_path}/theirs", f"{tmp_path}/b", "--layout", "headrace", "--dtype", "uint16"]
+    done = headrace(*command, "-t", "bytes")
+    assert (done.code, "ends with id 1, no special token here" in done.err) == (2, True)
+    assert headrace(*command).code == 0
+    done = headrace(*command, "-t", str(tokenizer))
+    assert (done.code, "holds another cache" in done.err) == (2, True)
+    command[2] = f"{tmp_path}/c"
+    assert headrace(*command, "-t", str(tokenizer)).code == 0
+    record = TokenCache.open(tmp_path / "c").ledger.tokenizer
+    assert (record["stated"], record["eos"], record["file"]) == (True, "</s>", "tokenizer.json")
+    assert record["fingerprint"] == TokenCache.open(tmp_path / "a").ledger.tokenizer["fingerprint"]
+    assert "file 0 line 1" in headrace("inspect", f"{tmp_path}/c", "--samples", "15").out
+    done = headrace("convert", f"{tmp_path}/a", f"{tmp_path}/d", "--layout", "headrace", "-t", str(tokenizer))
+    assert (done.code, "the cache keeps its own" in done.err) == (2, True)
 
 
 def test_what_cannot_be(headrace, tmp_path):

@@ -68,7 +68,8 @@ def test_a_store_that_does_not_come_back_is_an_error_and_a_resume_completes(
     assert (report.parts_built, report.parts_reused, report.documents) == (2, 1, 3000)
 
 
-def test_credentials_are_written_nowhere(web: Path, tmp_path: Path, tree: Tree):
+def test_credentials_are_written_nowhere(web: Path, tmp_path: Path, tree: Tree, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(retry._Process, "policy", replace(retry.policy(), first_delay_s=0.005, attempts=4))
     with web_server(web) as server:
         host = server.removeprefix("http://")
         urls = [f"http://{host}/{i}.jsonl?X-Amz-Signature={SECRET}&n={i}" for i in range(3)]

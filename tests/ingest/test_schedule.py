@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CacheError, SourceError
@@ -79,6 +79,7 @@ class Clock:
         return self.now
 
 
+@settings(max_examples=max(10, settings.default.max_examples // 4))  # each example builds five parts, twice
 @given(fates=st.lists(st.sampled_from(["done", "lost"]), max_size=8), slots=st.integers(1, 4))
 def test_whatever_is_lost_every_part_is_built_once(
     tmp_path_factory: pytest.TempPathFactory, write_jsonl: Callable[..., str], tree: Tree, fates: list[str], slots: int

@@ -1,6 +1,8 @@
 """Plans on disk: the plan that was asked for, or an error, or a new one."""
 
 import json
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -142,3 +144,28 @@ def test_plans_on_other_stores_are_read_as_they_are_on_disk(lengths):
     plan = open_plan(folder, asked, lambda: [np.array(lengths)])
     assert plan.raw_plan == plan_packs(lengths, 20, "bfd_split").raw_plan
     assert open_plan(folder, asked, never).checksum == plan.checksum
+
+
+def test_several_who_make_a_plan_at_once_make_the_same(tmp_path):
+    with ThreadPoolExecutor(6) as pool:
+        plans = list(pool.map(lambda _: open_plan(str(tmp_path), request_for("windowed"), chunks), range(12)))
+    assert {p.checksum for p in plans} == {plan_packs(LENGTHS, 256, "windowed", block_tokens=1024).checksum}
+    (folder,) = tmp_path.iterdir()
+    assert not [p.name for p in folder.iterdir() if "tmp" in p.name]
+
+
+@pytest.mark.parametrize("algorithm", ["next_fit", "wrap"])
+def test_plans_of_any_size_stream_to_disk(tmp_path, algorithm):
+    """1e8 documents hold no more memory than 1e5: peaks of two sizes, the larger one 8 times the other."""
+    chunk = np.random.default_rng(0).integers(1, 600, 1 << 14)
+    peaks = []
+    for chunks_ in (4, 32):
+        request = PlanRequest(f"sha256:{chunks_}", chunk.size * chunks_, PackSpec(4096, algorithm))
+        tracemalloc.start()
+        write_plan(str(tmp_path), request, (chunk for _ in range(chunks_)))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        found = read_plan(str(tmp_path), request)
+        assert found is not None
+        assert found.counts.packed_tokens == int(chunk.sum()) * chunks_
+    assert peaks[1] < 1.2 * peaks[0]

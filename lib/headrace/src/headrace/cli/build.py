@@ -248,6 +248,9 @@ def summary(report: BuildReport) -> str:
         lines.append(f"Records that hold no plain text, left out: {kinds}.")
     if report.skipped_lines:
         lines.append(f"{_counted(report.skipped_lines, 'bad line')} skipped, the first: {report.first_skipped}")
+    if report.requests:
+        failed = f", {report.failed_requests:,} of them failed and repeated" if report.failed_requests else ""
+        lines.append(f"{_counted(report.requests, 'request')} over HTTP{failed}.")
     return "\n".join([*lines, f"Next: headrace inspect {shlex.quote(report.path)}"])
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.bars import counting
+
+if TYPE_CHECKING:
+    from headrace.store.cache import TokenCache
 
 
 class Layout(StrEnum):
@@ -37,6 +40,15 @@ def command(
     dtype: Annotated[
         str | None, typer.Option(help="Stored type of the tokens: int32 for levanter, else that of the cache.")
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            "-t",
+            help="For headrace: the tokenizer of a cache of Levanter, which keeps its name only. A copy is kept.",
+            metavar="FILE",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
 ) -> None:
     """Write a token cache in Levanter's form, or one of Levanter's in headrace's.
@@ -47,7 +59,7 @@ def command(
 
         headrace convert cache levanter-cache/train --layout levanter
 
-        headrace convert levanter-cache/train cache --layout headrace --dtype uint16
+        headrace convert levanter-cache/train cache --layout headrace --dtype uint16 --tokenizer llama3/
     """
     from headrace.store.cache import TokenCache
     from headrace.store.consolidate import consolidate
@@ -55,6 +67,7 @@ def command(
     from headrace.store.levanter_export import write_levanter
 
     source = TokenCache.open(cache)
+    stated = None if tokenizer is None else _stated(source, layout, tokenizer)
     with counting("converting", show=not as_json) as (expect, advance):
         expect(sum(source.leaf(name).num_elements for name in ("input_ids", *source.leaves)))
         if layout is Layout.levanter:
@@ -62,7 +75,7 @@ def command(
         else:
             target = CacheLayout(dtype or source.dtype.name)
             target.check_tokens()
-            consolidate(source, output, layout=target, advance=advance)
+            consolidate(source, output, layout=target, tokenizer=stated, advance=advance)
     facts = {"path": output, "layout": layout.value, "documents": source.num_documents, "tokens": source.num_tokens}
     typer.echo(
         json.dumps(facts)
@@ -70,3 +83,30 @@ def command(
         else f"Wrote {output} in the form of {layout.value}: {source.num_documents:,} documents,"
         f" {source.num_tokens:,} tokens."
     )
+
+
+def _stated(cache: TokenCache, layout: Layout, path: str) -> tuple[dict[str, Any], bytes | None]:
+    """Record and file of the tokenizer that somebody names for a cache that does not keep its own."""
+    from headrace.errors import ConfigError
+    from headrace.ingest.same_tokenizer import named_only
+    from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
+
+    record = cache.ledger.tokenizer
+    if layout is Layout.levanter or not named_only(record):
+        why = "the form of Levanter has no place for it" if layout is Layout.levanter else "the cache keeps its own"
+        raise ConfigError(f"is not taken: {why}", field="tokenizer", value=path, cure="Leave --tokenizer out.")
+    plain = load_tokenizer(TokenizerConfig(path, bos="none", eos="none"))
+    plain.check_same(record, cache.path)
+    end = record.get("eos_id")
+    if end is None or int(end) >= plain.vocab_size:
+        return plain.record(), plain.content
+    try:
+        told = load_tokenizer(TokenizerConfig(path, bos="none", eos=plain.decode([end])))
+    except ConfigError as error:
+        raise ConfigError(
+            f"cannot be the tokenizer of {cache.path}: its first document ends with id {end}, no special token here",
+            field="tokenizer",
+            value=path,
+            cure=f"Name the one that it was built with ({record.get('path')!r}).",
+        ) from error
+    return told.record(), told.content

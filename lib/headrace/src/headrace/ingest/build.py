@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from headrace.errors import CacheError, ConfigError, SourceError, redact
@@ -34,10 +34,11 @@ from headrace.ingest.plan import DEFAULT_PART_BYTES, PartTask, plan_parts, sourc
 from headrace.ingest.progress import show_progress
 from headrace.ingest.readers.registry import described, split_file
 from headrace.ingest.resume import changed_sources, check_same_build
+from headrace.ingest.same_tokenizer import FILE_NAME
 from headrace.ingest.schedule import ATTEMPTS_FOLDER
 from headrace.ingest.source import Kind, SourceConfig, SourceFile
 from headrace.ingest.source_hash import content_hashes, with_hashes
-from headrace.ingest.tokenize import FILE_NAME, Tokenizer, TokenizerConfig, load_tokenizer, tokenizer_folder
+from headrace.ingest.tokenize import Tokenizer, TokenizerConfig, load_tokenizer, tokenizer_folder
 from headrace.store import files
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, Compression
 from headrace.store.lease import Lease, is_lease, lease
@@ -51,6 +52,7 @@ from headrace.store.ledger import (
     read_part_record,
     write_ledger,
 )
+from headrace.store.wire import Wire, wire
 
 INGEST_VERSION = 2
 """Changes when the same input would give other tokens or another layout: a build is not resumed across it."""
@@ -73,6 +75,9 @@ class BuildReport:
         parts_reused: Parts that were there already.
         tokens_built: Tokens of the parts that this call built.
         bytes_built: Bytes of text of the parts that this call built.
+        requests: Requests over HTTP that this call took, its workers' included: listing, reading, writing; 0 if all
+            lies here. (Of this process whatever it did meanwhile; not those of workers that were lost.)
+        failed_requests: Those among them that a store did not answer, or with 408, 429 or 5xx; all were repeated.
         seconds: Time of this call.
     """
 
@@ -88,6 +93,8 @@ class BuildReport:
     parts_reused: int
     tokens_built: int
     bytes_built: int
+    requests: int
+    failed_requests: int
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -137,7 +144,7 @@ def build_cache(
         ConfigError: a setting is not usable, or is not the one that the folder was begun with.
         CacheError: the output cannot be written, holds something else, or is being built by another process.
     """
-    started = time.monotonic()
+    began, before = time.monotonic(), wire()
     output = str(output)
     if output.startswith(("http://", "https://")):
         raise ConfigError(
@@ -161,7 +168,7 @@ def build_cache(
         if begun is None:
             _check_vacant(output)
         with lease(output) as held:
-            return _build(work, wanted, restart, progress, started, held)
+            done = _build(work, wanted, restart, progress, held)
     except OSError as error:  # sources raise SourceError, so this is the output
         raise CacheError(
             f"cannot be written ({error.strerror or error})",
@@ -169,11 +176,14 @@ def build_cache(
             value=output,
             cure="Check permissions and free space, then run the same command again: finished parts are kept.",
         ) from error
+    spent = sum(work.sent, wire() - before)
+    took = time.monotonic() - began
+    return replace(done, requests=spent.requests, failed_requests=spent.failed, seconds=took)
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What a build has in hand, besides what its ledger says."""
+    """What a build has in hand, besides what its ledger says; ``sent``: the requests of its workers."""
 
     source: SourceConfig
     listed: dict[str, SourceFile]
@@ -183,6 +193,7 @@ class _Work:
     template: dict[str, Any] | None
     engine: Engine
     workers: int | None
+    sent: list[Wire] = field(default_factory=list[Wire])
 
 
 def _template(source: SourceConfig, kind: Kind, tokenizer: TokenizerConfig) -> dict[str, Any] | None:
@@ -223,7 +234,7 @@ def _planned(
     )
 
 
-def _build(work: _Work, wanted: Ledger, restart: bool, progress: bool, started: float, held: Lease) -> BuildReport:
+def _build(work: _Work, wanted: Ledger, restart: bool, progress: bool, held: Lease) -> BuildReport:
     output = work.output
     begun = read_ledger(output)
     if files.is_local(output):  # what a kill within an atomic write left; object stores have no such thing
@@ -245,13 +256,15 @@ def _build(work: _Work, wanted: Ledger, restart: bool, progress: bool, started: 
     built: dict[str, PartRecord] = {}
     with (
         show_progress(missing, progress) as report,
-        closing(run_on(work.engine, job, missing, work.tokenizer, report, work.workers)) as finished_parts,
+        closing(
+            run_on(work.engine, job, missing, work.tokenizer, report, work.workers, work.sent.append)
+        ) as finished_parts,
     ):
         for record in finished_parts:
             built[record.name] = record
             held.check()
     records = [built.get(t.name) or done[t.name] for t in tasks]
-    result = _report(output, records, built, started)
+    result = _report(output, records, built)
     if result.documents == 0:
         why = (
             f"; {result.skipped_lines} lines were skipped, first: {result.first_skipped}"
@@ -321,7 +334,9 @@ def _clear(output: str, begun: Ledger) -> None:
         files.remove_tree(files.join(output, name))
 
 
-def _report(output: str, records: Sequence[PartRecord], built: dict[str, PartRecord], started: float) -> BuildReport:
+def _report(output: str, records: Sequence[PartRecord], built: dict[str, PartRecord]) -> BuildReport:
+    """What was done, but for what it took."""
+
     def total(key: str) -> int:
         return sum(int(r.extra[key]) for r in records)
 
@@ -341,5 +356,7 @@ def _report(output: str, records: Sequence[PartRecord], built: dict[str, PartRec
         parts_reused=len(records) - len(built),
         tokens_built=sum(r.tokens for r in built.values()),
         bytes_built=sum(int(r.extra["text_bytes"]) for r in built.values()),
-        seconds=time.monotonic() - started,
+        requests=0,
+        failed_requests=0,
+        seconds=0.0,
     )

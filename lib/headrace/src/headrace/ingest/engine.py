@@ -34,6 +34,7 @@ from headrace.ingest.tokenize import Tokenizer, recorded_tokenizer
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import PartRecord
 from headrace.store.ragged import PartWriter
+from headrace.store.retry import RetryPolicy, policy
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -53,6 +54,7 @@ class BuildJob:
         layout: Layout of the token leaf.
         kind: What records become.
         template: The chat template, as the ledger keeps it; None if there is none.
+        retries: How stores are asked again; the policy of the process that builds.
     """
 
     root: str
@@ -61,6 +63,7 @@ class BuildJob:
     layout: CacheLayout
     kind: Kind = "text"
     template: dict[str, Any] | None = None
+    retries: RetryPolicy = field(default_factory=policy)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from headrace.ingest.ray_workers import RayWorkers
 from headrace.ingest.schedule import Scheduler
 from headrace.ingest.tokenize import Tokenizer
 from headrace.store.ledger import PartRecord
+from headrace.store.wire import Wire
 
 Engine: TypeAlias = Literal["auto", "pool", "inline", "ray"]
 
@@ -45,6 +46,7 @@ def run_on(
     tokenizer: Tokenizer,
     report: Callable[[Progress], None] | None,
     workers: int | None,
+    sent: Callable[[Wire], None] | None = None,
 ) -> Generator[PartRecord]:
     """Builds parts with an engine; yields the record of each when it is complete, in any order.
 
@@ -59,9 +61,10 @@ def run_on(
         yield from run_parts(job, tasks, tokenizer=tokenizer, report=report)
         return
     if engine == "ray":
-        yield from Scheduler(job, tasks, RayWorkers(job, workers), report).run()
+        yield from Scheduler(job, tasks, RayWorkers(job, workers), report, sent=sent).run()
         return
-    yield from Scheduler(job, tasks, PoolWorkers(job, workers or workers_for(job, len(tasks))), report).run()
+    pool = PoolWorkers(job, workers or workers_for(job, len(tasks)))
+    yield from Scheduler(job, tasks, pool, report, sent=sent).run()
 
 
 def _choose(job: BuildJob, tasks: Sequence[PartTask], workers: int | None) -> Engine:

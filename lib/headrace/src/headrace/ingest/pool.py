@@ -110,7 +110,7 @@ class PoolWorkers:
                 events.append(Moved(attempt, value))
                 continue
             worker.attempt = None
-            events.append(Done(attempt, value) if what == "done" else Failed(attempt, value))
+            events.append(Done(attempt, *value) if what == "done" else Failed(attempt, value))
         return events
 
     def stop(self, attempt: int) -> None:

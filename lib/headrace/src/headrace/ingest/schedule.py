@@ -25,6 +25,7 @@ from headrace.ingest.engine import NOTHING, BuildJob, Progress
 from headrace.ingest.plan import PartTask
 from headrace.store import files
 from headrace.store.ledger import PART_RECORD_NAME, PartRecord, part_folder
+from headrace.store.wire import Wire
 
 ATTEMPTS_FOLDER = "attempts"
 MAX_LOST = 4
@@ -44,10 +45,11 @@ class Moved:
 
 @dataclass(frozen=True)
 class Done:
-    """An attempt finished its part."""
+    """An attempt finished its part; ``sent`` are the requests over HTTP that it took."""
 
     attempt: int
     record: PartRecord
+    sent: Wire = field(default_factory=Wire)
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Scheduler:
         report: Called with what was done since its last call; less than nothing if work was lost.
         clock: Seconds.
         straggler_s: A part is not built twice before it has taken that long, in seconds.
+        sent: Called with the requests over HTTP that each finished part took.
     """
 
     job: BuildJob
@@ -120,6 +123,7 @@ class Scheduler:
     report: Callable[[Progress], None] | None = None
     clock: Callable[[], float] = time.monotonic
     straggler_s: float = STRAGGLER_S
+    sent: Callable[[Wire], None] | None = None
     second_attempts: int = 0
     lost_workers: int = 0
     _running: dict[int, _Attempt] = field(default_factory=dict[int, _Attempt])
@@ -208,6 +212,8 @@ class Scheduler:
     def _finish(self, event: Done) -> PartRecord:
         winner = self._running.pop(event.attempt)
         self._seconds.append(self.clock() - winner.began)
+        if self.sent is not None:
+            self.sent(event.sent)
         for number, other in list(self._running.items()):
             if other.task.name == winner.task.name:
                 self.workers.stop(number)

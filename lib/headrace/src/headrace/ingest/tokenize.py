@@ -30,12 +30,11 @@ import tokenizers
 
 from headrace.errors import CacheCorruptError, ConfigError
 from headrace.ingest.pieces import PIECE_CHARS, batch_chars, cut_points
+from headrace.ingest.same_tokenizer import FILE_NAME, check_same_record
 from headrace.ingest.special_tokens import BOS_NAMES, EOS_NAMES, declared_tokens, resolve_special
 from headrace.store import files
 from headrace.store.layout import token_dtype
 
-FILE_NAME = "tokenizer.json"
-"""Name of a tokenizer's file, in the folders that people keep them in and in a cache."""
 IDS = "ids:"
 """What stands before the size of the vocabulary where there is no tokenizer."""
 
@@ -141,6 +140,9 @@ class Tokenizer(abc.ABC):
     def check_same(self, record: dict[str, Any], cache: str) -> None:
         """Refuses a cache that was built with another tokenizer or other special tokens.
 
+        Of a cache that does not keep its tokenizer (Levanter's name it only) this one is believed to be it, unless the
+        cache has ids that this one does not have, or ends its documents with another token.
+
         Args:
             record: ``ledger.tokenizer`` of the cache.
             cache: Its path, for the message.
@@ -148,17 +150,7 @@ class Tokenizer(abc.ABC):
         Raises:
             ConfigError: they differ.
         """
-        if record["fingerprint"] == self.fingerprint:
-            return
-        mine = self.record()
-        keys = ("path", "vocab_size", "bos", "eos")
-        changed = [f"{k} {record.get(k)!r} there, {mine[k]!r} here" for k in keys if record.get(k) != mine[k]]
-        raise ConfigError(
-            f"is not the tokenizer of {cache} ({'; '.join(changed) or 'another file of the same name and size'})",
-            field="tokenizer",
-            value=self.path,
-            cure=f"Use the one it was built with (a copy is {files.join(cache, FILE_NAME)}), or build it again.",
-        )
+        check_same_record(self.record(), record, cache)
 
 
 def load_tokenizer(config: TokenizerConfig) -> Tokenizer:

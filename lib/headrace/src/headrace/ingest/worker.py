@@ -22,6 +22,8 @@ from typing import Any
 
 from headrace.ingest.engine import NOTHING, BuildJob, Progress, run_parts
 from headrace.ingest.tokenize import recorded_tokenizer
+from headrace.store.retry import use_policy
+from headrace.store.wire import wire
 
 _REPORT_S = 0.2
 _PR_SET_PDEATHSIG = 1
@@ -61,9 +63,11 @@ def main(fd: int, parent: int) -> None:
     pipe: Connection[Any, Any] = Connection(fd)
     try:
         job: BuildJob = pipe.recv()
+        use_policy(job.retries)
         tokenizer = None
         while True:
             attempt, task, root = pipe.recv()
+            before = wire()
             reporter = Reporter(lambda moved, a=attempt: pipe.send(("moved", a, moved)))
             try:
                 # The first part is built when the cache's copy of the tokenizer is there.
@@ -73,7 +77,7 @@ def main(fd: int, parent: int) -> None:
                 pipe.send(("failed", attempt, _travelling(error)))
             else:
                 reporter.flush()
-                pipe.send(("done", attempt, record))
+                pipe.send(("done", attempt, (record, wire() - before)))
     except (EOFError, OSError):
         os._exit(0)
 

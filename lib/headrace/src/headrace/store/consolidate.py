@@ -16,7 +16,7 @@ digest, and not written. Price: one pass over the cache, memory of about three s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -51,6 +51,7 @@ def consolidate(
     output: str,
     *,
     layout: CacheLayout | None = None,
+    tokenizer: tuple[Mapping[str, Any], bytes | None] | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> TokenCache:
     """Copies a cache into one part, or finishes a copy that was begun.
@@ -59,6 +60,7 @@ def consolidate(
         cache: What to copy.
         output: Folder or URL, new or empty, or what an interrupted call left there.
         layout: Layout of the tokens; that of the cache, or the default one for caches of other programs.
+        tokenizer: Record and file of the tokenizer, for a cache that does not keep its own; kept with ``stated: true``.
         advance: Called with the number of tokens and values copied since its last call.
 
     Returns:
@@ -79,19 +81,22 @@ def consolidate(
     if layout is None:
         layout = cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)
     wanted = _begun(cache, layout)
+    if tokenizer is not None:
+        wanted = replace(wanted, tokenizer={**tokenizer[0], "stated": True})
     with lease(output) as held:
         begun = read_ledger(output)
         if begun is None:
             _check_vacant(output)
             write_ledger(output, wanted)
-        elif (begun.metadata.get(_ORIGIN), begun.layout) != (wanted.metadata[_ORIGIN], wanted.layout):
+        elif _asked(begun) != _asked(wanted):
             raise CacheError(
                 "holds another cache", field="output", value=output, cure="Choose a folder that is new or empty."
             )
         elif begun.finished:
             return TokenCache.open(output)
-        name = cache.ledger.tokenizer.get("file")
-        if name is not None and (content := files.read_bytes(files.join(cache.path, name))) is not None:
+        name = wanted.tokenizer.get("file")
+        kept = files.join(cache.path, str(name))
+        if name is not None and (content := tokenizer[1] if tokenizer else files.read_bytes(kept)) is not None:
             files.write_atomic(files.join(output, name), content)
 
         def moved(elements: int) -> None:
@@ -119,6 +124,11 @@ def _begun(cache: TokenCache, layout: CacheLayout) -> Ledger:
         parts=[],
         metadata={**source.metadata, _ORIGIN: came_from},
     )
+
+
+def _asked(ledger: Ledger) -> tuple[Any, ...]:
+    """What two calls for one output must agree on."""
+    return ledger.metadata.get(_ORIGIN), ledger.layout, ledger.tokenizer.get("fingerprint")
 
 
 def _copy_leaf(leaf: CacheLeaf, output: str, layout: CacheLayout, advance: Callable[[int], None]) -> LeafRecord:

@@ -40,6 +40,10 @@ LEDGER_NAME = "shard_ledger.json"
 CHUNK, SHARD_CHUNKS = 1 << 18, 512
 UNBOUNDED = 1 << 54
 SPLITS = ("train", "validation")
+NAMED_ONLY = "levanter:"
+"""Begins the fingerprint of a tokenizer of which a cache has the name and no copy."""
+VOCABULARY_SAID = "vocab_size_said"
+"""Where a tokenizer's record has the size of the vocabulary, if Levanter kept it."""
 _ZERO_TOKENS = 1 << 16
 """So many tokens of value 0 in one run may be meant; more are a lost file."""
 
@@ -327,8 +331,9 @@ def _tokenizer_record(
     return {
         "path": name,
         "file": None,
-        "fingerprint": f"levanter:{hashlib.sha256(sure.encode()).hexdigest()}",
+        "fingerprint": f"{NAMED_ONLY}{hashlib.sha256(sure.encode()).hexdigest()}",
         "vocab_size": int(said.get("vocab_size") or limit),
+        **({VOCABULARY_SAID: int(said["vocab_size"])} if said.get("vocab_size") else {}),
         "bos": None,
         "bos_id": None,
         "eos": None if eos_id is None else f"<{eos_id}>",

@@ -5,9 +5,10 @@ and full jitter, up to a number of requests and a deadline; anything else (no pe
 A **hedge** is a second request for what is late: the first answer wins. Both are counted, in whole requests.
 
 The policy is one for the process (:func:`use_policy`), like the connections that it governs. TensorStore makes the
-first retry of each request itself, ``first_delay_s`` to twice that after the first and as the policy was when the array
-was opened; the others are made here. What TensorStore has given up waiting for it cannot call back: such requests end
-when nothing has come for ``TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS`` (set to ``timeout_s``, once a process).
+first retry of each request for data itself, ``first_delay_s`` to twice that after the first and as the policy was when
+the array was opened; the others are made here. Of what is written it makes all. What TensorStore has given up waiting
+for it cannot call back: such requests end when nothing has come for ``TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS`` (set to
+``timeout_s``, once a process).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import tensorstore as ts
@@ -89,10 +91,25 @@ class RetryPolicy:
         """
         return min(self.max_delay_s, self.first_delay_s * 2.0 ** min(failed, 60)) * uniform()
 
-    def tensorstore_context(self) -> dict[str, Any]:
-        """What makes TensorStore follow this policy. Requests that hang keep their place in its own limit."""
+    @property
+    def write_retries(self) -> int:
+        """How often TensorStore asks again when it writes: all retries are its own there, within the deadline.
+
+        Example:
+            >>> RetryPolicy().write_retries, RetryPolicy(attempts=4).write_retries
+            (13, 3)
+        """
+        waits = accumulate(min(self.max_delay_s, self.first_delay_s * 2.0**k) for k in range(min(self.attempts, 64)))
+        return min(self.attempts - 1, sum(waited <= self.deadline_s for waited in waits))
+
+    def tensorstore_context(self, max_retries: int = 1) -> dict[str, Any]:
+        """What makes TensorStore follow this policy. Requests that hang keep their place in its own limit.
+
+        Args:
+            max_retries: How often it asks again by itself.
+        """
         retries = {
-            "max_retries": 1,
+            "max_retries": max_retries,
             "initial_delay": f"{self.first_delay_s:.3f}s",
             "max_delay": f"{max(self.max_delay_s, self.first_delay_s):.3f}s",
         }

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import importlib
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import tensorstore as ts
-from fsspec.asyn import sync
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class _Process:
     """What the clients of fsspec sent. They all live on fsspec's one thread, so nothing is added twice at a time."""
 
     sent = Wire()
-    watched: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+_watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def wire() -> Wire:
@@ -59,16 +61,24 @@ def wire() -> Wire:
 
 def watch(fs: Any) -> None:
     """Counts the requests of a filesystem of fsspec from now on, if it speaks HTTP. Harmless when it is repeated."""
-    connect = getattr(fs, "set_session", None) or getattr(fs, "_set_session", None)
-    if connect is None or not getattr(fs, "async_impl", False):
-        return
-    try:
-        client = sync(fs.loop, connect)
-        if client not in _Process.watched:
+    for name in ("set_session", "_set_session"):
+        connect = getattr(fs, name, None)
+        if connect is not None and not getattr(connect, "counts_requests", False):
+            setattr(fs, name, _listening(connect))
+
+
+def _listening(connect: Callable[..., Any]) -> Callable[..., Any]:
+    """The method by which a filesystem gets its client, now and then a new one: each gets a listener."""
+
+    async def connected(*args: Any, **options: Any) -> Any:
+        client = await connect(*args, **options)
+        if client not in _watched:
             _listen(client)
-            _Process.watched.add(client)
-    except Exception:  # noqa: BLE001 (whatever keeps it from being used, its first request says better)
-        return
+            _watched.add(client)
+        return client
+
+    connected.counts_requests = True  # pyright: ignore[reportFunctionMemberAccess]
+    return connected
 
 
 def _listen(client: Any) -> None:
