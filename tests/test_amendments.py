@@ -204,6 +204,16 @@ def test_a_mixture_is_checked_on_its_own_steps_only(caches):
     assert drawn == [0] * 20 * BATCH + [1] * 10 * BATCH + [0] * 10 * BATCH
 
 
+def test_sources_of_groups_are_amended_in_place(caches):
+    nested = {"x": {"weight": 3, "blend": {"a": 1, "b": 1}}, "c": 1}
+    plain = config(caches, "abc", weights=nested)
+    changes = [AmendmentConfig(10, weights={"a": 3}), AmendmentConfig(20, drop=["b"]), AmendmentConfig(30, drop=["x"])]
+    amended = config(caches, "abc", weights=nested, amendments=changes)
+    assert rows(amended, 0, 10) == rows(plain, 0, 10)
+    drawn = [np.bincount([s for s, _ in rows(amended, k, k + 10)], minlength=3) for k in (0, 10, 20, 30)]
+    assert np.abs(np.array(drawn) - [[30, 30, 20], [45, 15, 20], [60, 0, 20], [0, 0, 80]]).max() <= 1
+
+
 def test_stages_by_tokens_begin_after_whole_steps(caches):
     stages = [StageConfig({"a": 1}, "early", tokens=1000), StageConfig({"b": 3, "a": 1}, "late")]
     first = [stage.first_step for stage in config(caches, stages=stages).resolved_stages()]

@@ -9,7 +9,7 @@ from headrace import LmDataConfig, load_config
 from headrace.component_config import ComponentConfig
 from headrace.data.dataset import ReorderedDataset
 from headrace.data.mixture import MixtureDataset
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.index.braid import BraidShuffle
 from headrace.index.shuffle_config import BraidShuffleConfig
 from headrace.index.stage_config import AmendmentConfig, StageConfig
@@ -107,6 +107,11 @@ def test_the_manifest_records_the_strands(caches):
         ({"batch_size": {0: 8, 50: 16, 20: 8}}, "batch_size"),
         ({"own": {"a": {"weight": {"step": {0: 1, 50: 2, 20: 3}}}}}, "components.a.weight.step"),
         ({"unit": "bytes"}, "unit"),
+        ({"num_steps": 50, "seq_len": {0: 16, 50: 32}}, "seq_len[50]"),
+        ({"num_steps": 50, "batch_size": {0: 8, 20: 16, 60: 8}}, "batch_size[60]"),
+        ({"stages": [StageConfig({"a": 1, "b": 1}, tokens=1000)], "batch_size": {0: 8, 8: 16}}, "batch_size[8]"),
+        ({"amendments": [AmendmentConfig(9)]}, "amendments[0]"),
+        ({"amendments": [AmendmentConfig(9, weights={"a": 2}, drop=["a"])]}, "amendments[0].weights.a"),
     ],
 )
 def test_amounts_that_cannot_be_are_refused_when_they_are_written(changes, field):
@@ -114,6 +119,84 @@ def test_amounts_that_cannot_be_are_refused_when_they_are_written(changes, field
         config(**changes)
     assert caught.value.field == field
     assert caught.value.cure
+
+
+def test_whole_numbers_may_be_written_with_an_exponent(tmp_path):
+    text = """
+components:
+  a: {cache: x, max_tokens: 1e9, expected_tokens: 1.5e9, shuffle: {strands: 1e2}, weight: {step: {0: 1, 1e3: 2}}}
+seq_len: {0: 16, 1e2: 64}
+batch_size: 2.56e2
+stages: [{weights: {a: 1}, tokens: 1.5e6}, {weights: {a: 1}, tokens: 2.0e+6}]
+shuffle: 1e5
+"""
+    (tmp_path / "run.yaml").write_text(text.replace("max_tokens: 1e9", "max_tokens: 1_0e8"))
+    run = load_config(str(tmp_path / "run.yaml"), ["validation={one_in: 1e2}"])
+    component = run.components["a"]
+    assert (component.max_tokens, component.expected_tokens, component.shuffle) == (
+        10**9,
+        1.5e9,
+        BraidShuffleConfig(strands=100),
+    )
+    assert (run.seq_len, run.batch_size, run.shuffle) == ({0: 16, 100: 64}, 256, 100_000)
+    assert [stage.tokens for stage in run.stages] == [1_500_000, 2_000_000]
+    assert run.validation is not None
+    assert run.validation.one_in == 100
+    again = tmp_path / "again.yaml"
+    again.write_text(run.to_yaml())
+    assert load_config(str(again)) == run
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"shuffle": BraidShuffleConfig(strands=10**6)}, "shuffle.strands"),
+        ({"shuffle": BraidShuffleConfig(budget_bytes=10)}, "shuffle.budget_bytes"),
+        ({"shuffle": BraidShuffleConfig(strands=10**6), "seq_len": {0: 16, 5: 32}}, "shuffle.strands"),
+        ({"shuffle": BraidShuffleConfig(io_block_size=1), "seq_len": {0: 16, 5: 32}}, "shuffle.io_block_size"),
+        ({"own": {"b": {"shuffle": BraidShuffleConfig(strands=10**6)}}}, "components.b.shuffle.strands"),
+        ({"own": {"a": {"shuffle": BraidShuffleConfig(budget_bytes=10)}}}, "components.a.shuffle.budget_bytes"),
+        ({"max_epochs": 1e-9}, "max_epochs"),
+        ({"own": {"b": {"max_epochs": 1e-9}}}, "components.b.max_epochs"),
+        ({"max_epochs": 1, "amendments": [AmendmentConfig(10**6, weights={"a": 2})]}, "amendments[0].step"),
+        ({"max_epochs": 1, "stages": [*GROWING, StageConfig({"a": 1}, step=10**6)]}, "stages[2].step"),
+        ({"weights": {"unimax": 1}, "num_steps": 10**6}, "weights.unimax"),
+        ({"weights": {"unimax": {"max_epochs": 1}}, "num_steps": 10**6}, "weights.unimax.max_epochs"),
+        ({"weights": {"x": {"blend": {"temperature": 2}}}}, "weights.x.blend"),
+    ],
+    ids=str,
+)
+def test_what_only_sizes_can_tell_is_named_as_it_was_written(caches, changes, field):
+    with pytest.raises(ConfigError) as caught:
+        config(**changes).dataset({n: caches[n] for n in "ab"})
+    assert caught.value.field == field
+    assert caught.value.cure
+
+
+def test_the_least_epochs_of_the_cure_hold_a_row(caches):
+    with pytest.raises(ConfigError, match="holds no row") as caught:
+        opened(config(max_epochs=1e-9), caches)
+    least = float(str(caught.value.cure).removeprefix("Give at least ").removesuffix("."))
+    with pytest.raises(ConfigError, match="component 'b'"):
+        opened(config(max_epochs=least), caches)
+    assert opened(config(own={"a": {"max_epochs": least}}), caches).limits["a"] == 1
+
+
+def test_arguments_that_are_no_whole_numbers_are_named(caches):
+    stored = config().datasets({n: caches[n] for n in "ab"})["a"]
+    for make, field in (
+        (lambda: stored.braid_shuffle(strands=4.5, seed=0), "strands"),  # pyright: ignore[reportArgumentType]
+        (lambda: stored.era_shuffle("x", seed=0), "era_length"),  # pyright: ignore[reportArgumentType]
+        (lambda: stored.block_shuffle(window_blocks=2.5, seed=0), "window_blocks"),  # pyright: ignore[reportArgumentType]
+        (lambda: MixtureDataset({"a": stored}, {"a": 1}, 4, stop_strategy="never"), "stop_strategy"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            make()
+        assert caught.value.field == field
+    draws = MixtureDataset({"a": stored}, {"a": 1}, 4).draws
+    for ask in (draws.counts_at, draws.starts_at, draws.step_table, draws.anchor_at):
+        with pytest.raises(IndexOutOfRangeError, match="step = -1"):
+            ask(-1)
 
 
 def test_yaml_keeps_the_order_of_points(tmp_path):

@@ -86,8 +86,8 @@ def test_the_loader_and_the_forecast_follow_the_phases(caches):
     dataset = settings.dataset()
     schedule = dataset.batch_schedule
     before, after = (simulate(dataset, schedule, hosts=[1, 2], first_step=s, num_steps=60) for s in (0, 30))
-    assert (before.steps, before.batch_size) == (30, 16)
-    assert (after.first_step, after.batch_size) == (30, 8)
+    assert (before.steps, before.batch_size, before.exact) == (60, 16, True)
+    assert (after.first_step, after.steps, after.batch_size) == (30, 30, 8)
 
 
 def test_the_fingerprint_knows_the_phases(caches):
@@ -125,8 +125,8 @@ def test_what_does_not_go_together_is_refused_when_it_is_written(caches, changes
     ("changes", "field"),
     [
         ({"shuffle": True}, "components.a.shuffle"),
-        ({"shuffle": BraidShuffleConfig(io_block_size=7)}, "io_block_size"),
-        ({"shuffle": BlockShuffleConfig(io_block_size=7)}, "io_block_size"),
+        ({"shuffle": BraidShuffleConfig(io_block_size=7)}, "shuffle.io_block_size"),
+        ({"shuffle": BlockShuffleConfig(io_block_size=7)}, "shuffle.io_block_size"),
         ({"validation": ValidationConfig(8, io_block_size=3)}, "validation.io_block_size"),
         ({"policy": "exhaustive"}, "policy"),
     ],
@@ -167,11 +167,11 @@ def test_budgets_count_tokens_over_phases(caches):
 @pytest.mark.parametrize("first_step", [0, 30])
 @pytest.mark.parametrize("slots", [40, 70])
 def test_what_a_phase_reads_is_forecast_to_the_block(caches, first_step, slots):
-    """The last steps of a phase are decided with the next one in view."""
+    """The last steps of a phase are decided with the next one in view, and both are forecast in one go."""
     dataset = config(caches).dataset()
     schedule, memory = dataset.batch_schedule, slots * 1024
     forecast = simulate(dataset, schedule, hosts=[1], cache_bytes=memory, first_step=first_step, num_steps=60)
-    assert forecast.steps == 30
+    assert forecast.steps == 60 - first_step
     source = PlannedReader(dataset, schedule, AllRows(), "locality", memory, ReadStats(), Stopwatch(), 0)
     batches = source.batches(first_step, None)
     with pytest.MonkeyPatch.context() as patch:
@@ -183,9 +183,9 @@ def test_what_a_phase_reads_is_forecast_to_the_block(caches, first_step, slots):
             return decision
 
         patch.setattr(Residency, "decide", recorded)
-        for _ in range(30):
+        for _ in range(first_step, 60):
             next(batches)
-    fetched = sum(found[step] for step in range(first_step, first_step + 30))
+    fetched = sum(found[step] for step in range(first_step, 60))
     assert forecast.by_hosts[0].block_fetches == fetched
 
 

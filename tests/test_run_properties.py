@@ -1,6 +1,6 @@
-"""All that a config can say about a run, drawn at random and together: schedules, batch sizes, budgets, stages,
-amendments, phases, hold-out and shuffles. Every token is a number of its own, so that what comes twice, or is lost,
-shows.
+"""All that a config can say about a run, drawn at random and together: schedules, nested blends, batch sizes, budgets,
+stages, amendments, phases, hold-out, documents left out, shuffles, policies. Every token is a number of its own, so
+that what comes twice, or is lost, shows.
 """
 
 import dataclasses
@@ -19,6 +19,8 @@ from headrace.data.dataset import PlannedDataset, ReorderedDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import Continued, PhasedDataset
 from headrace.errors import ConfigError
+from headrace.index.amendments import sources_of
+from headrace.index.policies import POLICIES
 from headrace.index.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
 from headrace.index.stage_config import AmendmentConfig, StageConfig
 from headrace.index.validation_config import ValidationConfig
@@ -26,22 +28,52 @@ from headrace.store.cache import TokenCache
 from headrace.testing import write_cache
 
 STEPS = 60
+LATE = 4000
 SIZES = {"a": [5200, 900], "b": [1700, 300, 700], "c": [2100]}
 SHUFFLES = [BraidShuffleConfig(), BraidShuffleConfig(strands=7), BlockShuffleConfig(window_blocks=3), 40, False]
+LEFT_OUT = {"few": 0.02, "many": 0.3}
+"""Parts of the documents of a component that a list leaves out, by the list's name."""
+
+
+@dataclasses.dataclass
+class World:
+    """Caches by name; file and tokens of each list of documents to leave out, by component and name of the list."""
+
+    caches: dict[str, TokenCache]
+    lists: dict[tuple[str, str], tuple[str, np.ndarray]]
+
+    def placed(self, run: LmDataConfig) -> LmDataConfig:
+        """The run with the paths of its lists, which the strategies do not know."""
+        components = {
+            n: c if c.remove is None else dataclasses.replace(c, remove=self.lists[n, c.remove][0])
+            for n, c in run.components.items()
+        }
+        return dataclasses.replace(run, components=components)
+
+    def removed(self, name: str, remove: str | None) -> np.ndarray:
+        """Tokens that a component may not give."""
+        found = [tokens for (n, _), (path, tokens) in self.lists.items() if n == name and path == remove]
+        return np.concatenate([np.zeros(0, np.int64), *found])
 
 
 @pytest.fixture(scope="module")
-def caches(tmp_path_factory) -> dict[str, TokenCache]:
+def world(tmp_path_factory) -> World:
     """Parts of so many tokens, numbered through over all caches, in documents of up to 60."""
-    rng, at, made = np.random.default_rng(0), 0, {}
+    rng, at, made, lists = np.random.default_rng(0), 0, {}, {}
     for name, sizes in SIZES.items():
-        parts = []
+        parts, documents = [], []
         for size in sizes:
             cuts = np.unique([0, size, *rng.integers(0, size, size // 30).tolist()]) + at
             parts.append([np.arange(x, y) for x, y in itertools.pairwise(cuts.tolist())])
             at += size
-        made[name] = write_cache(tmp_path_factory.mktemp(name) / "c", parts, vocab_size=1 << 20)
-    return made
+            documents += parts[-1]
+        folder = tmp_path_factory.mktemp(name)
+        made[name] = write_cache(folder / "c", parts, vocab_size=1 << 20)
+        for kind, part in LEFT_OUT.items():
+            ids = np.sort(rng.choice(len(documents), max(1, int(len(documents) * part)), replace=False))
+            (folder / kind).write_text("\n".join(map(str, ids)))
+            lists[name, kind] = str(folder / kind), np.concatenate([documents[k] for k in ids])
+    return World(made, lists)
 
 
 def schedules(least: int = 0) -> st.SearchStrategy[object]:
@@ -56,8 +88,29 @@ def blends(names: str) -> st.SearchStrategy[dict[str, object]]:
 
 
 @st.composite
+def nested(draw: st.DrawFn, names: str) -> dict[str, object]:
+    """The sources as they are, or in a group, one schedule on each path."""
+    if not draw(st.booleans()):
+        return draw(blends(names))
+    outer = draw(st.sampled_from([None, 0.3, 4.0]) | schedules(1))
+    if isinstance(outer, dict):
+        blend = dict(zip(names, draw(st.lists(st.sampled_from([0.3, 1.0, 4.0]), min_size=2, max_size=2)), strict=False))
+    else:
+        blend = draw(blends(names))
+    return {"x": {"blend": blend} if outer is None else {"weight": outer, "blend": blend}}
+
+
+@st.composite
+def sources(draw: st.DrawFn) -> ComponentConfig:
+    """A component with what it may have of its own."""
+    remove = draw(st.sampled_from([None, None, None, *LEFT_OUT]))
+    shuffle = draw(st.sampled_from(SHUFFLES)) if draw(st.integers(0, 3)) == 0 else None
+    return ComponentConfig("-", remove=remove, shuffle=shuffle)
+
+
+@st.composite
 def runs(draw: st.DrawFn) -> LmDataConfig:
-    components = {n: ComponentConfig("-") for n in "ab"}
+    components = {n: draw(sources()) for n in "ab"}
     num_steps = draw(st.sampled_from([None, None, STEPS + 5]))
     max_share = draw(st.sampled_from([None, None, 0.7]))
     limited = max_share is None or num_steps is not None  # else the run may end where it cannot be filled
@@ -65,18 +118,22 @@ def runs(draw: st.DrawFn) -> LmDataConfig:
     components["a"] = dataclasses.replace(components["a"], max_share=max_share)
     components["b"] = dataclasses.replace(components["b"], max_tokens=max_tokens if limited else None)
     cuts = sorted(draw(st.sets(st.integers(1, STEPS - 5), min_size=2, max_size=2)))
-    stages = [StageConfig(draw(blends("ab")))]
+    stages = [StageConfig(draw(nested("ab")))]
     if draw(st.booleans()):
-        first = StageConfig(draw(blends("ab")), tokens=draw(st.integers(1, 4000))) if draw(st.booleans()) else stages[0]
+        first = StageConfig(draw(nested("ab")), tokens=draw(st.integers(1, 4000))) if draw(st.booleans()) else stages[0]
         step = None if first.tokens else cuts[0]
-        stages = [first, StageConfig(draw(blends(draw(st.sampled_from(["ab", "ba", "b"])))), step=step)]
-    used = {name for stage in stages for name in stage.weights}
+        stages = [first, StageConfig(draw(nested(draw(st.sampled_from(["ab", "ba", "b"])))), step=step)]
+    used = {name for stage in stages for name in sources_of(stage.weights)}
     amendments = []
     if draw(st.booleans()):
-        components["c"] = ComponentConfig("-")
-        # of what the last stage uses; some of it may go
-        drop = [n for n in sorted(stages[-1].weights) if n != "b"] if draw(st.booleans()) else []
-        amendments.append(AmendmentConfig(STEPS - draw(st.integers(1, 40)), {"c": draw(schedules(1))}, drop=drop))
+        components["c"] = draw(sources())
+        held = stages[-1].weights
+        # of what the last stage uses, some may go, and some be weighed anew
+        drop = [n for n in sorted(sources_of(held)) if n != "b"] if draw(st.booleans()) else []
+        again = draw(st.sampled_from(["x", "b"])) if "x" in held else "b"
+        weights = {again: draw(st.sampled_from([0.3, 2.0]))} if draw(st.booleans()) else {}
+        add = {"y": {"blend": {"c": 1}}} if draw(st.booleans()) else {"c": draw(schedules(1))}
+        amendments.append(AmendmentConfig(STEPS - draw(st.integers(1, 40)), add, weights, drop))
     lengths = {0: 16, **{cuts[k]: draw(st.sampled_from([8, 24, 64])) for k in range(draw(st.integers(0, 2)))}}
     sizes = {0: draw(st.integers(1, 10)), **({cuts[1]: draw(st.integers(1, 10))} if draw(st.booleans()) else {})}
     split = draw(st.sampled_from([None, ValidationConfig(3, seed=1), ValidationConfig(6, by="documents")]))
@@ -97,6 +154,24 @@ def runs(draw: st.DrawFn) -> LmDataConfig:
     except ConfigError as error:  # a stage or an amendment behind the end of the run, or an amendment before a stage
         assert str(error.field).endswith("].step")  # noqa: PT017
         reject()
+
+
+@st.composite
+def other_policies(draw: st.DrawFn) -> LmDataConfig:
+    """Runs as other systems order them: constant weights, one stage."""
+    policy = draw(st.sampled_from([name for name in POLICIES if name != "quota"]))
+    number = st.sampled_from([0.3, 1.0, 4.0] if policy in ("swrr", "greedy") else [1.0])
+    weights = {n: draw(number) for n in draw(st.permutations("abc"))}
+    return LmDataConfig(
+        {n: draw(sources()) for n in "abc"},
+        seq_len=16,
+        batch_size={0: draw(st.integers(1, 10)), 30: draw(st.integers(1, 10))},
+        shuffle=draw(st.sampled_from(SHUFFLES)),
+        weights=weights if policy != "greedy" or draw(st.booleans()) else {"x": {"blend": weights}},
+        policy=policy,
+        max_epochs=draw(st.sampled_from([None, 1.0, 1.6])) if policy == "least_consumed" else None,
+        validation=draw(st.sampled_from([None, ValidationConfig(3, seed=1), ValidationConfig(6, by="documents")])),
+    )
 
 
 def opened(run: LmDataConfig, caches: dict[str, TokenCache]) -> MixtureDataset | PhasedDataset | None:
@@ -163,8 +238,8 @@ def unfilled(dataset: MixtureDataset | PhasedDataset, name: str, epoch: int, pha
     return count
 
 
-def check_accounts(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, caches: dict[str, TokenCache]) -> None:
-    steps = steps_of(dataset)
+def check_accounts(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, world: World) -> None:
+    steps, caches = steps_of(dataset), world.caches
     delivered: dict[tuple[str, int], list[tuple[int, np.ndarray]]] = defaultdict(list)
     counts, wanted = defaultdict(int), defaultdict(float)
     for number, mixture, indices in stretches(dataset, steps):
@@ -181,7 +256,7 @@ def check_accounts(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, c
         sizes = dataset.batch_schedule.size_at(touched)
         assert [int(mixture.draws.counts_at(s).sum()) for s in touched.tolist()] == sizes.tolist()
         for name, share in zip(mixture.names, (mixture.weights_at(touched) * sizes[:, None]).sum(axis=0), strict=True):
-            wanted[name] += share
+            wanted[name] += share if run.policy == "quota" else 0
     for name in counts:  # nobody starves: 3 rows or more are wanted, and limits leave some
         limit = phases_of(dataset)[0][1].limits[name]
         assert counts[name] > 0 or wanted[name] < 3 or limit == 0
@@ -199,13 +274,15 @@ def check_accounts(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, c
             assert np.unique(tokens).size == tokens.size  # no token twice in an epoch, whatever the phases
             if name in held:
                 assert np.intersect1d(tokens, held[name]).size == 0
+            assert np.intersect1d(tokens, world.removed(name, run.components[name].remove)).size == 0
             if epoch < epochs[-1] and run.validation is None:  # it is over: what was not delivered was counted
                 skipped = sum(
                     c.skipped_tokens for c in getattr(dataset, "changes", ()) if (c.component, c.epoch) == (name, epoch)
                 )
-                lost = unfilled(dataset, name, epoch, parts[0][0], accounts[name].tokens)
+                there = accounts[name].tokens - accounts[name].removed_tokens
+                lost = unfilled(dataset, name, epoch, parts[0][0], there)
                 assert lost >= 0
-                assert tokens.size + skipped + lost == accounts[name].tokens
+                assert tokens.size + skipped + lost == there
 
 
 def check_prefix(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, caches: dict[str, TokenCache]) -> None:
@@ -226,12 +303,37 @@ def check_prefix(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, cac
             assert draws_of(shorter, until) == draws_of(dataset, until)
 
 
-def check_run(run: LmDataConfig, caches: dict[str, TokenCache]) -> None:
+def check_late(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, world: World) -> None:
+    """A step far out, reached without those before it: full, of the right data, and as the shares ask."""
+    if dataset.length is not None:
+        return
+    _, mixture = phases_of(dataset)[-1]
+    first, size = dataset.batch_schedule.rows_at(LATE)
+    component, ordinal = mixture.draws.route(np.arange(first, first + size))
+    tokens = np.asarray(dataset.read(np.arange(first, first + size)).tokens)
+    starts, counts = mixture.draws.starts_at(LATE), mixture.draws.counts_at(LATE)
+    assert (starts.sum(), counts.sum()) == (first, size)
+    for d, name in enumerate(mixture.names):
+        mine = tokens[component == d]
+        assert np.sort(ordinal[component == d]).tolist() == list(range(starts[d], starts[d] + counts[d]))
+        begin = sum(sum(sizes) for n, sizes in SIZES.items() if n < name)
+        assert ((mine >= begin) & (mine < begin + sum(SIZES[name]))).all()
+        assert not np.isin(mine, world.removed(name, run.components[name].remove)).any()
+    if run.policy == "quota" and not any(c.max_share or c.max_tokens for c in run.components.values()):
+        steps = np.arange(LATE)
+        due = (mixture.weights_at(steps) * dataset.batch_schedule.size_at(steps)[:, None]).sum(axis=0)
+        if run.max_epochs is None:
+            assert np.abs(starts - due).max() < len(mixture.names) + 1
+
+
+def check_run(run: LmDataConfig, world: World) -> None:
+    run, caches = world.placed(run), world.caches
     dataset = opened(run, caches)
     if dataset is None:
         return
-    check_accounts(run, dataset, caches)
+    check_accounts(run, dataset, world)
     check_prefix(run, dataset, caches)
+    check_late(run, dataset, world)
     end = dataset.length
     if run.num_steps is not None:
         assert end == dataset.batch_schedule.rows_at(run.num_steps)[0]
@@ -239,12 +341,18 @@ def check_run(run: LmDataConfig, caches: dict[str, TokenCache]) -> None:
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(run=runs())
-def test_a_run_keeps_all_its_promises_together(caches, run):
-    check_run(run, caches)
+def test_a_run_keeps_all_its_promises_together(world, run):
+    check_run(run, world)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(run=other_policies())
+def test_a_run_in_the_order_of_another_system_keeps_them_too(world, run):
+    check_run(run, world)
 
 
 @pytest.mark.fuzz
 @settings(suppress_health_check=list(HealthCheck))
-@given(run=runs())
-def test_a_run_keeps_all_its_promises_together_fuzz(caches, run):
-    check_run(run, caches)
+@given(run=runs() | other_policies())
+def test_a_run_keeps_all_its_promises_together_fuzz(world, run):
+    check_run(run, world)

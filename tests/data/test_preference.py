@@ -1,16 +1,26 @@
 """Pairs: together in a row, even chosen and odd rejected; and DPO's gradient as weights."""
 
 import dataclasses
+import tempfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from headrace.data.document_filter import DocumentFilter
 from headrace.data.examples import Example
 from headrace.data.loss import token_nll, unified_loss
-from headrace.data.preference import dpo_weights, pack_pairs, pair_examples, pairs_of_rows
+from headrace.data.packing import PackedTokenDataset
+from headrace.data.preference import PreferenceDataset, dpo_weights, pack_pairs, pair_examples, pairs_of_rows
 from headrace.errors import ConfigError
+from headrace.feed.loader import DataLoader
+from headrace.store.cache import TokenCache
+from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.store.ledger import Ledger, write_ledger
+from headrace.store.ragged import PartWriter
 
 
 def some_pairs(count=5, seed=0):
@@ -81,3 +91,95 @@ def test_bad_input():
     with pytest.raises(ConfigError, match=r"examples\[2:4\]"):
         pack_pairs([pairs[0], (long, long)], 16)
     assert pair_examples([]) == []
+
+
+def cache_of_pairs(root, parts, chosen=(1, 0)):
+    """Documents in pairs: ids name the document (its number and 1), odd places of it are trained on."""
+    layout = CacheLayout("uint16", chunk_elements=16, shard_chunks=2)
+    specs = [LeafSpec("loss_mask", "uint8", "ragged"), LeafSpec("chosen", "uint8", "fixed")]
+    records, number = [], 0
+    for at, lengths in enumerate(parts):
+        writer = PartWriter(str(root), f"{at:05d}", layout, specs)
+        for n in lengths:
+            mask = (np.arange(n) % 2).astype(np.uint8), np.array([n])
+            side = np.array([chosen[number % 2]], np.uint8), None
+            writer.append(np.full(n, number + 1), np.array([n]), {"loss_mask": mask, "chosen": side})
+            number += 1
+        records.append(writer.close())
+    tokenizer = {"path": "t", "file": None, "fingerprint": "t", "vocab_size": 60000}
+    tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": None}
+    leaves = [{"name": s.name, "dtype": s.dtype, "kind": s.kind} for s in specs]
+    write_ledger(str(root), Ledger(False, tokenizer, layout.to_json(), leaves=leaves).complete(records))
+    return TokenCache.open(root)
+
+
+def pairs_of_lengths(most):
+    return st.lists(st.lists(st.tuples(st.integers(1, most), st.integers(1, most)), min_size=1, max_size=6), max_size=2)
+
+
+@settings(max_examples=12)
+@given(first=st.tuples(st.integers(1, 6), st.integers(1, 6)), more=pairs_of_lengths(9), algorithm=st.data())
+def test_pairs_of_a_cache_stay_together_whatever_the_order(first, more, algorithm):
+    parts = [[n for pair in part for n in pair] for part in [[first], *more]]
+    lengths = np.array([n for part in parts for n in part])
+    fits = np.repeat(lengths.reshape(-1, 2).sum(axis=1) <= 14, 2)
+    with tempfile.TemporaryDirectory() as root:
+        cache = cache_of_pairs(root, parts)
+        how = algorithm.draw(st.sampled_from(["windowed", "bfd", "ffd", "next_fit"]))
+        rows = PackedTokenDataset(cache, 14, algorithm=how, long="drop", unit=2)
+        counts = rows.plan.counts
+        assert counts.documents == lengths.size
+        assert counts.dropped_documents == (~fits).sum()
+        assert counts.packed_tokens == lengths[fits].sum() == cache.num_tokens - rows.dropped_tokens
+        for order in (rows, rows.shuffle(seed=3)):
+            batch = PreferenceDataset(order, [cache]).read(np.arange(len(rows)))
+            seen = []
+            for b in range(len(rows)):
+                held = [int(n) for n in batch.segment_lengths[b] if n]
+                ids = [int(batch.tokens[b, at]) - 1 for at in np.cumsum([0, *held[:-1]])]
+                assert ids[1::2] == [i + 1 for i in ids[::2]]  # a pair is two neighbours, in one row
+                assert all(i % 2 == 0 for i in ids[::2])
+                groups = batch.group_ids[b, : len(held)].tolist()
+                assert groups[::2] == groups[1::2]
+                seen += ids
+                seen_groups = groups[::2]
+                assert len(set(seen_groups)) == len(seen_groups)
+            assert sorted(seen) == np.flatnonzero(fits).tolist()
+            trained = batch.label_mask
+            sign = np.where(batch.tokens % 2 == 1, 1.0, -1.0)  # the number of the document and 1
+            assert np.array_equal(batch.token_weights, np.where(trained, sign, 0))
+            assert trained.sum() == sum(n // 2 for n in lengths[fits])
+
+
+def test_pairs_are_held_out_and_removed_as_pairs(tmp_path):
+    cache = cache_of_pairs(tmp_path, [[3, 4] * 20])
+    rows = PackedTokenDataset(cache, 16, long="drop", unit=2, removed=DocumentFilter([6]))
+    packed = set(rows.plan.items.document.tolist())
+    assert packed == set(range(40)) - {6, 7}  # of a pair that lacks one, none is packed
+    assert (rows.removed_tokens, rows.dropped_tokens) == (3, 4)
+    sides = [set(d.plan.items.document.tolist()) for d in rows.holdout_documents(one_in=5)]
+    assert sides[0] | sides[1] == packed
+    assert not {d // 2 for d in sides[0]} & {d // 2 for d in sides[1]}
+    assert rows.describe()["unit"] == 2
+    with DataLoader(PreferenceDataset(rows.shuffle(seed=0), [cache]), 8) as loader:
+        batch = loader.batch_at(0)
+    assert float(np.asarray(batch.token_weights).min()) == -1
+
+
+def test_what_is_no_cache_of_pairs_is_refused(tmp_path):
+    odd = cache_of_pairs(tmp_path / "odd", [[3, 4], [5]])
+    with pytest.raises(ConfigError, match=r"a part of 1 documents.*chosen, rejected"):
+        PackedTokenDataset(odd, 16, long="drop", unit=2)
+    cache = cache_of_pairs(tmp_path / "turned", [[3, 4, 5, 6]], chosen=(0, 1))
+    for options in ({}, {"long": "truncate"}, {"algorithm": "wrap"}):
+        with pytest.raises(ConfigError, match="would cut documents that belong together"):
+            PackedTokenDataset(cache, 16, unit=2, **options)
+    with pytest.raises(ConfigError, match=r"lengths\[1\] = 11: is longer than a pack of 10"):
+        PackedTokenDataset(cache, 10, long="error", unit=2)
+    with pytest.raises(ConfigError, match="unit = 0"):
+        PackedTokenDataset(cache, 16, unit=0)
+    rows = PackedTokenDataset(cache, 16, long="drop", unit=2)
+    with pytest.raises(ConfigError, match=r"chosen\[0\] = 0: is out of turn"):
+        PreferenceDataset(rows, [cache])
+    with pytest.raises(ConfigError, match="Pack the cache with unit=2"):
+        PreferenceDataset(PackedTokenDataset(cache, 16, long="drop"), [cache])

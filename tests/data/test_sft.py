@@ -9,6 +9,7 @@ from headrace.data.examples import pack_examples
 from headrace.data.packing import PackedTokenDataset
 from headrace.data.sft import MODES, Media, Message, SupervisedDataset, conversation, trained_messages, trains
 from headrace.errors import ConfigError
+from headrace.index.packing.plan import plan_packs
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.ledger import Ledger, write_ledger
@@ -79,6 +80,21 @@ def test_a_cut_never_goes_through_a_medium(length):
         assert (example.extras["media"] == number).sum() in (0, size)
     if length not in (3, 4, 6):
         assert example.length == min(length, whole.length)
+
+
+def test_conversations_with_media_have_lengths_to_plan_with():
+    chats = [[Message("user", [[1] * k, Media(3 * k + 1, 7)]), Message("assistant", [[2] * k])] for k in range(1, 6)]
+    once, again = ([conversation(c) for c in chats] for _ in range(2))
+    lengths = [e.length for e in once]
+    assert lengths == [e.length for e in again] == [k + 3 * k + 1 + k for k in range(1, 6)]
+    plan = plan_packs(lengths, 32, long="error")
+    assert (plan.lengths <= 32).all()
+    batch = pack_examples(once, 32)
+    assert batch.segment_lengths is not None
+    assert batch.extras is not None
+    assert np.sort(batch.segment_lengths[batch.segment_lengths > 0]).tolist() == sorted(lengths)
+    assert ((batch.tokens == 7) == (batch.extras["media"] > 0)).all()
+    assert not batch.label_mask[batch.labels == 7].any()
 
 
 def test_bad_input():

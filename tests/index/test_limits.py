@@ -49,7 +49,8 @@ def test_lengths_where_weights_stop():
     draws = Draws({"a": {"step": {0: 1, 20: 0}}, "b": 1}, BatchSchedule(4))  # a is drawn 40 times
     assert mixture_length(draws, [40, None], "first_exhausted") is None
     assert mixture_length(draws, [39, None], "first_exhausted") == draws.index_of(0, 39)
-    assert mixture_length(draws, [41, 10], "all_exhausted") is None
+    assert mixture_length(draws, [41, 10], "all_exhausted") == 39 * 2 + 1  # a is not drawn any more: not waited for
+    assert mixture_length(draws, [41, None], "all_exhausted") is None
     assert draws.index_of(0, 39) == 39 * 2
     assert mixture_length(draws, [40, 10], "all_exhausted") == 39 * 2 + 1
     assert mixture_length(draws, [0, 0], "all_exhausted") == 0
@@ -59,6 +60,14 @@ def test_limits_end_a_mixture_under_any_strategy():
     draws = Draws({"a": 1, "b": 1}, BatchSchedule(8), limits=[10, 20])
     assert mixture_length(draws, [None, None], "restart") == 24
     assert mixture_length(draws, [5, None], "first_exhausted") == draws.index_of(0, 5)
+
+
+def test_a_limit_uses_a_source_up():
+    draws = Draws({"a": 1, "b": 1, "c": 0}, BatchSchedule(8), limits=[10, None, None])
+    assert mixture_length(draws, [20, 30, 5], "all_exhausted", [10, None, None]) == draws.index_of(1, 29) + 1
+    assert mixture_length(draws, [20, 30, 5], "first_exhausted", [10, None, None]) == draws.index_of(0, 9) + 1
+    more = Draws({"a": 1, "b": 1}, BatchSchedule(8), limits=[40, None])  # two passes are allowed, one is enough
+    assert mixture_length(more, [20, 30], "first_exhausted", [40, None]) == more.index_of(0, 20)
 
 
 @given(

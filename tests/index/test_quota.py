@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.index.blend import Blend
-from headrace.index.quota import CHUNK, Quota, even_rows
+from headrace.index.quota import Quota, even_rows
+from headrace.index.quota_walk import CHUNK
 from headrace.index.schedule import MAX_STEP, BatchSchedule
 from headrace.index.shares import ONE, UNLIMITED, fixed_point
 

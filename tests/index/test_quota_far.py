@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from headrace.index import quota as quota_module
 from headrace.index.blend import Blend
-from headrace.index.quota import CHUNK, Account, Quota
+from headrace.index.quota import Quota
 from headrace.index.quota_far import NEVER, due_first, longest_wait, room_before_limits, shares_after
+from headrace.index.quota_walk import CHUNK, Account
 from headrace.index.schedule import MAX_STEP, BatchSchedule
 from headrace.index.shares import ONE, fixed_point
 

@@ -236,6 +236,14 @@ def test_a_step_is_the_same_however_often_it_is_asked_for(tmp_path):
         again.next_batch(0)
 
 
+def test_a_run_may_begin_at_any_step():
+    found = dataset(Scripted())
+    found.next_batch(5)
+    assert found.store.next_step == 6
+    with pytest.raises(ConfigError, match="before the first step that was made"):
+        found.next_batch(3)
+
+
 def test_steps_may_be_taken_back(tmp_path):
     found = dataset(Scripted(), store=RolloutStore(tmp_path))
     batches = [found.next_batch(s) for s in range(3)]

@@ -205,6 +205,16 @@ def test_no_packs_is_an_error_that_says_what_became_of_the_documents():
         plan_packs([11, 12], 10, long="drop")
 
 
+@pytest.mark.parametrize(
+    ("long", "said"),
+    [("keep", "long_documents=1"), ("drop", "dropped_documents=1, dropped_tokens=11"), ("split", "split_documents=1")],
+)
+def test_what_becomes_of_long_documents_is_logged(long, said, caplog):
+    with caplog.at_level(logging.INFO, "headrace"):
+        plan_packs([5, 11, 5], 10, long=long)
+    assert said in caplog.text
+
+
 def test_a_document_as_long_as_a_pack_is_not_too_long():
     for long in (*LONG, "error"):
         assert plan_packs([10, 10], 10, long=long).raw_plan == [[0], [1]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from headrace.index.packing_config import PackingConfig
 from headrace.index.shuffle_config import ShuffleConfig
 from headrace.ingest.source import SourceConfig
 
@@ -19,9 +20,13 @@ class ComponentConfig:
             what ``weights``, ``stages`` or an amendment says.
         source: Text to build the cache from, if it does not exist (``LmDataConfig.build_caches``).
         shuffle: How this component is shuffled; None: as the config says.
+        packing: How its documents are packed into rows, ``{}`` for the defaults; None: rows are cut from the stream of
+            its tokens, wherever documents end.
         max_epochs: Most passes over it, may be a fraction; None: as the config says.
-        max_tokens: Most tokens of it in the whole run.
+        max_tokens: Most tokens of it in the whole run; those of packed rows count with their padding.
         max_share: Largest share of a batch that it may have at any step.
+        expected_tokens: Tokens that its cache will hold: what planning goes by while there is no cache. Training takes
+            no notice of it.
         remove: File of documents to leave out; see :class:`~headrace.data.document_filter.DocumentFilter`.
         remove_not_found: What becomes of numbers in that file that no document has: ``refuse`` them, or ``count`` them
             and go on.
@@ -31,8 +36,10 @@ class ComponentConfig:
     weight: float | dict[str, Any] | None = None
     source: SourceConfig | None = None
     shuffle: ShuffleConfig | None = None
+    packing: PackingConfig | None = None
     max_epochs: float | None = None
     max_tokens: int | None = None
     max_share: float | None = None
+    expected_tokens: float | None = None
     remove: str | None = None
     remove_not_found: Literal["refuse", "count"] = "refuse"

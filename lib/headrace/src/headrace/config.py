@@ -24,6 +24,7 @@ from headrace.config_parsing import decode, dump, read_mapping, with_overrides
 from headrace.errors import ConfigError, did_you_mean
 from headrace.index.budgets import check_component_budgets, check_epochs, tightest_bounds
 from headrace.index.limits import STOP_STRATEGIES
+from headrace.index.packing_config import check_packing
 from headrace.index.phases import phase_lengths
 from headrace.index.policies import POLICIES
 from headrace.index.schedule import BatchSchedule, weight_from_config
@@ -41,7 +42,8 @@ from headrace.index.stage_config import (
 from headrace.index.stages import Stage
 from headrace.index.validation_config import ValidationConfig
 from headrace.ingest.build import build_cache
-from headrace.ingest.tokenize import Tokenizer, TokenizerConfig, load_tokenizer
+from headrace.ingest.same_tokenizer import check_one_tokenizer
+from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store.cache import TokenCache
 from headrace.store.ledger import read_ledger
 from headrace.store.levanter_layout import is_levanter
@@ -52,6 +54,7 @@ if TYPE_CHECKING:  # jax comes in with these; a config can be read and checked w
     from headrace.data.accounts import Account
     from headrace.data.dataset import PlannedDataset
     from headrace.data.mixture import MixtureDataset
+    from headrace.data.packing import PackedTokenDataset
     from headrace.data.phased import PhasedDataset
     from headrace.data.token_seq import TokenSeqDataset
     from headrace.feed.loader import DataLoader
@@ -81,7 +84,8 @@ class LmDataConfig:
         stop_strategy: ``restart``, ``first_exhausted`` or ``all_exhausted``.
         policy: ``quota``, or the sequence of another system; see :mod:`headrace.index.policies`.
         validation: What is held out of every component; None: nothing.
-        tokenizer: Tokenizer of the caches; None: the one that they were built with, which must be one.
+        tokenizer: Tokenizer of the caches; None: the one that they were built with, which must be one. Levanter's
+            caches do not keep theirs: of them it is believed, as far as ids and ends of documents allow.
         split_documents: Whether attention and labels stay within documents.
         row_order: ``locality`` or ``stream``: order of rows within a batch.
         prefetch_bytes: Memory for reading ahead, on each host.
@@ -125,6 +129,8 @@ class LmDataConfig:
         BatchSchedule(self.batch_size)
         derive(self.seed)
         check_shuffle(self.shuffle, "shuffle")
+        packing = {name: component.packing for name, component in self.components.items()}
+        check_packing(packing, phases=len(self.phases), split_documents=self.split_documents)
         for name, component in self.components.items():
             if component.weight is not None:
                 weight_from_config(component.weight, f"components.{name}.weight")
@@ -238,29 +244,31 @@ class LmDataConfig:
             if name not in self.components:
                 raise ConfigError("is not a component", field=name, cure=did_you_mean(name, self.components))
         caches = {n: TokenCache.open(c.cache) for n, c in self.components.items() if n not in given}
-        if caches:
-            _check_tokenizers(caches, None if self.tokenizer is None else load_tokenizer(self.tokenizer))
+        if caches and self.tokenizer is None:
+            check_one_tokenizer({name: (c.path, c.ledger.tokenizer) for name, c in caches.items()})
+        elif caches and self.tokenizer is not None:
+            tokenizer = load_tokenizer(self.tokenizer)
+            for cache in caches.values():
+                tokenizer.check_same(cache.ledger.tokenizer, cache.path)
         return {name: given.get(name) or caches[name] for name in self.components}
 
-    def datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, TokenSeqDataset]:
+    def datasets(
+        self, instead: Mapping[str, TokenCache] | None = None
+    ) -> dict[str, TokenSeqDataset | PackedTokenDataset]:
         """The components as they are stored, without the documents to leave out, in rows of the first phase; before
         they are split, shuffled and mixed. ``instead`` as in :meth:`open_caches`.
         """
-        from headrace.data.document_filter import DocumentFilter
-        from headrace.data.token_seq import TokenSeqDataset
+        from headrace.data.stored_rows import stored_rows
 
-        removed = {
-            name: DocumentFilter.load(
-                component.remove,
-                name=f"components.{name}.remove",
-                count_not_found=component.remove_not_found == "count",
-            )
-            for name, component in self.components.items()
-            if component.remove is not None
-        }
         return {
-            name: TokenSeqDataset(
-                cache, self.phases[0][1], split_documents=self.split_documents, name=name, removed=removed.get(name)
+            name: stored_rows(
+                cache,
+                self.phases[0][1],
+                name=name,
+                split_documents=self.split_documents,
+                packing=self.components[name].packing,
+                remove=self.components[name].remove,
+                remove_not_found=self.components[name].remove_not_found,
             )
             for name, cache in self.open_caches(instead).items()
         }
@@ -294,7 +302,9 @@ class LmDataConfig:
             raise ConfigError("is not set", field="validation", cure="Write validation: {one_in: 100}.")
         return {name: self._sides(name, dataset, seq_len)[1] for name, dataset in self.datasets(instead).items()}
 
-    def _sides(self, name: str, dataset: TokenSeqDataset, seq_len: int | None) -> tuple[PlannedDataset, PlannedDataset]:
+    def _sides(
+        self, name: str, dataset: TokenSeqDataset | PackedTokenDataset, seq_len: int | None
+    ) -> tuple[PlannedDataset, PlannedDataset]:
         """Train and validation side of a component."""
         from headrace.data.phased_mixture import block_of_phases
         from headrace.data.validation import split_sides
@@ -302,7 +312,8 @@ class LmDataConfig:
         if self.validation is None:
             return dataset, dataset
         lengths = [length for _, length in self.phases]
-        block = block_of_phases(dataset, lengths, self._shuffle(name)) if len(lengths) > 1 else None
+        stream = cast("TokenSeqDataset", dataset)  # what is packed keeps one length
+        block = block_of_phases(stream, lengths, self._shuffle(name)) if len(lengths) > 1 else None
         try:
             return split_sides(dataset, self.validation, block_tokens=block, seq_len=seq_len)
         except ConfigError as error:
@@ -326,11 +337,12 @@ class LmDataConfig:
         epochs = {n: self.max_epochs if c.max_epochs is None else c.max_epochs for n, c in self.components.items()}
         bounded = {name: most for name, most in epochs.items() if most is not None}
         tokens = {n: c.max_tokens for n, c in self.components.items() if c.max_tokens is not None}
+        own = {name for name, c in self.components.items() if c.shuffle is not None}
         planned = len(stages) - len(self.amendments)
         (_, seq_len), *later = self.phases
         if later:
             dataset = phased_mixture(
-                self.datasets(opened),
+                cast("dict[str, TokenSeqDataset]", self.datasets(opened)),  # what is packed keeps one length
                 self.phases,
                 shuffles,
                 stages,
@@ -342,16 +354,19 @@ class LmDataConfig:
                 max_epochs=bounded,
                 max_tokens=tokens,
                 policy=self.policy,
+                own=own,
             )
         else:
             smooth = smooth_plan(self.stages, [*self.components], seq_len) if self._smooth else None
             stored = self.train_datasets(opened)
             dataset = MixtureDataset(
-                shuffle_components(stored, shuffles, stages, batch, self.seed, planned=planned),
+                shuffle_components(stored, shuffles, stages, batch, self.seed, planned=planned, own=own),
                 stages if smooth is None else smooth,
                 batch,
                 num_steps=steps if smooth is None else self.num_steps,
-                max_epochs=bounded,
+                max_epochs=bounded
+                if any(c.max_epochs is not None for c in self.components.values())
+                else self.max_epochs,
                 max_examples={name: most // seq_len for name, most in tokens.items()},
                 stop_strategy=self.stop_strategy,
                 policy="quota" if smooth is not None else self.policy,
@@ -428,17 +443,3 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> LmDat
         'caches/a'
     """
     return decode(LmDataConfig, with_overrides(read_mapping(path) if path else {}, overrides))
-
-
-def _check_tokenizers(caches: dict[str, TokenCache], tokenizer: Tokenizer | None) -> None:
-    first_name, first = next(iter(caches.items()))
-    for name, cache in caches.items():
-        if tokenizer is not None:
-            tokenizer.check_same(cache.ledger.tokenizer, cache.path)
-        elif cache.ledger.tokenizer.get("fingerprint") != first.ledger.tokenizer.get("fingerprint"):
-            raise ConfigError(
-                f"was built with another tokenizer than {first_name!r}",
-                field=f"components.{name}.cache",
-                value=cache.path,
-                cure="Caches of one mixture need one tokenizer and one EOS policy: build one of them again.",
-            )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
-import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -19,14 +18,20 @@ import draccus
 import yaml
 from draccus.utils import DecodingError, ParsingError
 
+from headrace.config_places import expected, placed, wrong_type
 from headrace.errors import ConfigError, HeadraceError, did_you_mean
+from headrace.index.whole import whole_number
 from headrace.store import files
 
 T = TypeVar("T")
 
 
-def read_mapping(path: str) -> dict[str, Any]:
+def read_mapping(path: str, *, foreign: bool = False) -> dict[str, Any]:
     """The mapping in a YAML file.
+
+    Args:
+        path: The file.
+        foreign: Whether another program wrote it: values of its own Python classes are read as their text or parts.
 
     Raises:
         ConfigError: there is no such file, or it is not a YAML mapping; the line is named.
@@ -37,7 +42,7 @@ def read_mapping(path: str) -> dict[str, Any]:
         raise ConfigError(f"cannot be read ({error.strerror or error})", field="config", value=path) from error
     if raw is None:
         raise ConfigError("does not exist", field="config", value=path, cure="Give the path of a YAML file.")
-    value = _yaml(raw.decode(errors="replace"), path)
+    value = _yaml(raw.decode(errors="replace"), path, _ForeignLoader if foreign else _Loader)
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -90,17 +95,24 @@ def decode(cls: type[T], raw: Mapping[str, Any]) -> T:
         ConfigError: an unknown key, a wrong type, or a value that the dataclass refuses.
     """
     _check_keys(cls, raw, "")
+    raw = cast("Mapping[str, Any]", _with_whole_numbers(cls, raw, ""))
     try:
         return draccus.decode(cls, dict(raw))
-    except HeadraceError:
-        raise
+    except HeadraceError as error:
+        raise placed(cls, raw, error) from None
     except (DecodingError, ParsingError) as error:
-        cause: BaseException | None = error
-        while cause is not None:  # draccus wraps what our own checks raised
-            if isinstance(cause, HeadraceError):
-                raise cause from None
-            cause = cause.__cause__
-        raise _wrong_type(cls, raw, error) from error
+        own = _own_error(error)
+        if own is not None:
+            raise placed(cls, raw, own) from None
+        raise wrong_type(cls, raw, error) from error
+
+
+def _own_error(error: BaseException) -> HeadraceError | None:
+    """What our own checks raised, where draccus has wrapped it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, HeadraceError):
+        cause = cause.__cause__
+    return cause
 
 
 def dump(config: Any) -> str:
@@ -110,9 +122,9 @@ def dump(config: Any) -> str:
     return stream.getvalue()
 
 
-def _yaml(text: str, where: str) -> Any:
+def _yaml(text: str, where: str, loader: type[_Loader] | None = None) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=loader or _Loader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, and the like
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark is not None else ""
@@ -123,6 +135,9 @@ def _yaml(text: str, where: str) -> Any:
 def _check_keys(cls: Any, raw: Any, path: str) -> None:
     """Walks the types and the raw values side by side and refuses keys that no dataclass there has."""
     _check_kind(cls, raw, path)
+    if isinstance(raw, list) and typing.get_origin(cls) is list:
+        for number, value in enumerate(cast("list[Any]", raw)):
+            _check_keys(typing.get_args(cls)[0], value, f"{path}[{number}]")
     if not isinstance(raw, Mapping):
         return
     values = cast("Mapping[str, Any]", raw)
@@ -147,15 +162,47 @@ def _check_keys(cls: Any, raw: Any, path: str) -> None:
         _check_keys(_alternative(arguments, values, path), raw, path)
 
 
+def _with_whole_numbers(hint: Any, value: Any, path: str) -> Any:
+    """The values with ``1e9`` as an int where a whole number is meant: YAML 1.1 reads it as text."""
+    if isinstance(value, str | float):
+        return whole_number(value) if _means_whole(hint) else value
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(value, list):
+        of = next((typing.get_args(one)[0] for one in (hint, *arguments) if typing.get_origin(one) is list), Any)
+        return [_with_whole_numbers(of, one, f"{path}[{k}]") for k, one in enumerate(cast("list[Any]", value))]
+    if not isinstance(value, Mapping):
+        return value
+    values = cast("Mapping[Any, Any]", value)
+    if origin in (Union, types.UnionType):
+        return _with_whole_numbers(_alternative(arguments, values, path), values, path)
+    if not dataclasses.is_dataclass(hint) and origin is not dict:
+        return value
+    hints = typing.get_type_hints(hint) if origin is not dict else {}
+    found: dict[Any, Any] = {}
+    for name, one in values.items():
+        key = name if hints else _with_whole_numbers(arguments[0], name, path)
+        if key in found:
+            raise ConfigError(f"names {key!r} twice", field=path, value=value, cure="Write each number once.")
+        found[key] = _with_whole_numbers(hints.get(name) or arguments[1], one, f"{path}.{name}" if path else str(name))
+    return found
+
+
+def _means_whole(hint: Any) -> bool:
+    """Whether an int may stand there, and neither a text nor a float."""
+    union = typing.get_origin(hint) in (Union, types.UnionType)
+    kinds = typing.get_args(hint) if union else (hint,)
+    return int in kinds and not {str, float, Any}.intersection(kinds)
+
+
 def _check_kind(cls: Any, raw: Any, path: str) -> None:
     """Refuses a missing value, and anything but a list or a mapping where one must stand."""
     if raw is None:
         if not _admits_none(cls):
-            raise ConfigError("has no value", field=path, cure=f"Give {_expected(cls)}, or leave the name out.")
+            raise ConfigError("has no value", field=path, cure=f"Give {expected(cls)}, or leave the name out.")
     elif typing.get_origin(cls) is list and not isinstance(raw, list):
         raise ConfigError("is not a list", field=path, value=raw, cure=f"Write [{raw}].")
     elif (dataclasses.is_dataclass(cls) or typing.get_origin(cls) is dict) and not isinstance(raw, Mapping):
-        raise ConfigError("is not a mapping", field=path, value=raw, cure=f"Give {_expected(cls)}.")
+        raise ConfigError("is not a mapping", field=path, value=raw, cure=f"Give {expected(cls)}.")
 
 
 def _alternative(types_: Sequence[Any], values: Mapping[str, Any], path: str) -> Any:
@@ -184,40 +231,8 @@ def _alternative(types_: Sequence[Any], values: Mapping[str, Any], path: str) ->
     return kinds[fitting[0]]
 
 
-def _wrong_type(cls: Any, raw: Mapping[str, Any], error: Exception) -> ConfigError:
-    """What draccus says about a value, with the value's own path and what may stand there."""
-    text = " ".join(str(error).replace("`", "").split())
-    found = re.match(r"([\w.]+): ", text)
-    if found is None:
-        return ConfigError(text, field="config")
-    hint: Any = cls
-    value: Any = raw
-    for name in found[1].split("."):
-        kinds = (hint, *typing.get_args(hint))
-        inside = [typing.get_type_hints(t).get(name) for t in kinds if dataclasses.is_dataclass(t)]
-        inside += [typing.get_args(t)[-1] for t in kinds if typing.get_origin(t) is dict]
-        hint = next((t for t in inside if t is not None), Any)
-        value = cast("Mapping[str, Any]", value).get(name) if isinstance(value, Mapping) else None
-    return ConfigError("is of the wrong type", field=found[1], value=value, cure=f"Give {_expected(hint)}.")
-
-
 def _admits_none(hint: Any) -> bool:
     return hint is Any or hint is None or type(None) in typing.get_args(hint)
-
-
-_EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list"}
-
-
-def _expected(hint: Any) -> str:
-    """What may stand where a type is expected, in words."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_expected(a) for a in arguments if a is not type(None)))
-    if origin is typing.Literal:
-        return " or ".join(map(repr, arguments))
-    if dataclasses.is_dataclass(hint):
-        return f"a mapping with {', '.join(f.name for f in dataclasses.fields(hint))}"
-    return _EXPECTED.get(origin or hint, "a mapping" if origin is dict else "a value")
 
 
 class _Loader(yaml.SafeLoader):
@@ -236,3 +251,18 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, str | int):
                 seen.add(key)
         return cast("dict[Any, Any]", super().construct_mapping(node, deep))
+
+
+class _ForeignLoader(_Loader):
+    """Reads what it has no class for as plain values; nothing is imported or called."""
+
+
+def _plain_value(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    if isinstance(node, yaml.SequenceNode):
+        return loader.construct_sequence(node, deep=True)
+    return loader.construct_scalar(cast("yaml.ScalarNode", node))
+
+
+_ForeignLoader.add_multi_constructor("tag:yaml.org,2002:python/", _plain_value)

@@ -31,6 +31,7 @@ MANIFEST_NAME = "manifest.json"
 ANCHORS_NAME = "anchors.json"
 _MOST_ANCHORS = 32
 _SHOWN_DIFFERENCES = 20
+_FINGERPRINT_DIGITS = 32
 
 
 class Described(Protocol):
@@ -58,6 +59,41 @@ class LoaderState:
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         return {"step": self.step, "fingerprint": self.fingerprint}
+
+    def to_pytree(self) -> dict[str, np.ndarray]:
+        """As two small arrays, for checkpoints of arrays: Orbax's, equinox's, Levanter's.
+
+        The same for every run but for the values, so ``LoaderState.like()`` is what to restore it into.
+
+        Example:
+            >>> state = LoaderState(step=120, fingerprint="0f" * 16)
+            >>> {k: (v.dtype.name, v.shape) for k, v in state.to_pytree().items()}
+            {'step': ('int32', ()), 'fingerprint': ('uint8', (16,))}
+            >>> LoaderState.from_pytree(state.to_pytree()) == state
+            True
+        """
+        digest = np.frombuffer(bytes.fromhex(self.fingerprint), np.uint8)
+        return {"step": np.asarray(self.step, np.int32), "fingerprint": digest}
+
+    @classmethod
+    def like(cls) -> dict[str, np.ndarray]:
+        """Arrays of the shapes and dtypes of :meth:`to_pytree`."""
+        return cls(0, "00" * (_FINGERPRINT_DIGITS // 2)).to_pytree()
+
+    @classmethod
+    def from_pytree(cls, tree: Mapping[str, Any]) -> LoaderState:
+        """From the arrays of :meth:`to_pytree`, numpy's or jax's, as a checkpoint gives them back.
+
+        Raises:
+            ConfigError: an array is missing or of another shape.
+        """
+        try:
+            step, digest = np.asarray(tree["step"]), np.asarray(tree["fingerprint"])
+        except KeyError as error:
+            raise ConfigError(f"has no {error}", field="state", value=sorted(tree)) from error
+        if step.shape != () or digest.ndim != 1:
+            raise ConfigError("is not a loader's state", field="state", value=[step.shape, digest.shape])
+        return cls(int(step), digest.astype(np.uint8).tobytes().hex())
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LoaderState:
@@ -98,7 +134,7 @@ class RunManifest:
     def fingerprint(self) -> str:
         """Hex digest; equal for runs that load the same batches from the same data."""
         canonical = json.dumps(self.resolved, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+        return hashlib.sha256(canonical.encode()).hexdigest()[:_FINGERPRINT_DIGITS]
 
     def state(self, step: int) -> LoaderState:
         """The state to save after ``step`` steps are done. In an opened run, an anchor is left in its folder."""
@@ -318,6 +354,8 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     Example:
         >>> differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3, "d": 4}})
         ['a.c: 2 -> 3', 'a.d: nothing -> 4']
+        >>> differences({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]})
+        ['a[1].b: 2 -> 3']
     """
     if isinstance(old, dict) and isinstance(new, dict):
         lines: list[str] = []
@@ -330,6 +368,10 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
             else:
                 lines += differences(old[key], new[key], at)
         return lines
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [
+            line for k, pair in enumerate(zip(old, new, strict=True)) for line in differences(*pair, f"{path}[{k}]")
+        ]
     return [] if old == new else [f"{path}: {_short(old)} -> {_short(new)}"]
 
 

@@ -7,8 +7,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from headrace.data.dataset import PlannedDataset
+from headrace.data.packing import PackedTokenDataset
+from headrace.data.rows import segments_of
 from headrace.data.token_seq import TokenSeqDataset
+
+_CHUNK = 1 << 14  # rows whose segments are looked at together
 
 
 @dataclass(frozen=True)
@@ -24,10 +30,11 @@ class Account:
         removed_documents: Documents that the filter leaves out.
         removed_tokens: Tokens of these.
         train_rows: Rows that are trained on, in an epoch.
-        train_tokens: Tokens of these.
+        train_tokens: Tokens of these, without padding.
         validation_rows: Rows that are held out.
-        validation_tokens: Tokens of these.
+        validation_tokens: Tokens of these, without padding.
         dropped_tokens: Tokens that fill no row on either side.
+        padding_tokens: Places of rows of both sides that hold no token: packs are not quite full.
     """
 
     documents: int
@@ -42,13 +49,16 @@ class Account:
     validation_rows: int
     validation_tokens: int
     dropped_tokens: int
+    padding_tokens: int = 0
 
     def to_json(self) -> dict[str, int]:
         """All figures as JSON values."""
         return asdict(self)
 
 
-def account(dataset: TokenSeqDataset, train: PlannedDataset, validation: PlannedDataset | None) -> Account:
+def account(
+    dataset: TokenSeqDataset | PackedTokenDataset, train: PlannedDataset, validation: PlannedDataset | None
+) -> Account:
     """The account of a component.
 
     Args:
@@ -63,9 +73,10 @@ def account(dataset: TokenSeqDataset, train: PlannedDataset, validation: Planned
         >>> found.train_tokens + found.validation_tokens + found.dropped_tokens == found.tokens
         True
     """
-    removal, seq_len = dataset.removal, dataset.seq_len
+    removal = dataset.removal
     held = 0 if validation is None else len(validation)
-    in_rows = (len(train) + held) * seq_len
+    trained = _tokens(train)
+    held_out = 0 if validation is None else _tokens(validation)
     return Account(
         documents=dataset.cache.num_documents,
         tokens=dataset.cache.num_tokens,
@@ -75,8 +86,21 @@ def account(dataset: TokenSeqDataset, train: PlannedDataset, validation: Planned
         removed_documents=dataset.removed_documents,
         removed_tokens=dataset.removed_tokens,
         train_rows=len(train),
-        train_tokens=len(train) * seq_len,
+        train_tokens=trained,
         validation_rows=held,
-        validation_tokens=held * seq_len,
-        dropped_tokens=dataset.cache.num_tokens - dataset.removed_tokens - in_rows,
+        validation_tokens=held_out,
+        dropped_tokens=dataset.cache.num_tokens - dataset.removed_tokens - trained - held_out,
+        padding_tokens=(len(train) + held) * dataset.seq_len - trained - held_out,
     )
+
+
+def _tokens(side: PlannedDataset) -> int:
+    """Tokens of all rows: their segments', where rows know them, for then a row may be padded."""
+    if not any(hasattr(source, "segment_lengths") for source in side.sources):
+        return len(side) * side.seq_len
+    total = 0
+    for at in range(0, len(side), _CHUNK):
+        rows = side.locate(np.arange(at, min(at + _CHUNK, len(side))))
+        lengths = segments_of(side.sources, rows.source, rows.row)
+        total += 0 if lengths is None else int(lengths.sum())
+    return total

@@ -28,7 +28,9 @@ def to_grug_example(batch: PackedBatch) -> Any:
         ConfigError: marin-levanter is not installed.
     """
     examples, attention = _levanter("levanter.data.text.examples"), _levanter("levanter.grug.attention")
-    mask = attention.AttentionMask.causal().with_segment_ids(batch.segment_ids)
+    mask = attention.AttentionMask.causal()
+    if batch.eos_id is not None or batch.segment_lengths is not None:  # else rows are one segment each
+        mask = mask.with_segment_ids(batch.segment_ids)
     return examples.GrugLmExample(tokens=batch.tokens, loss_weight=batch.token_weights, attn_mask=mask)
 
 

@@ -22,6 +22,7 @@ from headrace.data.rows import Rows, RowSource, read_rows, segments_of
 from headrace.errors import ConfigError
 from headrace.index.block_shuffle import BlockShuffle
 from headrace.index.braid import BraidShuffle
+from headrace.index.budgets import check_whole
 from headrace.index.era import EraShuffle
 from headrace.index.holdout import TrainSplit, ValidationSplit
 from headrace.index.permutation import Feistel
@@ -89,6 +90,8 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             seed: Integer seed.
             perm_type: ``"feistel"`` or ``"linear"``.
         """
+        check_whole("io_block_size", io_block_size)
+        check_whole("window_blocks", window_blocks)
         n = self._finite_length("block_shuffle")
         size = io_block_size if io_block_size is not None else self.default_io_block_size()
         return self.block_aligned(size).reordered(
@@ -115,6 +118,9 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             first_strand: Strands of all components before this one; see :class:`~headrace.index.braid.BraidShuffle`.
             io_block_size: Examples in a block; None: one stored chunk.
         """
+        counts = {"batch_size": batch_size, "strands": strands, "first_strand": first_strand}
+        for name, value in {**counts, "io_block_size": io_block_size}.items():
+            check_whole(name, value)
         n = self._finite_length("braid_shuffle")
         if strands is None:
             if batch_size is None:
@@ -127,6 +133,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
 
     def era_shuffle(self, era_length: int, *, seed: int, perm_type: str = "feistel") -> AsyncDataset[T_co]:
         """Permutes examples within consecutive eras."""
+        check_whole("era_length", era_length)
         n = self._finite_length("era_shuffle")
         return self.reordered(EraShuffle(n, era_length=era_length, seed=seed, perm_type=perm_type))
 
@@ -151,6 +158,8 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             ConfigError: the dataset is shuffled or repeated already (its epochs would leak into each other), has no
                 end, or fewer blocks than ``one_in``.
         """
+        check_whole("one_in", one_in)
+        check_whole("io_block_size", io_block_size)
         n = self._finite_length("holdout")
         self.check_stored_order()
         size = self.holdout_block_size(one_in) if io_block_size is None else io_block_size
@@ -173,6 +182,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
 
     def take(self, n: int) -> AsyncDataset[T_co]:
         """The first ``n`` examples (all, if there are fewer)."""
+        check_whole("n", n)
         if n < 0:
             raise ConfigError("must not be negative", field="n", value=n)
         return self.slice(None, n)

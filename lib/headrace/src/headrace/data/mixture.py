@@ -8,6 +8,7 @@ function of (config, seed, step).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,11 +18,11 @@ from jaxtyping import Float64, Int64
 from headrace.data.braids import Braids
 from headrace.data.dataset import AsyncDataset, PlannedDataset
 from headrace.data.rows import Rows, RowSource
-from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.errors import ConfigError, IndexOutOfRangeError, did_you_mean
 from headrace.index.anchors import Anchor
 from headrace.index.blend import Blend
 from headrace.index.draws import Draws
-from headrace.index.limits import example_limits, mixture_length
+from headrace.index.limits import STOP_STRATEGIES, example_limits, mixture_length
 from headrace.index.policies import make_policy
 from headrace.index.remap import IndexMap
 from headrace.index.schedule import BatchSchedule
@@ -80,6 +81,9 @@ class MixtureDataset(PlannedDataset):
     ) -> None:
         if not components:
             raise ConfigError("has no components", field="components", cure="Give at least one dataset.")
+        if stop_strategy not in STOP_STRATEGIES:
+            cure = did_you_mean(str(stop_strategy), STOP_STRATEGIES)
+            raise ConfigError("is no stop strategy", field="stop_strategy", value=stop_strategy, cure=cure)
         self.names = tuple(components)
         self.batch_schedule = batch_size if isinstance(batch_size, BatchSchedule) else BatchSchedule(batch_size)
         self.plan = _plan(weights, self.names) if isinstance(weights, StagePlan) else None
@@ -130,7 +134,7 @@ class MixtureDataset(PlannedDataset):
                 else:
                     return end
         self._check_reached()
-        length = mixture_length(self.draws, sizes, self.stop_strategy)
+        length = mixture_length(self.draws, sizes, self.stop_strategy, [*self.limits.values()])
         return length if end is None or (length is not None and length < end) else end
 
     def _check_reached(self) -> None:
@@ -139,9 +143,10 @@ class MixtureDataset(PlannedDataset):
             try:
                 self.draws.starts_at(stage.first_step)
             except IndexOutOfRangeError as error:
+                place, _, last = stage.blend.path.rpartition(".")
                 raise ConfigError(
                     "is never reached: the limits end the mixture before",
-                    field=f"stages[{stage.name or number}].step",
+                    field=f"{place if place and last == 'weights' else f'stages[{number}]'}.step",
                     value=stage.first_step,
                     cure="Raise max_epochs or max_tokens, add a source before, or let the stage begin earlier.",
                 ) from error
@@ -269,7 +274,17 @@ def _limits(
     for name in endless:
         if name in bounded:
             raise ConfigError("bounds a component without an end", field=f"max_epochs.{name}", cure="Leave it out.")
-    return example_limits({n: UNLIMITED if s is None else s for n, s in sizes.items()}, max_epochs, max_examples)
+    limits = example_limits({n: UNLIMITED if s is None else s for n, s in sizes.items()}, max_epochs, max_examples)
+    for name, size in sizes.items():
+        most = max_epochs.get(name) if isinstance(max_epochs, Mapping) else max_epochs
+        if most and size and math.floor(size * most) == 0:
+            raise ConfigError(
+                f"holds no row: component {name!r} has {size}",
+                field=f"components.{name}.max_epochs" if isinstance(max_epochs, Mapping) else "max_epochs",
+                value=most,
+                cure=f"Give at least {1.01 / size:.3g}.",
+            )
+    return limits
 
 
 def _repeated(name: str, dataset: AsyncDataset[Any]) -> PlannedDataset:

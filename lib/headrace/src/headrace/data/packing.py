@@ -14,9 +14,7 @@ one read for each run of documents that lie side by side.
 
 from __future__ import annotations
 
-import hashlib
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +22,17 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from headrace.data.dataset import AsyncDataset, PlannedDataset
-from headrace.data.document_filter import DocumentFilter
+from headrace.data.document_filter import DocumentFilter, RemovedDocuments
+from headrace.data.pack_plans import first_tokens, plan_of_cache
 from headrace.data.rows import Pieces, Rows, RowSource
 from headrace.errors import ConfigError
+from headrace.index.holdout import held_out
 from headrace.index.intervals import Intervals
-from headrace.index.packing.items import LongPolicy
 from headrace.index.packing.plan import PackPlan
-from headrace.index.packing.spec import DEFAULT_BLOCK_TOKENS, Algorithm, PackSpec
+from headrace.index.packing_config import PackingConfig
 from headrace.metrics import ReadStats
-from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
-from headrace.store.plan_file import PlanRequest, open_plan
-
-_LOG = logging.getLogger(__name__)
-_CHUNK = 1 << 20  # documents whose lengths are read at a time
 
 
 class PackedTokenDataset(PlannedDataset):
@@ -50,12 +44,18 @@ class PackedTokenDataset(PlannedDataset):
         algorithm: See :class:`~headrace.index.packing.spec.PackSpec`.
         long: What becomes of documents longer than a row: ``split``, ``truncate``, ``drop`` or ``error``.
         min_fill: Packs filled to less than this share are dropped.
-        removed: Documents to leave out.
+        unit: So many neighbouring documents are never parted (2: the pairs of a cache of preferences); ``long`` must
+            then be ``drop`` or ``error``.
+        removed: Documents to leave out, with all of their unit.
         name: Name for counters and reports; None: the cache's path.
         plans: Folder or URL for plans; None: ``plans`` in the cache's own folder.
 
     Attributes:
+        cache: The cache.
+        packing: How it is packed.
+        removal: What is left out, with the counters of the filter that says so.
         plan: The plan, its documents numbered as in the cache.
+        plan_path: Folder or URL that it is saved in.
 
     Raises:
         ConfigError: the dataset is not a cache but an order of one; ``long`` would need longer rows; nothing to pack.
@@ -74,10 +74,11 @@ class PackedTokenDataset(PlannedDataset):
         cache: TokenCache | str | Path,
         seq_len: int,
         *,
-        algorithm: Algorithm = "windowed",
-        long: LongPolicy = "split",
+        algorithm: str = "windowed",
+        long: str = "split",
         min_fill: float = 0.0,
-        removed: DocumentFilter | None = None,
+        unit: int = 1,
+        removed: DocumentFilter | RemovedDocuments | None = None,
         name: str | None = None,
         plans: str | Path | None = None,
     ) -> None:
@@ -91,17 +92,13 @@ class PackedTokenDataset(PlannedDataset):
         self.cache = cache if isinstance(cache, TokenCache) else TokenCache.open(cache)
         if not isinstance(seq_len, int | np.integer) or seq_len < 2:
             raise ConfigError("must be at least 2", field="seq_len", value=seq_len, cure="E.g. 2048 tokens.")
-        if long == "keep":
-            raise ConfigError(
-                "would need rows of more than seq_len tokens", field="long", value=long, cure="Use split or truncate."
-            )
-        block = self.cache.layout.chunk_elements if algorithm == "windowed" else DEFAULT_BLOCK_TOKENS
-        cuts = algorithm in ("wrap", "bfd_split") and long == "split"
-        spec = PackSpec(int(seq_len), algorithm, None if cuts else long, min_fill, block)
-        gone = Intervals.empty() if removed is None else removed.among(self.cache.num_documents)
-        self.plan = _open_plan(self.cache, spec, gone, None if plans is None else str(plans))
-        self._gone = gone
-        self._rows = PackedRows(self.cache, self.plan, name or self.cache.path)
+        self.packing = PackingConfig(algorithm, long, min_fill, unit, None if plans is None else str(plans))
+        if not isinstance(removed, RemovedDocuments):
+            removed = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(self.cache)
+        self.removal = removed
+        spec = self.packing.spec(int(seq_len), self.cache.layout.chunk_elements)
+        self.plan, self.plan_path = plan_of_cache(self.cache, spec, removed.documents, self.packing.plans, unit)
+        self._rows = PackedRows(self.cache, self.plan, name or self.cache.path, unit)
         self._stats = ReadStats()
 
     @property
@@ -129,7 +126,8 @@ class PackedTokenDataset(PlannedDataset):
             "packed": self.cache.fingerprint,
             "plan": self.plan.spec.describe(),
             "checksum": self.plan.checksum,
-            **({} if self._gone.total == 0 else {"removed_documents": self._gone.total}),
+            **({} if self.packing.unit == 1 else {"unit": self.packing.unit}),
+            **({} if self.removed_documents == 0 else {"removed_documents": self.removed_documents}),
         }
 
     @property
@@ -140,6 +138,21 @@ class PackedTokenDataset(PlannedDataset):
     def padding_tokens(self) -> int:
         """Places of all rows that hold no token."""
         return self.length * self.seq_len - self.plan.counts.packed_tokens
+
+    @property
+    def removed_documents(self) -> int:
+        """Documents of the cache that are left out."""
+        return self.removal.documents.total
+
+    @property
+    def removed_tokens(self) -> int:
+        """Tokens of these documents."""
+        return self.removal.tokens.total
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens that are in no row: of long documents, and of packs that are filled too little."""
+        return self.cache.num_tokens - self.removed_tokens - self.plan.counts.packed_tokens
 
     def blocks_per_row(self) -> float:
         """Stored blocks that a row lies in, on average: what a row costs that is read alone.
@@ -157,6 +170,65 @@ class PackedTokenDataset(PlannedDataset):
     def default_io_block_size(self) -> int:
         return max(self.cache.layout.chunk_elements // self.seq_len, 1)
 
+    def holdout_documents(self, one_in: int = 100, *, seed: int = 0) -> tuple[PackedTokenDataset, PackedTokenDataset]:
+        """Splits off a validation side of whole documents, the same as ``TokenSeqDataset.holdout_documents`` does; each
+        side has a plan of its own.
+
+        Args:
+            one_in: Of so many documents (units), one is held out; those of a short last group are not.
+            seed: Integer seed.
+
+        Returns:
+            The train side and the validation side.
+
+        Raises:
+            ConfigError: fewer documents than ``one_in``, or a side without documents.
+
+        Example:
+            >>> import headrace.testing
+            >>> dataset = PackedTokenDataset(headrace.testing.tiny_cache(documents=100), seq_len=64)
+            >>> [side.removed_documents for side in dataset.holdout_documents(one_in=10)]
+            [10, 90]
+        """
+        documents, unit = self.cache.num_documents, self.packing.unit
+        what = "documents" if unit == 1 else f"units of {unit} documents"
+        units = held_out(documents // unit, one_in, seed, what=what)
+        held = Intervals.of_numbers((units[:, None] * unit + np.arange(unit)).reshape(-1))
+        train, validation = (
+            RemovedDocuments.of(self.cache, Intervals.union([self.removal.documents, side]))
+            for side in (held, held.complement(documents))
+        )
+        return self._with(self.seq_len, train), self._with(self.seq_len, validation)
+
+    def with_rows(self, seq_len: int, *, block_tokens: int | None = None) -> PackedTokenDataset:
+        """The same documents in rows of another length.
+
+        Raises:
+            ConfigError: ``block_tokens`` is given: packs of another length share no blocks with these.
+        """
+        if block_tokens is not None:
+            raise ConfigError(
+                "differs from the rows that are packed: packs of another length are other blocks",
+                field="seq_len",
+                value=seq_len,
+                cure="Hold out by documents (validation.by: documents), or keep seq_len.",
+            )
+        return self._with(seq_len, self.removal)
+
+    def _with(self, seq_len: int, removed: RemovedDocuments) -> PackedTokenDataset:
+        p = self.packing
+        return PackedTokenDataset(
+            self.cache,
+            seq_len,
+            algorithm=p.algorithm,
+            long=p.long,
+            min_fill=p.min_fill,
+            unit=self.packing.unit,
+            removed=removed,
+            name=self._rows.name,
+            plans=p.plans,
+        )
+
 
 class PackedRows:
     """The rows of a plan: a :class:`~headrace.data.rows.SegmentedSource`.
@@ -165,17 +237,20 @@ class PackedRows:
         cache: The cache whose documents are packed.
         plan: The plan; none of its packs exceeds its capacity.
         name: Name for counters and reports.
+        unit: Documents that are never parted.
     """
 
-    def __init__(self, cache: TokenCache, plan: PackPlan, name: str) -> None:
+    def __init__(self, cache: TokenCache, plan: PackPlan, name: str, unit: int = 1) -> None:
         self.name = name
+        self.unit = unit
         self.row_elements = plan.spec.capacity
         self.max_segments = plan.max_items
         self._plan = plan
         self._chunk = cache.layout.chunk_elements
         self.arrays: Sequence[StoredArray] = tuple(p.data for p in cache.parts)
         self._first_token = np.cumsum([0, *(a.length for a in self.arrays)])
-        self._start = _starts(cache, plan)  # of each item, in the stream of all parts
+        self._start = first_tokens(cache)[plan.items.document]  # of each item, in the stream of all parts
+        self._start += plan.items.offset
 
     @property
     def num_rows(self) -> int:
@@ -190,16 +265,7 @@ class PackedRows:
         column -= np.repeat(column[begin] if rows.size else begin, held)
         array = np.searchsorted(self._first_token, self._start[items], side="right") - 1
         start = self._start[items] - self._first_token[array]
-        filled = np.bincount(row, size, minlength=rows.size).astype(np.int64)
-        short = np.flatnonzero((filled < self.row_elements) & (held == 1) & (filled > 1))
-        if short.size == 0:
-            return Pieces(row, column, array, start, size)
-        # in two pieces: a row of a single piece is taken for a whole row
-        last = begin[short]
-        size[last] -= 1
-        extra = Pieces(short, size[last], array[last], start[last] + size[last], np.ones_like(short))
-        found = zip(Pieces(row, column, array, start, size), extra, strict=True)
-        return Pieces(*(np.insert(mine, last + 1, theirs) for mine, theirs in found))
+        return Pieces(row, column, array, start, size)
 
     def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
         items, held = self._plan.of_packs(rows)
@@ -218,43 +284,3 @@ class PackedRows:
         before[1:] = last[:-1]
         before[self._plan.bounds[:-1]] = -1
         return float((last - np.maximum(first, before + 1) + 1).sum() / len(self._plan))
-
-
-def _open_plan(cache: TokenCache, spec: PackSpec, gone: Intervals, plans: str | None) -> PackPlan:
-    if plans is None and cache.path.startswith(("http://", "https://")):
-        raise ConfigError(
-            "cannot be written beside a cache that is read over HTTP", field="plans", cure="Give a folder: plans=..."
-        )
-    flags: dict[str, Any] = {}
-    if gone.total:
-        flags["removed"] = hashlib.sha256(np.stack([gone.start, gone.stop]).astype("<i8").tobytes()).hexdigest()
-    request = PlanRequest(cache.fingerprint, cache.num_documents, spec, flags)
-    per_array = [p.record.documents for p in cache.parts]
-    plan = open_plan(plans or files.join(cache.path, "plans"), request, lambda: _lengths(cache, gone), per_array)
-    _LOG.info("packed %s: %s", cache.path, plan.record())
-    return plan
-
-
-def _lengths(cache: TokenCache, gone: Intervals) -> Iterator[Int64[np.ndarray, " n"]]:
-    """Lengths of all documents, chunk after chunk; those that are left out are empty, so that numbers stay."""
-    for at in range(0, cache.num_documents, _CHUNK):
-        stop = min(at + _CHUNK, cache.num_documents)
-        lengths = cache.lengths(at, stop)
-        if gone.total:
-            number = np.arange(at, stop)
-            behind = np.searchsorted(gone.start, number, side="right")
-            lengths[(behind > 0) & (number < gone.stop[behind - 1])] = 0
-        yield lengths
-
-
-def _starts(cache: TokenCache, plan: PackPlan) -> Int64[np.ndarray, " m"]:
-    """First token of each item, in the stream of all parts."""
-    first = np.empty(cache.num_documents + 1, np.int64)
-    first[0] = 0
-    for at in range(0, cache.num_documents, _CHUNK):
-        stop = min(at + _CHUNK, cache.num_documents)
-        np.cumsum(cache.lengths(at, stop), out=first[at + 1 : stop + 1])
-        first[at + 1 : stop + 1] += first[at]
-    start = first[plan.items.document]
-    start += plan.items.offset
-    return start

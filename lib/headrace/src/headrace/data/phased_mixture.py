@@ -8,7 +8,7 @@ phase before left whole, and goes on with epochs of the whole.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from headrace.data.dataset import PlannedDataset, ReorderedDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import Continued, PhaseChange, PhasedDataset
-from headrace.data.shuffle import shuffle_components
+from headrace.data.shuffle import placed, shuffle_components
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.data.validation import split_sides
 from headrace.errors import ConfigError
@@ -43,6 +43,7 @@ def phased_mixture(
     max_epochs: Mapping[str, float] | None = None,
     max_tokens: Mapping[str, int] | None = None,
     policy: str = "quota",
+    own: Collection[str] = (),
 ) -> PhasedDataset:
     """A mixture whose rows change their length.
 
@@ -60,15 +61,20 @@ def phased_mixture(
         max_epochs: Most passes over components, by name. An epoch that a change cut short counts as one.
         max_tokens: Most tokens of components, by name.
         policy: Which rows come when.
+        own: Components whose shuffle is written under their own name, for errors.
 
     Raises:
         ConfigError: a full shuffle, which leaves no block whole; rows that are longer than the data.
     """
     (_, seq_len), *later = phases
     lengths = [length for _, length in phases]
-    courses = {n: _Course(n, source, lengths, shuffles[n], validation) for n, source in sources.items()}
+    courses: dict[str, _Course] = {}
+    for n, source in sources.items():
+        with placed([n], own):
+            courses[n] = _Course(n, source, lengths, shuffles[n], validation)
     stored = {n: course.cut(seq_len, first=True) for n, course in courses.items()}
-    shuffled = _shuffled(stored, {n: c.sized(seq_len, None) for n, c in courses.items()}, stages, batch, seed, planned)
+    first = {n: course.sized(seq_len, None) for n, course in courses.items()}
+    shuffled = _shuffled(stored, first, stages, batch, seed, planned, own)
     for n, course in courses.items():
         course.begin(stored[n], shuffled[n])
     most = {n: tokens // seq_len for n, tokens in (max_tokens or {}).items()}
@@ -238,9 +244,11 @@ def _shuffled(
     batch: BatchSchedule,
     seed: int,
     planned: int | None,
+    own: Collection[str] = (),
 ) -> dict[str, PlannedDataset]:
     stored = {n: cut.dataset for n, cut in cuts.items()}
-    return cast("dict[str, PlannedDataset]", shuffle_components(stored, shuffles, stages, batch, seed, planned=planned))
+    shuffled = shuffle_components(stored, shuffles, stages, batch, seed, planned=planned, own=own)
+    return cast("dict[str, PlannedDataset]", shuffled)
 
 
 def _from_step(batch: BatchSchedule, step: int) -> BatchSchedule:

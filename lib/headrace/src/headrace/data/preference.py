@@ -7,6 +7,9 @@ DPO is of that form: with m = beta * ((log p_c - log q_c) - (log p_r - log q_r))
 reference, the gradient of ``-log sigmoid(m)`` is that of ``-w * (log p_c - log p_r)`` for ``w = beta * sigmoid(-m)``
 held fixed. :func:`dpo_weights` gives w; divide by the number of pairs (``denominator=pairs``).
 
+:class:`PreferenceDataset` reads the pairs of a cache (``headrace build --kind preference``), packed as units by a
+static plan; :func:`pack_pairs` packs pairs that are in memory.
+
 Price: DPO needs the log probabilities of both sides before the step: one forward pass of policy and reference each.
 
 Reference: Rafailov et al., "Direct preference optimization", arXiv:2305.18290, equation 7.
@@ -16,13 +19,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32, Float64, Int64
 
 from headrace.data.batch import PackedBatch
+from headrace.data.dataset import AsyncDataset, PlannedDataset
 from headrace.data.examples import Example, pack_examples
+from headrace.data.sft import SupervisedDataset
 from headrace.errors import ConfigError
+from headrace.index.remap import IndexMap
+from headrace.store.cache import TokenCache
 
 
 def dpo_weights(
@@ -121,3 +129,72 @@ def pack_pairs(
         [[1.0, 0.0, -1.0, 0.0, 0.0, 0.0]]
     """
     return pack_examples(pair_examples(pairs, weights), seq_len, unit=2, rows=rows, multiple=multiple)
+
+
+class PreferenceDataset(AsyncDataset[PackedBatch]):
+    """Rows of pairs: of each pair the chosen answer weighs 1 and the rejected one -1, and both are one group.
+
+    Multiply ``weights`` with what :func:`dpo_weights` gives for each pair to train by DPO.
+
+    Args:
+        rows: Rows of caches of pairs that never part them: ``PackedTokenDataset(cache, seq_len, unit=2, long="drop")``,
+            shuffled, or a mixture of such.
+        caches: The cache of each of its sources, in their order.
+        leaf: Name of the mask's leaf.
+
+    Raises:
+        ConfigError: the rows are not of pairs; as :class:`~headrace.data.sft.SupervisedDataset`; the documents of a
+            cache are not chosen and rejected in turn.
+    """
+
+    def __init__(self, rows: PlannedDataset, caches: Sequence[TokenCache], leaf: str = "loss_mask") -> None:
+        for source in rows.sources:
+            if getattr(source, "unit", 1) != 2:
+                raise ConfigError(
+                    "are not rows of pairs", field="rows", value=source.name, cure="Pack the cache with unit=2."
+                )
+        for cache in caches:
+            _check_turns(cache)
+        self._of = SupervisedDataset(rows, caches, leaf)
+
+    @property
+    def length(self) -> int | None:
+        return self._of.length
+
+    def describe(self) -> dict[str, Any]:
+        return {"pairs": self._of.describe()}
+
+    def reordered(self, order: IndexMap) -> PreferenceDataset:
+        return PreferenceDataset(self._of.rows.reordered(order), self._of.caches, self._of.leaf)
+
+    def default_io_block_size(self) -> int:
+        return self._of.default_io_block_size()
+
+    def check_stored_order(self) -> None:
+        self._of.check_stored_order()
+
+    async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
+        batch = await self._of.get_batch(indices)
+        assert batch.segment_lengths is not None  # rows of packs know their segments
+        rows, width = batch.segment_lengths.shape
+        segment = batch.segment_ids
+        weights = np.where(segment < 0, 0, np.where(segment % 2 == 0, 1, -1)).astype(np.float32)
+        pair = np.arange(width, dtype=np.int32) // 2 + np.arange(rows, dtype=np.int32)[:, None] * -(-width // 2)
+        return dataclasses.replace(batch, weights=weights, group_ids=np.where(batch.segment_lengths > 0, pair, 0))
+
+
+def _check_turns(cache: TokenCache) -> None:
+    """The leaf ``chosen`` of a cache, if it has one, must be 1 and 0 in turn."""
+    if "chosen" not in cache.leaves:
+        return
+    at = 0
+    for block in cache.leaf("chosen").blocks():
+        wrong = np.flatnonzero(block.reshape(-1) != (np.arange(at, at + block.size) + 1) % 2)
+        if wrong.size:
+            number = at + int(wrong[0])
+            raise ConfigError(
+                "is out of turn: even documents are chosen, odd ones are rejected",
+                field=f"chosen[{number}]",
+                value=int(block.reshape(-1)[wrong[0]]),
+            )
+        at += block.size

@@ -261,16 +261,16 @@ def documents_at(offsets: StoredArray, tokens: Int64[np.ndarray, " n"]) -> Int64
 def _draws(dataset: PlannedDataset, example: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, np.ndarray]:
     """Names of components; component, ordinal and epoch of examples."""
     if not isinstance(dataset, MixtureDataset):
-        return ("",), np.zeros_like(example), example, _epochs(dataset, example)
+        return ("",), np.zeros_like(example), example, epochs_of(dataset, example)
     component, ordinal = dataset.draws.route(example)
     epoch = np.empty_like(ordinal)
     for number in np.unique(component).tolist():
         here = component == number
-        epoch[here] = _epochs(dataset.components[number], ordinal[here])
+        epoch[here] = epochs_of(dataset.components[number], ordinal[here])
     return dataset.names, component.astype(np.int64), ordinal, epoch
 
 
-def _epochs(dataset: PlannedDataset, ordinal: np.ndarray) -> np.ndarray:
+def epochs_of(dataset: PlannedDataset, ordinal: np.ndarray) -> np.ndarray:
     """Passes over a dataset that were complete before each of its examples."""
     if isinstance(dataset, Continued):
         drawn = ordinal - dataset.first
@@ -279,7 +279,7 @@ def _epochs(dataset: PlannedDataset, ordinal: np.ndarray) -> np.ndarray:
     if isinstance(dataset, ReorderedDataset):
         if isinstance(dataset.order, Repeat):
             return dataset.order.passes(ordinal, np.zeros_like(ordinal))[0]
-        return _epochs(dataset.base, dataset.order.at(ordinal, np.zeros_like(ordinal)))
+        return epochs_of(dataset.base, dataset.order.at(ordinal, np.zeros_like(ordinal)))
     return np.zeros_like(ordinal)
 
 

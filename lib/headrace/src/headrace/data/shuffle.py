@@ -8,7 +8,9 @@ its share of the budget on top: the strands of the others are part of the past.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 
 import numpy as np
@@ -26,6 +28,8 @@ from headrace.index.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
 from headrace.index.stages import Stage
 from headrace.index.strands import resolve_strands
 
+_FIELDS = {f.name for config in (BraidShuffleConfig, BlockShuffleConfig) for f in dataclasses.fields(config)}
+
 
 def shuffle_components(
     components: Mapping[str, PlannedDataset],
@@ -35,6 +39,7 @@ def shuffle_components(
     seed: int,
     *,
     planned: int | None = None,
+    own: Collection[str] = (),
 ) -> dict[str, AsyncDataset[PackedBatch]]:
     """Each component in its own order, keyed by the seed and its name.
 
@@ -46,12 +51,13 @@ def shuffle_components(
         batch: Batch sizes; the largest counts.
         seed: Integer seed.
         planned: How many of the stages were planned, those after them being amendments; None: all.
+        own: Components whose shuffle is written under their own name in the config, for errors.
 
     Raises:
         ConfigError: more strands than examples, a budget that does not hold one block of each component.
     """
     braided = {n: s for n, s in shuffles.items() if n in components and isinstance(s, BraidShuffleConfig)}
-    orders = resolve_braids(components, braided, stages, batch, planned=planned)
+    orders = resolve_braids(components, braided, stages, batch, planned=planned, own=own)
     first_strands = dict(zip(orders, accumulate((s for s, _ in orders.values()), initial=0), strict=False))
     result: dict[str, AsyncDataset[PackedBatch]] = {}
     for name, dataset in components.items():
@@ -60,25 +66,40 @@ def shuffle_components(
             if name not in orders:
                 raise ConfigError("has no weight in any stage", field=f"components.{name}.weight", cure="Give it one.")
             strands, lap = orders[name]
-            result[name] = dataset.braid_shuffle(
-                seed=key,
-                strands=strands,
-                lap=lap,
-                first_strand=first_strands[name],
-                io_block_size=shuffle.io_block_size,
-            )
+            with placed([name], own):
+                result[name] = dataset.braid_shuffle(
+                    seed=key,
+                    strands=strands,
+                    lap=lap,
+                    first_strand=first_strands[name],
+                    io_block_size=shuffle.io_block_size,
+                )
         elif isinstance(shuffle, BlockShuffleConfig):
-            result[name] = dataset.block_shuffle(
-                io_block_size=shuffle.io_block_size,
-                window_blocks=shuffle.window_blocks,
-                seed=key,
-                perm_type=shuffle.perm_type,
-            )
+            with placed([name], own):
+                result[name] = dataset.block_shuffle(
+                    io_block_size=shuffle.io_block_size,
+                    window_blocks=shuffle.window_blocks,
+                    seed=key,
+                    perm_type=shuffle.perm_type,
+                )
         elif shuffle is True:
             result[name] = dataset.shuffle(key)
         else:
             result[name] = dataset.era_shuffle(shuffle, seed=key) if shuffle else dataset
     return result
+
+
+@contextmanager
+def placed(names: Sequence[str], own: Collection[str]) -> Iterator[None]:
+    """Errors about fields of the shuffle of these components, under the names that those have in the config."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.field not in _FIELDS:
+            raise
+        place = f"components.{names[0]}.shuffle" if set(names) <= set(own) else "shuffle"
+        given = {} if error.value is None else {"value": error.value}
+        raise ConfigError(error.problem, field=f"{place}.{error.field}", cure=error.cure, **given) from error
 
 
 def open_bytes(dataset: PlannedDataset) -> int:
@@ -103,6 +124,7 @@ def resolve_braids(
     batch: BatchSchedule,
     *,
     planned: int | None = None,
+    own: Collection[str] = (),
 ) -> dict[str, tuple[int, float]]:
     """Strands and lap of each braided component that some stage uses; arguments as in :func:`shuffle_components`.
 
@@ -120,7 +142,8 @@ def resolve_braids(
         for (strands, budget), names in by_config.items():
             if orders and budget is not None:  # an amendment: its share of the budget
                 budget = _part_of(budget, sum(shares.largest[n] for n in names), names, components, braided)
-            found |= _resolve(names, components, braided, shares, batch, strands, budget)
+            with placed(names, own):
+                found |= _resolve(names, components, braided, shares, batch, strands, budget)
         orders |= {name: found[name] for name in new}
     return orders
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import cast
 
 from headrace.data.dataset import PlannedDataset
+from headrace.data.packing import PackedTokenDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
 from headrace.index.validation_config import ValidationConfig
 
 
 def split_sides(
-    dataset: TokenSeqDataset, split: ValidationConfig, *, block_tokens: int | None = None, seq_len: int | None = None
+    dataset: TokenSeqDataset | PackedTokenDataset,
+    split: ValidationConfig,
+    *,
+    block_tokens: int | None = None,
+    seq_len: int | None = None,
 ) -> tuple[PlannedDataset, PlannedDataset]:
-    """Train and validation side, the same tokens whatever the length of rows.
+    """Train and validation side, the same tokens whatever the length of rows (of packs: if documents are held out).
 
     Args:
         dataset: All of a component.

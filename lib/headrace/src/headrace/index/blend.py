@@ -126,6 +126,11 @@ class Blend:
         return _config(self._root)
 
 
+def check_weights(weights: Mapping[str, object], path: str) -> None:
+    """Raises ConfigError unless these can be weights of a blend, each for itself: they may all be zero."""
+    _read(weights, path, ())
+
+
 def blend_of(weights: Sequence[Weight] | Mapping[str, object] | Blend) -> Blend:
     """A blend from whatever gives one: a list of weights gets the names ``0``, ``1``, ...
 

@@ -35,6 +35,12 @@ def check_tokens(path: str, value: float | None, row_tokens: int | None = None) 
         )
 
 
+def check_whole(path: str, value: object) -> None:
+    """Raises ConfigError unless a number of something is an integer, or None."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
+        raise ConfigError("must be a whole number", field=path, value=value, cure="Give an int.")
+
+
 def check_share(path: str, value: float | None) -> None:
     """Raises ConfigError unless a share lies above 0 and is at most 1, or None."""
     if value is not None and not 0 < value <= 1:

@@ -98,11 +98,17 @@ class Draws:
         self._tables: list[tuple[int, StepTable] | None] = [None] * _TABLES
 
     def counts_at(self, step: int) -> Int64[np.ndarray, " d"]:
-        """Rows of each component in ``step``."""
+        """Rows of each component in ``step``.
+
+        Raises:
+            IndexOutOfRangeError: the step is negative, or the mixture ends before it; so for all that asks for a step.
+        """
+        _check_step(step)
         return np.bincount(self.policy.components_at(step), minlength=self.components)
 
     def starts_at(self, step: int) -> Int64[np.ndarray, " d"]:
         """Rows of each component in all steps before ``step``."""
+        _check_step(step)
         return self.policy.starts_at(step)
 
     def anchor_at(self, step: int) -> Anchor | None:
@@ -117,6 +123,7 @@ class Draws:
             >>> again.starts_at(50_000).tolist() == d.starts_at(50_000).tolist()
             True
         """
+        _check_step(step)
         if not isinstance(self.policy, Anchored):
             return None
         return {"policy": type(self.policy).__name__, "step": step, "state": self.policy.anchor_at(step)}
@@ -137,6 +144,7 @@ class Draws:
 
     def step_table(self, step: int) -> StepTable:
         """Component and ordinal of each row of ``step``, in stream order. Read-only arrays, shared between calls."""
+        _check_step(step)
         held = self._tables[step % _TABLES]
         if held is None or held[0] != step:
             component = self.policy.components_at(step)
@@ -193,6 +201,11 @@ class Draws:
         drawn, place = self.step_table(step)
         row = int(np.flatnonzero((drawn == component) & (place == ordinal))[0])
         return self.batch.rows_at(step)[0] + row
+
+
+def _check_step(step: int) -> None:
+    if not isinstance(step, int | np.integer) or step < 0:
+        raise IndexOutOfRangeError("is no step", field="step", value=step, cure="Steps are whole numbers from 0 on.")
 
 
 def _pick(table: StepTable, rows: Int64[np.ndarray, " n"]) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"]]:

@@ -7,6 +7,9 @@ says what the end of a source means for the mixture, in the words that ``dataset
 * ``restart``: nothing, sources start over in a new order; the mixture ends only if limits end it;
 * ``first_exhausted``: the mixture ends before the first example that some source does not have;
 * ``all_exhausted``: it ends once every source was used up at least once; smaller ones start over until then.
+
+A source is used up after one pass, or at its limit if that comes before: limits make no source last longer. One that is
+not drawn any more, since its weight is 0 from some step on, is not waited for by ``all_exhausted``.
 """
 
 from __future__ import annotations
@@ -59,13 +62,16 @@ def example_limits(
     return limits
 
 
-def mixture_length(draws: Draws, sizes: Sequence[int | None], stop: str) -> int | None:
+def mixture_length(
+    draws: Draws, sizes: Sequence[int | None], stop: str, limits: Sequence[int | None] | None = None
+) -> int | None:
     """Examples of a mixture under a stop strategy.
 
     Args:
         draws: The mixture.
         sizes: Examples of each component, None for an endless one.
         stop: One of ``STOP_STRATEGIES``.
+        limits: Most examples of each component, as ``draws`` has them; None: no limits.
 
     Returns:
         The number of examples, or None if there is no end.
@@ -84,13 +90,25 @@ def mixture_length(draws: Draws, sizes: Sequence[int | None], stop: str) -> int 
     if len(sizes) != draws.components:
         raise ConfigError(f"needs one entry for each of {draws.components} components", field="sizes", value=sizes)
     supply = draws.policy.supply()
-    ends = [] if supply.max() >= UNLIMITED else [int(supply.sum())]
+    ends: list[int | None] = [] if supply.max() >= UNLIMITED else [int(supply.sum())]
     if stop == "first_exhausted":
-        beyond = [draws.index_of(d, size) for d, size in enumerate(sizes) if size is not None]
-        ends += [index for index in beyond if index is not None]
+        for d, (size, limit) in enumerate(zip(sizes, limits or [None] * len(sizes), strict=True)):
+            if limit is not None and (size is None or limit < size):
+                ends.append(_end_of(draws, d, limit))  # it is passed over from then on: there is no example beyond
+            elif size is not None:
+                ends.append(draws.index_of(d, size))
     elif stop == "all_exhausted":
-        last = [None if size is None else draws.index_of(d, size - 1) if size else -1 for d, size in enumerate(sizes)]
-        used_up = [index + 1 for index in last if index is not None]
-        if len(used_up) == len(last):
-            ends.append(max(used_up))
-    return min(ends, default=None)
+        drawn = [None if given >= UNLIMITED else int(given) for given in supply]
+        most = [[n for n in pair if n is not None] for pair in zip(sizes, drawn, strict=True)]
+        used_up = [_end_of(draws, d, min(given)) if given else None for d, given in enumerate(most)]
+        if None not in used_up:
+            ends.append(max(filter(None, used_up), default=0))
+    return min((end for end in ends if end is not None), default=None)
+
+
+def _end_of(draws: Draws, component: int, size: int) -> int | None:
+    """Examples of the mixture up to the last of a component's first ``size``; None if it never has so many."""
+    if size == 0:
+        return 0
+    last = draws.index_of(component, size - 1)
+    return None if last is None else last + 1

@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from headrace.errors import ConfigError, did_you_mean
+from headrace.index.whole import whole_number
 
 Steps: TypeAlias = Int64[np.ndarray, " n"]
 WeightConfig: TypeAlias = float | Mapping[str, object]
@@ -369,8 +370,7 @@ class BatchSchedule:
 
 
 def _step(value: object, path: str) -> int:
-    if isinstance(value, str) and _INTEGER.fullmatch(value):
-        value = int(value)
+    value = int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else whole_number(value)
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value <= MAX_STEP:
         raise ConfigError("is not a step", field=path, value=value, cure="Steps are whole numbers from 0 to 2**40.")
     return int(value)

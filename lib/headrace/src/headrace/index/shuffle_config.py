@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from headrace.errors import ConfigError
-from headrace.index.permutation import permutation_family
+from headrace.errors import ConfigError, did_you_mean
+from headrace.index.permutation import PERMUTATIONS
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class BlockShuffleConfig:
     def __post_init__(self) -> None:
         for name in ("io_block_size", "window_blocks", "cache_windows"):
             _check_positive(f"shuffle.{name}", getattr(self, name))
-        permutation_family(self.perm_type)
+        if self.perm_type not in PERMUTATIONS:
+            cure = did_you_mean(str(self.perm_type), PERMUTATIONS)
+            raise ConfigError("is not a permutation family", field="shuffle.perm_type", value=self.perm_type, cure=cure)
 
 
 ShuffleConfig: TypeAlias = bool | int | BraidShuffleConfig | BlockShuffleConfig

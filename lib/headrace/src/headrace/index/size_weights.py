@@ -32,8 +32,27 @@ def is_size_rule(weights: Mapping[str, Any], names: Collection[str]) -> bool:
     return len(weights) == 1 and next(iter(weights)) in RULES and next(iter(weights)) not in names
 
 
+def refuse_size_rules(weights: Mapping[str, Any], names: Collection[str], path: str, *, itself: bool = False) -> None:
+    """Raises ConfigError where a group of a blend is a rule (or, if asked, ``weights`` themselves are one)."""
+    if itself and is_size_rule(weights, names):
+        raise ConfigError(
+            "is a rule for all sources, and stands at the top of weights only",
+            field=path,
+            value=dict(weights),
+            cure=f"Write weights: {dict(weights)} for all sources, or name: weight lines here.",
+        )
+    for name, value in weights.items():
+        blend: object = cast("Mapping[str, Any]", value).get("blend") if isinstance(value, Mapping) else None
+        if isinstance(blend, Mapping):
+            refuse_size_rules(cast("Mapping[str, Any]", blend), names, f"{path}.{name}.blend", itself=True)
+
+
 def weights_of_sizes(
-    rule: Mapping[str, Any], sizes: Mapping[str, int], run_tokens: int | None = None, path: str = "weights"
+    rule: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    run_tokens: int | None = None,
+    path: str = "weights",
+    budget: str = "num_steps",
 ) -> dict[str, float]:
     """The weights that a rule stands for.
 
@@ -42,6 +61,7 @@ def weights_of_sizes(
         sizes: Tokens of each source.
         run_tokens: Tokens of the whole run, if known.
         path: Where the rule stands in the config, for errors.
+        budget: The field that ``run_tokens`` follow from, for errors.
 
     Returns:
         Weights that sum to 1, up to rounding.
@@ -70,17 +90,29 @@ def weights_of_sizes(
                 cure = did_you_mean(str(key), ("max_epochs", "tokens"))
                 raise ConfigError("is not a field here", field=f"{here}.{key}", value=given[key], cure=cure)
         epochs, tokens = given.get("max_epochs"), given.get("tokens", run_tokens)
+        budget = f"{here}.tokens" if "tokens" in given else budget
     if tokens is None:
         raise ConfigError(
             "needs to know how many tokens the run has",
             field=here,
             value=value,
-            cure="Give num_steps, or write unimax: {max_epochs: 4, tokens: 1e10}.",
+            cure=f"Give {budget}, or write unimax: {{max_epochs: 4, tokens: 1e10}}.",
         )
-    most = _positive(epochs, f"{here}.max_epochs", "Passes over each source, e.g. 4.")
-    budget = _positive(tokens, f"{here}.tokens", "Tokens of the whole run.")
+    passes = f"{here}.max_epochs" if isinstance(value, Mapping) else here
+    most = _positive(epochs, passes, "Passes over each source, e.g. 4.")
+    wanted = _positive(tokens, f"{here}.tokens", "Tokens of the whole run.")
+    whole = math.fsum(known.values())
+    if whole > 0 and most * whole < wanted * (1 - 1e-9):
+        least = math.ceil(wanted / whole * 1000) / 1000
+        raise ConfigError(
+            f"cannot be met: all sources, {most:g} times over, hold {most * whole:,.0f} tokens,"
+            f" and the run has {wanted:,.0f}",
+            field=passes,
+            value=epochs,
+            cure=f"Raise it to {least:.12g} or more, or lower {budget}.",
+        )
     try:
-        return _rounded(unimax_weights(known, budget, most))
+        return _rounded(unimax_weights(known, wanted, most))
     except ConfigError as error:
         raise ConfigError(error.problem, field=here, value=value, cure=error.cure) from error
 

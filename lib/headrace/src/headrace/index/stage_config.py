@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import ConfigError, did_you_mean
+from headrace.index.amendments import added_sources, amend, check_disjoint
 from headrace.index.blend import Blend
 from headrace.index.budgets import check_steps, check_tokens, step_after_tokens, tokens_of_steps
 from headrace.index.schedule import BatchSchedule
-from headrace.index.size_weights import is_size_rule, weights_of_sizes
+from headrace.index.size_weights import is_size_rule, refuse_size_rules, weights_of_sizes
 from headrace.index.stage_plan import PlannedStage, StagePlan, StageStream
 from headrace.index.stages import Stage, check_components
 
@@ -40,13 +41,13 @@ class StageConfig:
 
 @dataclass(frozen=True)
 class AmendmentConfig:
-    """A declared change of the mixture of a run that has begun.
+    """A declared change of the mixture of a run that has begun; names mean what bears them, at any depth of a blend.
 
     Attributes:
         step: First step of the changed mixture. Must not have been trained on yet.
-        add: Weights of components that join the mixture.
-        weights: New weights of components that are in it.
-        drop: Components that are no longer drawn.
+        add: Weights of components that join the mixture, or groups of them: ``{y: {weight: 1, blend: {d: 1, e: 1}}}``.
+        weights: New weights of what is in it. A group of a blend keeps its blend, or with ``{blend: ...}`` its weight.
+        drop: Components, or whole groups, that are no longer drawn.
     """
 
     step: int
@@ -108,17 +109,17 @@ def resolve_stages(
             (step, s.weights, s.name, f"stages[{k}].weights")
             for k, (s, step) in enumerate(zip(stages, bounds, strict=True))
         ]
-        run_tokens = [s.tokens for s in stages]
+        budgets = [(f"stages[{k}].tokens", s.tokens) for k, s in enumerate(stages)]
     elif weights is not None:
         plan = [(0, dict(weights), "", "weights")]
-        run_tokens = [None if num_steps is None else tokens_of_steps(num_steps, batch, phases)]
+        budgets = [("num_steps", None if num_steps is None else tokens_of_steps(num_steps, batch, phases))]
     else:  # a component without a weight counts 1, unless it is an amendment that brings it in
         plain = {n: 1.0 if w is None else w for n, w in own.items() if w is not None or n not in later}
         plan = [(0, plain, "", "components")]
-        run_tokens = [None]
+        budgets = [("num_steps", None)]
     plan = [
-        (step, _of_sizes(mapping, own, later, sizes, tokens, path), name, path)
-        for (step, mapping, name, path), tokens in zip(plan, run_tokens, strict=True)
+        (step, _of_sizes(mapping, own, later, sizes, budget, path), name, path)
+        for (step, mapping, name, path), budget in zip(plan, budgets, strict=True)
     ]
     for number, amendment in enumerate(amendments):
         plan.append(_amended(plan[-1], amendment, number, own))
@@ -140,8 +141,8 @@ def _added_later(amendments: Sequence[AmendmentConfig]) -> set[str]:
     added: set[str] = set()
     dropped: set[str] = set()
     for amendment in amendments:
-        added |= set(amendment.add) - dropped
         dropped |= set(amendment.drop) - added
+        added |= added_sources(amendment.add, amendment.weights) - dropped
     return added
 
 
@@ -157,25 +158,11 @@ def _amended(
             value=amendment.step,
             cure="Amendments stand in the order of their steps and cannot change the past.",
         )
-    for name in amendment.add:
-        if name not in own:
-            raise ConfigError("is not a component", field=f"{path}.add.{name}", cure=did_you_mean(name, own))
-        if name in weights:
-            raise ConfigError("is in the mixture already", field=f"{path}.add.{name}", cure="Use weights for it.")
-    for name in amendment.weights:
-        if name not in weights:
-            raise ConfigError(
-                "is not in the mixture",
-                field=f"{path}.weights.{name}",
-                cure=f"Use add for it. {did_you_mean(name, weights)}" if name in own else did_you_mean(name, weights),
-            )
-    for name in amendment.drop:
-        if name not in weights:
-            raise ConfigError(
-                "is not in the mixture", field=f"{path}.drop", value=name, cure=did_you_mean(name, weights)
-            )
-    merged = {**weights, **amendment.weights, **amendment.add}
-    changed = {name: weight for name, weight in merged.items() if name not in amendment.drop}
+    refuse_size_rules(amendment.add, own, f"{path}.add", itself=True)
+    refuse_size_rules(amendment.weights, own, f"{path}.weights", itself=True)
+    changed = amend(
+        weights, add=amendment.add, weights=amendment.weights, drop=amendment.drop, components=own, path=path
+    )
     return amendment.step, changed, f"amendment {number}", f"{path}.weights"
 
 
@@ -184,15 +171,17 @@ def _of_sizes(
     own: Mapping[str, Any],
     later: set[str],
     sizes: Callable[[], Mapping[str, int]] | None,
-    tokens: int | None,
+    budget: tuple[str, int | None],
     path: str,
 ) -> dict[str, Any]:
     """Weights, if they are given by a rule those that follow from the sizes of what no amendment brings in."""
     if not is_size_rule(weights, own):
+        refuse_size_rules(weights, own, path)
         return weights
     if sizes is None:
         raise ConfigError("follows from sizes, which are not known here", field=path, value=weights)
-    return dict(weights_of_sizes(weights, {n: t for n, t in sizes().items() if n not in later}, tokens, path))
+    known = {n: t for n, t in sizes().items() if n not in later}
+    return weights_of_sizes(weights, known, budget[1], path, budget[0])
 
 
 def check_plan(stages: Sequence[StageConfig], amendments: Sequence[AmendmentConfig]) -> None:
@@ -220,6 +209,7 @@ def check_plan(stages: Sequence[StageConfig], amendments: Sequence[AmendmentConf
                 cure="Amendments cannot change the past: change weights instead.",
             )
         check_steps(path, amendment.step)
+        check_disjoint(amendment.add, amendment.weights, amendment.drop, f"amendments[{number}]")
         reached, where = _rising(amendment.step, path, reached, where)
 
 
@@ -286,7 +276,7 @@ def run_steps(
     """Steps of a run: what it says, or the tokens of its last stage; None if neither.
 
     Raises:
-        ConfigError: the two differ, or an amendment or stage begins where the run has ended.
+        ConfigError: the two differ, or an amendment, a stage, a length or a batch size begins where the run has ended.
     """
     check_steps("num_steps", num_steps)
     end = stage_bounds(stages, batch, phases)[1] if stages else None
@@ -298,15 +288,26 @@ def run_steps(
             cure="Leave out one of the two.",
         )
     end = num_steps if end is None else end
+    if end is None:
+        return None
     begins = {
         f"stages[{k}].step": step for k, step in enumerate(stage_bounds(stages, batch, phases)[0] if stages else [])
     }
     begins |= {f"amendments[{k}].step": amendment.step for k, amendment in enumerate(amendments)}
     for path, step in begins.items():
-        if end is not None and step >= end:
+        if step >= end:
             raise ConfigError(
                 f"is not before step {end}, where the run ends", field=path, value=step, cure="Prolong the run."
             )
+    for path, points in (("seq_len", phases), ("batch_size", batch.points)):
+        for step, value in points:
+            if step >= end:
+                raise ConfigError(
+                    f"begins at step {step}, and the run ends before step {end}",
+                    field=f"{path}[{step}]",
+                    value=value,
+                    cure="Prolong the run, or leave it out.",
+                )
     return end
 
 

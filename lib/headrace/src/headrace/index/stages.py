@@ -38,7 +38,8 @@ from jaxtyping import Bool, Float64, Int32, Int64
 from headrace.errors import ConfigError, IndexOutOfRangeError, did_you_mean
 from headrace.index.anchors import Anchor, anchor_integer, anchor_integers, anchor_sum, refused
 from headrace.index.blend import Blend, WeightsAt
-from headrace.index.quota import Account, Quota
+from headrace.index.quota import Quota
+from headrace.index.quota_walk import Account
 from headrace.index.schedule import MAX_STEP, BatchSchedule
 from headrace.index.shares import BITS, ONE, PART, UNLIMITED
 

@@ -159,8 +159,9 @@ class RLDataset:
         record = self.store.record(step)
         if record is None:
             if step != self.store.next_step and self.store.next_step > 0:
+                ahead = step > self.store.next_step
                 raise ConfigError(
-                    "is ahead of the rollouts",
+                    "is ahead of the rollouts" if ahead else "comes before the first step that was made",
                     field="step",
                     value=step,
                     cure=f"The next step is {self.store.next_step}.",

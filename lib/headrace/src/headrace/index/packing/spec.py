@@ -15,7 +15,7 @@ PACK_VERSION = 1
 
 DEFAULT_BLOCK_TOKENS = 65_536
 
-_CUTTING = ("bfd_split", "wrap")
+CUTTING = ("bfd_split", "wrap")
 _IN_ORDER = ("next_fit", "wrap", "windowed")
 
 
@@ -61,7 +61,7 @@ class PackSpec:
         if self.algorithm not in known:
             cure = did_you_mean(str(self.algorithm), known)
             raise ConfigError("is not a packing algorithm", field="algorithm", value=self.algorithm, cure=cure)
-        if self.long is not None and check_long(self.long) != "split" and self.algorithm in _CUTTING:
+        if self.long is not None and check_long(self.long) != "split" and self.algorithm in CUTTING:
             raise ConfigError(
                 f"contradicts {self.algorithm}, which cuts documents",
                 field="long",
@@ -76,7 +76,7 @@ class PackSpec:
     @property
     def policy(self) -> LongPolicy:
         """What becomes of long documents."""
-        return self.long or ("split" if self.algorithm in _CUTTING else "keep")
+        return self.long or ("split" if self.algorithm in CUTTING else "keep")
 
     @property
     def in_order(self) -> bool:
