@@ -1,0 +1,89 @@
+"""How commands end: one line on standard error for what went wrong, and a status that scripts can go by.
+
+====== ==========================================================================================
+status meaning
+====== ==========================================================================================
+0      done, and nothing was found wrong
+1      done, and something was found: damage, differences, a problem of a config
+2      not done: a wrong option, config, cache or source; what is wrong and the cure are printed
+3      not done: an error that nobody foresaw; please report it
+130    interrupted (128 + the number of the signal, as in a shell)
+====== ==========================================================================================
+
+No traceback is shown unless ``--debug`` or ``HEADRACE_DEBUG=1`` asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from headrace.errors import HeadraceError, redact
+
+OK, FOUND, REFUSED, UNFORESEEN, INTERRUPTED = 0, 1, 2, 3, 130
+EPILOG = (
+    "Ends with 0: done; 1: something was found (damage, differences, a problem); 2: refused, the line says why;"
+    " 3: an error that nobody foresaw; 130: interrupted."
+)
+DEBUG = "HEADRACE_DEBUG"
+_USAGE: Any = typer.BadParameter.__base__  # typer's own name for it moved between releases
+
+
+def tell(app: typer.Typer) -> None:
+    """Runs the command that was typed, and leaves the process with its status."""
+    from typer.completion import completion_init  # pyright: ignore[reportPrivateImportUsage]  (its one home)
+
+    completion_init()
+    try:
+        status = app(standalone_mode=False)
+    except _USAGE as error:
+        status = _usage(error)
+    except typer.Abort:
+        status = INTERRUPTED
+    except KeyboardInterrupt:
+        status = _say("interrupted", "", INTERRUPTED)
+    except HeadraceError as error:
+        status = _say("error", str(error), REFUSED)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = OK
+    except OSError as error:
+        status = _say("error", redact(_os_error(error)), REFUSED)
+    except Exception as error:  # noqa: BLE001  (the last place that can say it in a line)
+        text = " ".join(str(error).split())
+        hint = f" (a fault of headrace: please report it, with what {DEBUG}=1 shows)"
+        status = _say("error", redact(f"{type(error).__name__}: {text}{hint}"), UNFORESEEN)
+    sys.exit(status if isinstance(status, int) else OK)
+
+
+def say_all(wanted: bool) -> None:
+    """``--debug``: as if ``HEADRACE_DEBUG`` were set."""
+    if wanted:
+        os.environ[DEBUG] = "1"
+
+
+def _say(what: str, text: str, status: int) -> int:
+    if os.environ.get(DEBUG, "0") not in ("", "0") and text:
+        traceback.print_exc()
+    Console(stderr=True, soft_wrap=True).print(Text.assemble((what, "bold red"), " " if text else "", text))
+    return status
+
+
+def _usage(error: Any) -> int:
+    """A command line that cannot be read: one line, and where to look."""
+    message = error.format_message()
+    if not message.strip():  # a group that was called without a command: its help was shown
+        return REFUSED
+    asked = error.ctx.command_path if error.ctx is not None else "headrace"
+    return _say("error", f"{' '.join(message.split())} See: {asked} --help", REFUSED)
+
+
+def _os_error(error: OSError) -> str:
+    named = f"{error.filename}: " if error.filename else ""
+    return f"{named}{error.strerror or error}"

@@ -1,0 +1,140 @@
+"""``headrace config`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jsonschema
+import numpy as np
+import pytest
+import yaml
+from jax.sharding import Mesh
+
+from headrace.config import load_config
+from headrace.state import open_run
+from headrace.testing import tiny_cache
+
+PLAN = """
+seq_len: 4096
+batch_size: 64
+num_steps: 1000
+components:
+  web: {cache: none/web, weight: 7, expected_tokens: 1e12}
+  code: {cache: none/code, weight: {linear: {0: 1, 1000: 3}}, expected_tokens: 2.5e11}
+"""
+
+
+@pytest.fixture
+def plan(tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_text(PLAN)
+    return str(path)
+
+
+@pytest.fixture
+def small(tmp_path):
+    for name in "ab":
+        tiny_cache(tmp_path / name, documents=300)
+    path = tmp_path / "run.yaml"
+    path.write_text(f"""
+seq_len: 16
+batch_size: 8
+num_steps: 50
+components: {{a: {{cache: {tmp_path}/a}}, b: {{cache: {tmp_path}/b, weight: 2}}}}
+""")
+    return str(path)
+
+
+def test_check_prints_what_it_resolves_to(headrace, plan):
+    done = headrace("config", "check", plan)
+    assert done.code == 0
+    assert done.err == ""
+    assert "2 components, batches of 64 rows of 4,096 tokens, 1,000 steps, 262,144,000 tokens" in done.out
+    assert "87.50% > 70.01%" in done.out
+    assert "The first batch touches 64 chunks" in done.out
+    assert "warning components.{web,code}.cache: planned by declared sizes" in done.out
+
+
+def test_check_as_json_holds_the_whole_config(headrace, plan):
+    facts = json.loads(headrace("config", "check", plan, "--json", "--hosts", "1,4", "seed=7").out)
+    assert facts["ok"]
+    assert [f["rule"] for f in facts["findings"]] == ["cache_missing"]
+    assert facts["config"]["seed"] == 7
+    assert [h["hosts"] for h in facts["plan"]["forecast"]["by_hosts"]] == [1, 4]
+    assert [c["name"] for c in facts["plan"]["components"]] == ["web", "code"]
+
+
+def test_statuses_of_check(headrace, plan):
+    assert headrace("config", "check", plan, "--strict").code == 1  # a warning
+    assert headrace("config", "check", plan, "prefetch_bytes=1000000").code == 1  # a problem
+    assert headrace("config", "check", plan, "--hosts", "7").code == 1
+    assert headrace("config", "check", plan, "batchsize=3").code == 2
+
+
+def test_sizes_can_be_given(headrace, plan):
+    facts = json.loads(headrace("config", "check", plan, "--json", "--tokens", "web=1e10", "--steps", "2000").out)
+    assert facts["plan"]["components"][0]["tokens"] == 10**10
+    assert facts["plan"]["steps"] == 2000
+    assert headrace("config", "check", plan, "--tokens", "wbe=1").err.startswith("error wbe: is not a component. Did")
+
+
+def test_check_of_a_run_that_is_another(headrace, small, tmp_path):
+    loader = load_config(small).loader(Mesh(np.asarray(jax.devices()[:1]), ("data",)))
+    open_run(str(tmp_path / "run"), loader)
+    assert headrace("config", "check", small, "--hosts", "1", "--run", str(tmp_path / "run")).code == 0
+    done = headrace("config", "check", small, "--run", str(tmp_path / "run"), "seed=5", "components.b.weight=3")
+    assert done.code == 2
+    assert "seed" in done.err
+    assert "components.b" in done.err or "weights.b" in done.err
+    assert "Go back to the run's config" in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    nothing = headrace("config", "check", small, "--run", str(tmp_path))
+    assert "holds no run: there is no manifest.json" in nothing.err
+
+
+def test_check_of_declared_amendments_is_the_same_run(headrace, small, tmp_path):
+    loader = load_config(small).loader(Mesh(np.asarray(jax.devices()[:1]), ("data",)))
+    open_run(str(tmp_path / "run"), loader)
+    amended = "amendments=[{step: 20, weights: {b: 5}}]"
+    assert headrace("config", "check", small, "--hosts", "1", "--run", str(tmp_path / "run"), amended).code == 0
+
+
+def test_show_loads_to_the_same(headrace, plan, tmp_path):
+    done = headrace("config", "show", plan, "components.web.weight=2")
+    (tmp_path / "whole.yaml").write_text(done.out)
+    assert load_config(str(tmp_path / "whole.yaml")) == load_config(plan, ["components.web.weight=2"])
+    assert json.loads(headrace("config", "show", plan, "--json").out)["batch_size"] == 64
+
+
+def test_the_schema_goes_to_a_file(headrace, plan, tmp_path):
+    assert headrace("config", "schema", "-o", str(tmp_path / "s.json")).out == ""
+    schema = json.loads((tmp_path / "s.json").read_text())
+    jsonschema.validate(json.loads(json.dumps(yaml.safe_load(PLAN))), schema)
+
+
+def test_from_levanter_prints_a_config_with_its_notes(headrace, tmp_path):
+    theirs = tmp_path / "theirs.yaml"
+    theirs.write_text(
+        "components: {web: {cache_dir: CACHES/web}}\nnum_validation_sequences: {web: 5}\n".replace("CACHES", "gs://b")
+    )
+    done = headrace("config", "from-levanter", str(theirs))
+    assert done.code == 0
+    assert "# missing num_validation_sequences.web: 5 rows" in done.out
+    (tmp_path / "ours.yaml").write_text(done.out)
+    assert load_config(str(tmp_path / "ours.yaml")).components["web"].cache == "gs://b/web/train"
+    assert headrace("config", "from-levanter", str(theirs), "--strict").code == 1
+    facts = json.loads(headrace("config", "from-levanter", str(theirs), "--json").out)
+    assert {note["kind"] for note in facts["notes"]} == {"differs", "missing"}
+    written = headrace("config", "from-levanter", str(theirs), "-o", str(tmp_path / "out.yaml"))
+    assert written.out == ""
+    assert "missing num_validation_sequences.web" in written.err
+    assert load_config(str(tmp_path / "out.yaml")) == load_config(str(tmp_path / "ours.yaml"))
+
+
+def test_simulate_goes_by_expected_tokens_too(headrace, plan):
+    done = headrace("simulate", plan, "--hosts", "1", "--max-rows", "1024", "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["batch_size"] == 64
+    levanter = headrace("simulate", plan, "--hosts", "1", "--max-rows", "1024", "--json", "--layout", "levanter")
+    assert json.loads(levanter.out)["block_bytes"] == 1 << 20

@@ -1,0 +1,94 @@
+"""What a user writes with the public names: it must pass a strict type checker. Not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+from jax.sharding import Mesh
+
+import headrace
+from headrace import (
+    AmendmentConfig,
+    BatchSchedule,
+    BlockShuffleConfig,
+    BraidShuffleConfig,
+    ComponentConfig,
+    ConfigError,
+    DataLoader,
+    LmDataConfig,
+    LoaderState,
+    LoaderStats,
+    MixtureDataset,
+    PackedBatch,
+    PackingConfig,
+    SourceConfig,
+    StageConfig,
+    TokenCache,
+    TokenizerConfig,
+    TokenSeqDataset,
+    ValidationConfig,
+    build_cache,
+    load_config,
+    open_run,
+    temperature_weights,
+)
+
+
+def build() -> int:
+    """Builds a cache and counts its tokens."""
+    report = build_cache(SourceConfig(["texts"], text_field="body"), TokenizerConfig("bytes"), "caches/code")
+    return report.tokens + TokenCache.open(report.path).num_tokens
+
+
+def config() -> LmDataConfig:
+    """A config in Python."""
+    return LmDataConfig(
+        components={
+            "code": ComponentConfig("caches/code", shuffle=BlockShuffleConfig(window_blocks=64)),
+            "docs": ComponentConfig(
+                "caches/docs", max_epochs=4.0, expected_tokens=2e11, packing=PackingConfig(long="truncate")
+            ),
+        },
+        stages=[StageConfig({"code": 1, "docs": {"linear": {0: 0.1, 1000: 1.0}}}, step=0)],
+        amendments=[AmendmentConfig(500, weights={"docs": 3})],
+        shuffle=BraidShuffleConfig(strands=1024),
+        validation=ValidationConfig(one_in=100),
+        batch_size={0: 256, 10_000: 512},
+    )
+
+
+def train(mesh: Mesh, folder: str, start: int) -> Iterator[tuple[int, LoaderState, jax.Array]]:
+    """Trains, and yields what goes into a checkpoint."""
+    loaded: LmDataConfig = load_config("run.yaml", ["seed=1"])
+    loader: DataLoader = loaded.loader(mesh, batch_axis="data")
+    manifest = open_run(folder, loader, step=start)
+    with loader.iter_from_step(start) as batches:
+        for step, batch in enumerate(batches, start=start):
+            yield step, manifest.state(step + 1), loss(batch)
+    stats: LoaderStats = loader.stats()
+    print(stats.to_json())
+
+
+def loss(batch: PackedBatch) -> jax.Array:
+    """A stand-in for a model."""
+    weighted: jax.Array = (batch.labels * batch.token_weights).sum()
+    return weighted / batch.token_weights.sum()
+
+
+def mixture() -> MixtureDataset:
+    """A mixture without a config."""
+    sources = {name: TokenSeqDataset(f"caches/{name}", seq_len=128) for name in ("code", "docs")}
+    shuffled = {name: source.braid_shuffle(batch_size=16, seed=0) for name, source in sources.items()}
+    weights = temperature_weights({name: float(len(source)) for name, source in sources.items()}, 2.0)
+    return MixtureDataset(shuffled, weights, batch_size=BatchSchedule({0: 32, 1000: 64}))
+
+
+def main(mesh: Mesh) -> None:
+    """Everything once."""
+    print(build(), config().to_yaml(), mixture().draws.counts_at(0).tolist(), headrace.__all__)
+    try:
+        for step, state, value in train(mesh, "runs/1", 0):
+            print(step, state.to_json(), float(value))
+    except ConfigError as error:
+        print(error.field, error.cure)
