@@ -1,0 +1,157 @@
+"""Batches as numpy arrays on the host, for whoever brings them to devices on their own.
+
+The batches are those of :class:`headrace.DataLoader`, in its order, and read ahead as there; each of ``world`` equal
+processes gets its share of every batch's rows, one after the other.
+
+Price: that of the loader without the transfer, plus what it costs to write out labels, positions and weights in numpy
+(about 5 ns a token): most of them are cheaper derived on the device, which is what ``PackedBatch`` is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.data.batch import PackedBatch
+from headrace.data.dataset import AsyncDataset, PlannedDataset
+from headrace.data.mixture import MixtureDataset
+from headrace.data.phased import PhasedDataset
+from headrace.errors import ConfigError
+from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
+from headrace.feed.placement import Placement
+from headrace.feed.plan import RowOrder
+from headrace.feed.reader import GROUP, AsyncReader, HostRows, PlannedReader
+from headrace.index.schedule import BatchSchedule
+from headrace.index.seeds import ORDER_VERSION
+from headrace.metrics import ReadStats, Stopwatch
+from headrace.state import LoaderState, RunManifest
+
+FIELDS = ("tokens", "labels", "position_ids", "segment_ids", "token_weights")
+
+
+class HostBatches:
+    """One process's share of the batches of a run, as numpy arrays.
+
+    Args:
+        dataset: What to load.
+        batch_size: Rows of the global batch; left out for a mixture, which has its own.
+        rank: Number of this process.
+        world: Processes; must divide every batch size.
+        row_order: As for :class:`headrace.DataLoader`.
+        prefetch_bytes: Budget for stored blocks in memory and in flight.
+
+    Raises:
+        ConfigError: the batch size is missing, differs from the mixture's, or does not divide.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace.data.token_seq import TokenSeqDataset
+        >>> batches = HostBatches(TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), 8, rank=1, world=2)
+        >>> step, batch = next(batches.from_step(3))
+        >>> step, batch.tokens.shape
+        (3, (4, 8))
+    """
+
+    def __init__(
+        self,
+        dataset: AsyncDataset[Any],
+        batch_size: int | Mapping[int, int] | BatchSchedule | None = None,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        row_order: RowOrder = "locality",
+        prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
+    ) -> None:
+        own = dataset.batch_schedule if isinstance(dataset, MixtureDataset | PhasedDataset) else None
+        schedule = own if batch_size is None else BatchSchedule(batch_size)
+        if schedule is None:
+            raise ConfigError("is missing", field="batch_size", cure="Give the number of rows of the global batch.")
+        if own is not None and schedule != own:
+            raise ConfigError(f"differs from the mixture's {own}", field="batch_size", value=batch_size)
+        if not 0 <= rank < world:
+            raise ConfigError(f"is not in 0 .. {world - 1}", field="rank", value=rank)
+        for size in schedule.unique_sizes:
+            if size % world:
+                raise ConfigError(f"is not divisible by {world} processes", field="batch_size", value=size)
+        self.dataset, self.schedule = dataset, schedule
+        self.row_order: RowOrder = row_order
+        self.read_stats = ReadStats()
+        self._share, self._prefetch_bytes = _Share(rank, world), prefetch_bytes
+        self._manifest: RunManifest | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """All that determines the batches: the same for every process, and for headrace's own loader."""
+        return {
+            "order_version": ORDER_VERSION,
+            "dataset": self.dataset.describe(),
+            "batch_size": self.schedule.to_config(),
+            "row_order": self.row_order,
+        }
+
+    @property
+    def manifest(self) -> RunManifest:
+        """The run's manifest; its ``state(step)`` is what a checkpoint needs."""
+        if self._manifest is None:
+            self._manifest = RunManifest.of(self)
+        return self._manifest
+
+    def resume(self, state: Mapping[str, Any]) -> int:
+        """The step that a saved state (``LoaderState.to_json()``) says is the next.
+
+        Raises:
+            PlanMismatchError: it is the state of another run.
+        """
+        found = LoaderState.from_json(state)
+        self.manifest.check(found)
+        return found.step
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps until the dataset ends; None if it does not."""
+        n = self.dataset.length
+        return n if not n else int(self.schedule.step_of(np.asarray([n - 1]))[0]) + 1
+
+    def from_step(self, step: int = 0) -> Iterator[tuple[int, PackedBatch]]:
+        """Steps and their batches, from ``step`` on, read ahead until the iterator is closed or dropped."""
+        share = cast(Placement, self._share)
+        if isinstance(self.dataset, PlannedDataset):
+            reader = PlannedReader(
+                self.dataset, self.schedule, share, self.row_order, self._prefetch_bytes, self.read_stats, Stopwatch(),
+                group=GROUP,
+            )  # fmt: skip
+        else:
+            reader = AsyncReader(self.dataset, self.schedule, share, self.read_stats, Stopwatch())
+        try:
+            for number, host in enumerate(reader.batches(step, self.num_steps), start=step):
+                yield number, self._batch(host)
+        finally:
+            reader.close()
+
+    def _batch(self, host: HostRows | PackedBatch) -> PackedBatch:
+        if isinstance(host, PackedBatch):
+            return host
+        eos = self.dataset.eos_id if isinstance(self.dataset, PlannedDataset) else None
+        valid = self._share.local_rows(host.batch_size) < host.num_valid
+        return PackedBatch(host.tokens, valid, host.source_id, segment_lengths=host.segment_lengths, eos_id=eos)
+
+
+class _Share:
+    """Which rows one of several equal processes holds; the part of a ``Placement`` that needs no devices."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank, self._world = rank, world
+
+    def local_rows(self, batch_size: int) -> Int64[np.ndarray, " n"]:
+        each = batch_size // self._world
+        return np.arange(self._rank * each, (self._rank + 1) * each)
+
+    def local_columns(self, seq_len: int) -> tuple[int, int]:
+        return 0, seq_len
+
+
+def arrays_of(batch: PackedBatch) -> dict[str, np.ndarray]:
+    """What a training step reads, by name: tokens, labels, positions, segments and loss weights, ``[B, S]`` each."""
+    return {name: np.asarray(getattr(batch, name)) for name in FIELDS}

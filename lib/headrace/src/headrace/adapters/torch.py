@@ -1,0 +1,95 @@
+"""headrace's batches as a ``torch.utils.data.IterableDataset``.
+
+::
+
+    batches = TorchBatches(config.dataset(), rank=rank, world=world)
+    for batch in torch.utils.data.DataLoader(batches, batch_size=None):  # they are batches already
+        ...
+
+headrace reads ahead in threads, so torch's workers gain nothing: leave ``num_workers`` at 0. ``state_dict`` and
+``load_state_dict`` are those of stateful loaders (torchdata).
+"""
+
+# torch is no dependency of headrace, so its types may not be there
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownParameterType=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from headrace.adapters.host_batches import HostBatches, arrays_of
+from headrace.data.dataset import AsyncDataset
+from headrace.errors import ConfigError
+from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
+from headrace.feed.plan import RowOrder
+from headrace.index.schedule import BatchSchedule
+from headrace.state import LoaderState
+
+_INDICES = ("tokens", "labels")
+
+
+class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
+    """Batches as dicts of tensors: ``tokens`` and ``labels`` as int64, ``token_weights`` as float32.
+
+    Args:
+        dataset: What to load.
+        batch_size: As for :class:`headrace.DataLoader`.
+        rank: Number of this process.
+        world: Processes.
+        row_order: As for :class:`headrace.DataLoader`.
+        prefetch_bytes: As for :class:`headrace.DataLoader`.
+
+    Raises:
+        ConfigError: as for :class:`~headrace.adapters.host_batches.HostBatches`; from an iteration: there are several
+            workers, each of which would give all batches.
+    """
+
+    def __init__(
+        self,
+        dataset: AsyncDataset[Any],
+        batch_size: int | Mapping[int, int] | BatchSchedule | None = None,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        row_order: RowOrder = "locality",
+        prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
+    ) -> None:
+        super().__init__()
+        self.batches = HostBatches(
+            dataset, batch_size, rank=rank, world=world, row_order=row_order, prefetch_bytes=prefetch_bytes
+        )
+        self._step = 0
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        worker = get_worker_info()
+        if worker is not None and worker.num_workers > 1:
+            raise ConfigError(
+                "would each give every batch",
+                field="num_workers",
+                value=worker.num_workers,
+                cure="Use num_workers=0: headrace reads ahead in threads of its own.",
+            )
+        for step, batch in self.batches.from_step(self._step):
+            self._step = step + 1
+            yield {
+                name: torch.from_numpy(values.astype(np.int64) if name in _INDICES else np.ascontiguousarray(values))
+                for name, values in arrays_of(batch).items()
+            }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is: a step and the run's fingerprint."""
+        return LoaderState(self._step, self.batches.manifest.fingerprint).to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration begins where the state says.
+
+        Raises:
+            PlanMismatchError: it is the state of another run.
+        """
+        self._step = self.batches.resume(state)

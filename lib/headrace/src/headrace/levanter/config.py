@@ -1,0 +1,155 @@
+"""``HeadraceDataConfig``: what stands where ``data`` is in a ``TrainLmConfig`` of Levanter's.
+
+``train_lm`` asks its data config for four things: a tokenizer (for its length and for evaluation), the training set,
+the evaluation sets with their tags, and the same without. This one answers from a headrace config. Nothing is mixed or
+shuffled by Levanter, so its ``data_seed`` does not count: the seed is headrace's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import yaml
+from draccus import encode
+from levanter.checkpoint import discover_checkpoint_candidates
+from levanter.data.passthrough_tokenizer import PassthroughTokenizer
+from levanter.tokenizers import load_tokenizer
+
+from headrace.config import LmDataConfig, load_config
+from headrace.config_parsing import decode, with_overrides
+from headrace.errors import ConfigError
+from headrace.levanter.dataset import HeadraceDataset
+from headrace.levanter.loader import check_schedule, headrace_schedule
+from headrace.state import open_run
+from headrace.store import files
+
+_RUN_FOLDER = "headrace"
+
+
+@dataclass(frozen=True)
+class HeadraceDataConfig:
+    """The data of a run of ``levanter.main.train_lm``, in the place of Levanter's ``LmDataConfig``.
+
+    .. code-block:: yaml
+
+        data:
+          config: data.yaml             # or the config itself: {components: ..., seq_len: 2048, batch_size: 256}
+          run_dir: gs://runs/1b/checkpoints/run-7
+
+    Attributes:
+        config: A headrace config: :class:`headrace.LmDataConfig`, the path of its YAML, or its content. Its ``seq_len``
+            and ``batch_size`` must be the trainer's.
+        settings: ``name=value`` settings over it.
+        tokenizer: What Levanter loads as tokenizer, for evaluation and export: a name or folder. None: one that only
+            knows the size of the caches' vocabulary.
+        run_dir: Folder of the run's checkpoints, ``checkpointer.base_path`` with the run's id. The run's manifest is
+            kept there, and a resumed run whose data, order or mixture differ is refused with the difference shown.
+            None: nobody looks.
+    """
+
+    config: Any = None
+    settings: list[str] = field(default_factory=list[str])
+    tokenizer: str | None = None
+    run_dir: str | None = None
+
+    @cached_property
+    def resolved(self) -> LmDataConfig:
+        """The headrace config.
+
+        Raises:
+            ConfigError: it is missing, or not usable.
+        """
+        if self.config is None:
+            raise ConfigError("is missing", field="data.config", cure="Write data: {config: data.yaml}.")
+        if isinstance(self.config, str):
+            return load_config(self.config, self.settings)
+        if isinstance(self.config, Mapping):
+            return decode(LmDataConfig, with_overrides(self.config, self.settings))
+        if self.settings:
+            raise ConfigError("go with a file or its content", field="data.settings", value=self.settings)
+        return self.config
+
+    @cached_property
+    def the_tokenizer(self) -> Any:
+        """The tokenizer that Levanter uses.
+
+        Raises:
+            ConfigError: it knows fewer tokens than the caches have.
+        """
+        known = max(int(cache.ledger.tokenizer["vocab_size"]) for cache in self.resolved.open_caches().values())
+        if self.tokenizer is None:
+            return PassthroughTokenizer(known)
+        found = load_tokenizer(self.tokenizer)
+        if len(found) < known:
+            raise ConfigError(
+                f"knows {len(found)} tokens, and the caches have {known}", field="data.tokenizer", value=self.tokenizer
+            )
+        return found
+
+    def train_set(self, Pos: Any, batch_schedule: Any, *, key: Any = None, **ignored: Any) -> HeadraceDataset:
+        """The mixture, as Levanter's loader reads it.
+
+        Args:
+            Pos: Axis of positions; its size must be ``seq_len``.
+            batch_schedule: The trainer's; must be ``batch_size``.
+            key: Levanter's key; the config's own seed counts instead.
+            **ignored: What other versions of Levanter give.
+
+        Raises:
+            ConfigError: the trainer's batch size or length differs from the config's.
+            PlanMismatchError: the run in ``run_dir`` is another one.
+        """
+        config = self.resolved
+        _check_length(Pos, config)
+        dataset = config.dataset()
+        check_schedule(dataset, None, headrace_schedule(batch_schedule))
+        made = HeadraceDataset(
+            dataset,
+            position_axis=Pos.name,
+            row_order="locality" if config.row_order == "locality" else "stream",
+            prefetch_bytes=config.prefetch_bytes,
+        )
+        if self.run_dir is not None:
+            open_run(files.join(self.run_dir, _RUN_FOLDER), made, steps_done(self.run_dir))
+        return made
+
+    def validation_sets(self, Pos: Any) -> Mapping[str, HeadraceDataset]:
+        """What the config holds out of each component, by name; nothing if it holds nothing out."""
+        if self.resolved.validation is None:
+            return {}
+        held = self.resolved.validation_datasets(seq_len=Pos.size)
+        return {
+            name: HeadraceDataset(dataset, 1, position_axis=Pos.name, row_order="stream")
+            for name, dataset in held.items()
+        }
+
+    def tagged_eval_sets(self, Pos: Any) -> Sequence[tuple[HeadraceDataset, list[str]]]:
+        """:meth:`validation_sets`, each with its name as tag."""
+        return [(dataset, [name]) for name, dataset in self.validation_sets(Pos).items()]
+
+
+def steps_done(run_dir: str) -> int:
+    """The step of the latest checkpoint of Levanter's in a folder; 0 if there is none."""
+    return max((candidate.step for candidate in discover_checkpoint_candidates(run_dir)), default=0)
+
+
+def _check_length(Pos: Any, config: LmDataConfig) -> None:
+    lengths = [length for _, length in config.phases]
+    if lengths != [Pos.size]:
+        raise ConfigError(
+            f"is {lengths[0] if len(lengths) == 1 else lengths} for headrace and {Pos.size} for Levanter",
+            field="seq_len",
+            cure="Write the same in seq_len and in train_seq_len (or the model's max_seq_len).",
+        )
+
+
+def _encoded(config: HeadraceDataConfig, declared_type: Any = None) -> dict[str, Any]:
+    """As it was resolved, so that the run's log has all of it."""
+    data = None if config.config is None else yaml.safe_load(config.resolved.to_yaml())
+    return {"config": data, "settings": [], "tokenizer": config.tokenizer, "run_dir": config.run_dir}
+
+
+encode.register(HeadraceDataConfig, _encoded)  # pyright: ignore[reportFunctionMemberAccess]

@@ -1,0 +1,180 @@
+"""A headrace dataset as an ``AsyncDataset`` of Levanter's: its ``DataLoader`` and its ``train_lm`` read it.
+
+Levanter asks for examples by number and stacks them itself, so each example is an object of its own; all that can be
+done for many at once (where rows lie, reading, weights, segments) is done once a request. The numbers are those of the
+run: example ``offset(step) + k`` is row k of that step's batch, in the order in which headrace's own loader has it.
+Resuming is Levanter's ``iter_from_step``: nothing is stored.
+
+Price: scripts/bench/bench_levanter.py. Nothing is kept between requests, so a stored block is read again by each
+request (32 batches) that has rows of it; :class:`~headrace.levanter.loader.LmLoader` reads it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from draccus import encode
+from haliax import Axis
+from jaxtyping import Int64
+from levanter.data import AsyncDataset as LevanterAsyncDataset
+from levanter.data.text import DirectDatasetComponent
+from levanter.data.text.examples import named_lm_example_from_grug
+
+from headrace.data.batch import PackedBatch, pack_rows
+from headrace.data.conversions import to_grug_example
+from headrace.data.dataset import AsyncDataset, PlannedDataset
+from headrace.data.mixture import MixtureDataset
+from headrace.data.phased import PhasedDataset
+from headrace.data.rows import Rows, read_rows, segments_of
+from headrace.errors import ConfigError
+from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
+from headrace.feed.plan import RowOrder, global_rows
+from headrace.index.remap import check_indices
+from headrace.index.schedule import BatchSchedule
+from headrace.index.seeds import ORDER_VERSION
+from headrace.levanter.leaving import stop_loaders_at_exit
+from headrace.metrics import ReadStats
+
+
+class HeadraceDataset(LevanterAsyncDataset[Any]):
+    """Examples for Levanter's ``DataLoader``: ``LmExample`` with named axes, or ``GrugLmExample``.
+
+    Args:
+        dataset: What to load: a mixture, or any dataset that gives a PackedBatch.
+        batch_size: Rows of the global batch, as for headrace's loader; left out for a mixture, which has its own.
+        named: Whether examples are ``LmExample`` (what ``train_lm`` takes) or ``GrugLmExample`` (what goes into a
+            ``DirectDatasetComponent``).
+        position_axis: Name of the axis of positions.
+        row_order: As for headrace's loader; datasets that do not say where rows lie come in the order of the stream.
+        prefetch_bytes: Budget of headrace's own loader, where :func:`~headrace.levanter.loader.own_loader` puts it in
+            the place of Levanter's.
+
+    Raises:
+        ConfigError: the length of rows changes during the run, which Levanter's position axis cannot; the batch size is
+            missing.
+    """
+
+    def __init__(
+        self,
+        dataset: AsyncDataset[Any],
+        batch_size: int | Mapping[int, int] | BatchSchedule | None = None,
+        *,
+        named: bool = True,
+        position_axis: str = "position",
+        row_order: RowOrder = "locality",
+        prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
+    ) -> None:
+        if isinstance(dataset, PhasedDataset):
+            raise ConfigError(
+                "changes during the run, and Levanter's position axis cannot",
+                field="seq_len",
+                value=list(dataset.seq_lens),
+                cure="Train each phase as a run of its own, or load with headrace.DataLoader.",
+            )
+        own = dataset.batch_schedule if isinstance(dataset, MixtureDataset) else None
+        schedule = own if batch_size is None else BatchSchedule(batch_size)
+        if schedule is None:
+            raise ConfigError("is missing", field="batch_size", cure="Give the number of rows of the global batch.")
+        if own is not None and schedule != own:
+            raise ConfigError(f"differs from the mixture's {own}", field="batch_size", value=batch_size)
+        self.dataset, self.schedule = dataset, schedule
+        self.row_order: RowOrder = row_order
+        self.prefetch_bytes = prefetch_bytes
+        self.read_stats = ReadStats()
+        self._named, self.position_axis = named, position_axis
+        stop_loaders_at_exit()
+
+    def describe(self) -> dict[str, Any]:
+        """All that determines the batches: what headrace's own loader of the same dataset says."""
+        return {
+            "order_version": ORDER_VERSION,
+            "dataset": self.dataset.describe(),
+            "batch_size": self.schedule.to_config(),
+            "row_order": self.row_order,
+        }
+
+    def is_finite(self) -> bool:
+        return self.dataset.length is not None
+
+    async def async_len(self) -> int:
+        return len(self.dataset)
+
+    async def get_batch(self, indices: Sequence[int]) -> list[Any]:
+        """The examples at ``indices``, in that order.
+
+        Raises:
+            IndexOutOfRangeError: an index is negative, or behind the end of the dataset.
+            ReadError: the store cannot be read.
+        """
+        if len(indices) == 0:
+            return []
+        wanted = check_indices(np.asarray(indices, np.int64), self.dataset.length)
+        return self._examples(await self._read(wanted))
+
+    async def _read(self, wanted: Int64[np.ndarray, " n"]) -> PackedBatch:
+        if not isinstance(self.dataset, PlannedDataset):
+            return await self.dataset.get_batch(wanted)
+        rows = self._rows(self.dataset, wanted)
+        tokens = await read_rows(self.dataset.sources, rows, self.read_stats)
+        segments = segments_of(self.dataset.sources, rows.source, rows.row)
+        return pack_rows(tokens, rows.source.astype(np.int32), self.dataset.eos_id, segments)
+
+    def _rows(self, dataset: PlannedDataset, wanted: Int64[np.ndarray, " n"]) -> Rows:
+        """Where the rows lie that the batches of ``wanted`` have there: a batch is ordered as a whole."""
+        if self.row_order == "stream":
+            return dataset.locate(wanted)
+        steps = np.unique(self.schedule.step_of(wanted))
+        runs = np.split(steps, np.flatnonzero(np.diff(steps) > 1) + 1)
+        first = np.asarray([self.schedule.rows_at(int(run[0]))[0] for run in runs])
+        found = [global_rows(dataset, self.schedule, int(r[0]), r.size, self.row_order).rows for r in runs]
+        start = np.cumsum([0] + [rows.row.size for rows in found[:-1]])
+        run = np.searchsorted(first, wanted, side="right") - 1
+        at = wanted - first[run] + start[run]
+        return Rows(*(np.concatenate(field)[at] for field in zip(*found, strict=True)))
+
+    def _examples(self, batch: PackedBatch) -> list[Any]:
+        whole = to_grug_example(batch)  # in numpy, as the batch is
+        one = jax.tree.map(lambda leaf: leaf[0], whole)
+        if self._named:
+            one = named_lm_example_from_grug(one, Axis(self.position_axis, batch.seq_len))
+        structure, leaves = jax.tree.structure(one), jax.tree.leaves(whole)
+        return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HeadraceDataset:
+        """Itself: Levanter copies its configs when it logs them, and what is in here is open files."""
+        return self
+
+
+def direct_component(
+    train: AsyncDataset[Any],
+    validation: AsyncDataset[Any] | None = None,
+    *,
+    batch_size: int | Mapping[int, int] | BatchSchedule | None = None,
+    tags: Sequence[str] | None = None,
+) -> DirectDatasetComponent:
+    """A component of Levanter's own ``LmDataConfig``, beside components of other kinds.
+
+    Levanter then mixes by its own rules, in blocks of ``mixture_block_size`` examples that it shuffles: the examples
+    of a headrace mixture stay the same in each such block, and their order in it does not. With
+    ``mixture_block_size`` equal to the batch size, each batch holds what headrace says.
+
+    Args:
+        train: What to train on.
+        validation: What to evaluate on.
+        batch_size: As for :class:`HeadraceDataset`.
+        tags: Tags for Levanter's evaluation.
+    """
+    datasets: dict[str, Any] = {"train": HeadraceDataset(train, batch_size, named=False)}
+    if validation is not None:
+        datasets["validation"] = HeadraceDataset(validation, batch_size or 1, named=False, row_order="stream")
+    return DirectDatasetComponent(datasets=datasets, tags=None if tags is None else list(tags))
+
+
+def _encoded(dataset: HeadraceDataset, declared_type: Any = None) -> dict[str, Any]:
+    return dataset.describe()
+
+
+encode.register(HeadraceDataset, _encoded)  # pyright: ignore[reportFunctionMemberAccess]

@@ -1,0 +1,211 @@
+"""headrace's own loader as what Levanter's ``Trainer.train`` takes: an iterable of ``LmExample`` batches.
+
+Batches come from the loader's background work already sharded over the trainer's mesh; one small compiled function a
+batch writes out weights and segments and names the axes. No example is touched on its own, so the loader's speed is
+kept: scripts/bench/bench_levanter.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import haliax as hax
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from levanter.trainer import Trainer
+
+from headrace.data.conversions import to_lm_example
+from headrace.data.dataset import AsyncDataset
+from headrace.errors import ConfigError
+from headrace.feed.loader import DEFAULT_PREFETCH_BYTES, DataLoader
+from headrace.feed.plan import RowOrder
+from headrace.feed.prefetch import Prefetched
+from headrace.index.schedule import BatchSchedule
+from headrace.levanter.dataset import HeadraceDataset
+from headrace.metrics import LoaderStats
+
+
+class LmBatches(Iterator[Any]):
+    """Batches from a step on; what :meth:`LmLoader.iter_from_step` gives. Closing or dropping it stops the loading."""
+
+    def __init__(self, batches: Prefetched[Any], convert: Any) -> None:
+        self._batches, self._convert = batches, convert
+
+    def __next__(self) -> Any:
+        return self._convert(next(self._batches))
+
+    def __iter__(self) -> LmBatches:
+        return self
+
+    def close(self) -> None:
+        """Stops the loading."""
+        self._batches.close()
+
+    def __enter__(self) -> LmBatches:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class LmLoader:
+    """Batches of ``LmExample`` for ``Trainer.train``, with the interface of Levanter's ``DataLoader``.
+
+    ::
+
+        with Trainer(config, optimizer, loss_function) as trainer:
+            state = trainer.initial_state(key, model_init=...)
+            loader = LmLoader.of(trainer, data.dataset())
+            trainer.train(state, loader.iter_from_step(state.step))
+
+    Args:
+        dataset: What to load.
+        batch_size: As for :class:`headrace.DataLoader`.
+        mesh: The trainer's mesh.
+        axis_resources: Which mesh axes each named axis lies over: ``trainer.compute_axis_mapping``.
+        batch_axis: Name of the axis of rows.
+        position_axis: Name of the axis of positions.
+        prefetch_bytes: As for :class:`headrace.DataLoader`.
+        row_order: As for :class:`headrace.DataLoader`.
+
+    Raises:
+        ConfigError: as for :class:`headrace.DataLoader`.
+    """
+
+    def __init__(
+        self,
+        dataset: AsyncDataset[Any],
+        batch_size: int | Mapping[int, int] | BatchSchedule | None = None,
+        *,
+        mesh: Mesh,
+        axis_resources: Mapping[str, str | Sequence[str]] | None = None,
+        batch_axis: str = "batch",
+        position_axis: str = "position",
+        prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
+        row_order: RowOrder = "locality",
+    ) -> None:
+        sharding = _sharding(mesh, axis_resources or {}, batch_axis, position_axis)
+        self.loader = DataLoader(
+            dataset, batch_size, sharding=sharding, prefetch_bytes=prefetch_bytes, row_order=row_order
+        )
+        self._convert = jax.jit(
+            partial(to_lm_example, batch_axis=batch_axis, position_axis=position_axis), out_shardings=sharding
+        )
+
+    @classmethod
+    def of(
+        cls,
+        trainer: Trainer,
+        dataset: AsyncDataset[Any],
+        batch_size: int | Mapping[int, int] | BatchSchedule | None = None,
+        *,
+        position_axis: str = "position",
+        prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
+        row_order: RowOrder = "locality",
+    ) -> LmLoader:
+        """The loader for a trainer: its mesh, its axes, and its batch sizes, of which the dataset's must not differ.
+
+        Raises:
+            ConfigError: the batch size is another than ``trainer.train_batch_size``.
+        """
+        schedule = headrace_schedule(trainer.config.batch_schedule)
+        check_schedule(dataset, batch_size, schedule)
+        return cls(
+            dataset,
+            schedule,
+            mesh=trainer.device_mesh,
+            axis_resources=trainer.compute_axis_mapping,
+            batch_axis=trainer.config.batch_axis_name or "batch",
+            position_axis=position_axis,
+            prefetch_bytes=prefetch_bytes,
+            row_order=row_order,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """All that determines the batches, for :func:`headrace.open_run`."""
+        return self.loader.describe()
+
+    def iter_from_step(self, step: Any = None) -> LmBatches:
+        """Batches from ``step`` on: a number, an array of one as the trainer's state has it, or None for 0."""
+        return LmBatches(self.loader.iter_from_step(0 if step is None else int(step)), self._convert)
+
+    def batch_at(self, step: int) -> Any:
+        """The batch of a step, read now."""
+        return self._convert(self.loader.batch_at(int(step)))
+
+    def __iter__(self) -> LmBatches:
+        return self.iter_from_step(0)
+
+    def stats(self) -> LoaderStats:
+        """Counters so far; see :mod:`headrace.metrics`."""
+        return self.loader.stats()
+
+    def close(self) -> None:
+        """Stops all background work."""
+        self.loader.close()
+
+
+def headrace_schedule(schedule: Any) -> BatchSchedule:
+    """Levanter's ``BatchSchedule`` as headrace's."""
+    return BatchSchedule({segment.start: segment.value for segment in schedule.segments})
+
+
+def check_schedule(
+    dataset: AsyncDataset[Any], batch_size: int | Mapping[int, int] | BatchSchedule | None, theirs: BatchSchedule
+) -> None:
+    """Raises ConfigError unless headrace's batch sizes are those of Levanter's trainer."""
+    own = getattr(dataset, "batch_schedule", None) if batch_size is None else BatchSchedule(batch_size)
+    if own is not None and own != theirs:
+        raise ConfigError(
+            f"is {own.to_config()} for headrace and {theirs.to_config()} for Levanter's trainer",
+            field="batch_size",
+            cure="Write the same in batch_size and in trainer.train_batch_size.",
+        )
+
+
+@contextlib.contextmanager
+def own_loader() -> Iterator[None]:
+    """While it is open, ``Trainer.data_loader`` gives headrace's loader for datasets of headrace's.
+
+    So ``levanter.main.train_lm`` trains with headrace's own loader, without a change to it. Datasets of Levanter's, and
+    those that are evaluated on, get Levanter's loader as before.
+
+    Example:
+        >>> with own_loader():  # doctest: +SKIP
+        ...     levanter.main.train_lm.main(config)
+    """
+    theirs = Trainer.data_loader
+
+    def data_loader(self: Trainer, dataset: Any, batch: Any = None) -> Any:
+        if batch is not None or not isinstance(dataset, HeadraceDataset):
+            return theirs(self, dataset, batch)
+        return LmLoader.of(
+            self,
+            dataset.dataset,
+            dataset.schedule,
+            position_axis=dataset.position_axis,
+            prefetch_bytes=dataset.prefetch_bytes,
+            row_order=dataset.row_order,
+        )
+
+    Trainer.data_loader = data_loader
+    try:
+        yield
+    finally:
+        Trainer.data_loader = theirs
+
+
+def _sharding(mesh: Mesh, resources: Mapping[str, Any], batch_axis: str, position_axis: str) -> NamedSharding:
+    """Sharding of ``[batch, position]`` arrays by Levanter's mapping of names to mesh axes."""
+    spec = [hax.partitioning.physical_axis_name(name, resources) for name in (batch_axis, position_axis)]
+    if spec[0] is None:
+        raise ConfigError(
+            f"is not mapped to an axis of the mesh {dict(mesh.shape)}",
+            field="batch_axis",
+            value=batch_axis,
+            cure="Map it, as trainer.compute_axis_mapping does.",
+        )
+    return NamedSharding(mesh, PartitionSpec(*spec) if spec[1] is not None else PartitionSpec(spec[0]))

@@ -1,0 +1,198 @@
+"""Where a run is at a step: its stage, and of each source the weight, the rows and tokens given, and the epoch.
+
+A pure function of (config, step): nothing is read but the ledgers of the caches. It answers for any step, of a run that
+goes on, is over, or was never started.
+
+Price: 2 us a step up to it where weights change with the step, else a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.data.dataset import PlannedDataset, ReorderedDataset
+from headrace.data.mixture import MixtureDataset
+from headrace.data.phased import Continued, PhasedDataset
+from headrace.data.provenance import epochs_of
+from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.index.remap import Repeat
+from headrace.index.seeds import ORDER_VERSION
+from headrace.state import RunManifest
+from headrace.store.cache import TokenCache
+
+if TYPE_CHECKING:
+    from headrace.config import LmDataConfig
+
+
+@dataclass(frozen=True)
+class SourceAt:
+    """One source of a run at a step.
+
+    Attributes:
+        weight: The share that the stage wants for the step, before budgets.
+        share: The share of all tokens so far that it had.
+        rows_in_step: Its rows in the step's batch; 0 when the run is over.
+        rows: Its rows in all steps before.
+        tokens: Tokens of these.
+        epoch: The pass over the source that its next row belongs to, from 0.
+        epochs: ``tokens`` over the tokens of one pass; None if the source is never repeated.
+    """
+
+    weight: float
+    share: float
+    rows_in_step: int
+    rows: int
+    tokens: int
+    epoch: int
+    epochs: float | None
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """A run when ``step`` steps are done.
+
+    Attributes:
+        step: Steps that are done; the next one to load.
+        num_steps: Steps of the run; None if it has no end.
+        stage: Number of the stage that the step belongs to, from 0.
+        stage_name: Its name; None if it has none.
+        stage_step: Its first step.
+        batch_size: Rows of the step's batch.
+        seq_len: Tokens of its rows.
+        rows: Rows in all steps before.
+        tokens: Tokens of these.
+        fingerprint: Of the run's manifest, as it stands in a checkpoint's ``LoaderState``.
+        sources: By name.
+    """
+
+    step: int
+    num_steps: int | None
+    stage: int
+    stage_name: str | None
+    stage_step: int
+    batch_size: int
+    seq_len: int
+    rows: int
+    tokens: int
+    fingerprint: str
+    sources: dict[str, SourceAt]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return dataclasses.asdict(self)
+
+
+def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | None = None) -> Whereabouts:
+    """Where a run is when ``step`` steps are done.
+
+    Args:
+        config: The run's config.
+        step: Steps that are done, from 0 to the length of the run.
+        instead: Caches to take in place of those at the components' paths, by name.
+
+    Raises:
+        IndexOutOfRangeError: the run has fewer steps.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace.config import load_config
+        >>> caches = {name: headrace.testing.tiny_cache(seed=s) for s, name in enumerate("ab")}
+        >>> plan = ["seq_len=8", "batch_size=4", "components.a={cache: x, weight: 3}", "components.b={cache: x}"]
+        >>> here = where(load_config(overrides=plan), 100, caches)
+        >>> here.tokens, here.sources["a"].rows, here.sources["b"].weight
+        (3200, 300, 0.25)
+    """
+    dataset = config.dataset(instead)
+    last = _last_step(dataset)
+    if step < 0 or (last is not None and step > last):
+        end = "Steps count from 0." if last is None else f"The run has {last} steps."
+        raise IndexOutOfRangeError("is not a step of this run", field="step", value=step, cure=end)
+    over = step == last
+    mixture = _mixture_at(dataset, step - 1 if over and step else step)
+    names = mixture.names
+    rows, tokens = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
+    for first, phase in dataset.phases if isinstance(dataset, PhasedDataset) else ((0, mixture),):
+        until = dataset.phase_at(first)[1]
+        end = step if until is None else min(step, until)
+        if end > first:
+            given = _starts(cast(MixtureDataset, phase), end) - _starts(cast(MixtureDataset, phase), first)
+            rows += given
+            tokens += given * phase.seq_len
+    counts = np.zeros(len(names), np.int64) if over else mixture.draws.counts_at(step)
+    first_steps = np.asarray([stage.first_step for stage in mixture.stages])
+    stage = int(np.searchsorted(first_steps, step, side="right")) - 1
+    weights = mixture.weights_at(np.asarray([step]))[0]
+    sources = {
+        name: SourceAt(
+            weight=float(weights[d]),
+            share=float(tokens[d] / max(int(tokens.sum()), 1)),
+            rows_in_step=int(counts[d]),
+            rows=int(rows[d]),
+            tokens=int(tokens[d]),
+            epoch=int(epochs_of(mixture.components[d], rows[d : d + 1])[0]),
+            epochs=_passes(mixture.components[d], int(tokens[d])),
+        )
+        for d, name in enumerate(names)
+    }
+    return Whereabouts(
+        step=step,
+        num_steps=last,
+        stage=stage,
+        stage_name=mixture.stages[stage].name,
+        stage_step=int(first_steps[stage]),
+        batch_size=int(mixture.batch_schedule.size_at(np.asarray([step]))[0]),
+        seq_len=mixture.seq_len,
+        rows=int(rows.sum()),
+        tokens=int(tokens.sum()),
+        fingerprint=RunManifest.of(_Planned(dataset, config.row_order)).fingerprint,
+        sources=sources,
+    )
+
+
+class _Planned:
+    """What a loader of the dataset would say of itself."""
+
+    def __init__(self, dataset: MixtureDataset | PhasedDataset, row_order: str) -> None:
+        self._dataset, self._row_order = dataset, row_order
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "order_version": ORDER_VERSION,
+            "dataset": self._dataset.describe(),
+            "batch_size": self._dataset.batch_schedule.to_config(),
+            "row_order": self._row_order,
+        }
+
+
+def _last_step(dataset: MixtureDataset | PhasedDataset) -> int | None:
+    n = dataset.length
+    return n if not n else int(dataset.batch_schedule.step_of(np.asarray([n - 1]))[0]) + 1
+
+
+def _mixture_at(dataset: PlannedDataset, step: int) -> MixtureDataset:
+    found, _ = dataset.phase_at(step)
+    if not isinstance(found, MixtureDataset):
+        raise ConfigError("is not a mixture", field="dataset", value=type(found).__name__)
+    return found
+
+
+def _starts(mixture: MixtureDataset, step: int) -> Int64[np.ndarray, " d"]:
+    """Rows of each component before ``step``, also just behind the last."""
+    try:
+        return mixture.draws.starts_at(step)
+    except IndexOutOfRangeError:
+        return mixture.draws.starts_at(step - 1) + mixture.draws.counts_at(step - 1)
+
+
+def _passes(component: PlannedDataset, tokens: int) -> float | None:
+    if isinstance(component, Continued):
+        return tokens / (len(component.whole) * component.seq_len)
+    if isinstance(component, ReorderedDataset) and isinstance(component.order, Repeat):
+        return tokens / (len(component.base) * component.seq_len)
+    return None

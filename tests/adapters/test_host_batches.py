@@ -1,0 +1,74 @@
+"""Batches without devices are the loader's, each process with its share of the rows."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.adapters import HostBatches
+from headrace.adapters.host_batches import FIELDS, arrays_of
+from headrace.errors import ConfigError, PlanMismatchError
+from headrace.feed.loader import DataLoader
+
+
+@settings(max_examples=10)
+@given(step=st.integers(0, 40), world=st.sampled_from([1, 2, 4, 8]))
+def test_the_shares_of_all_processes_are_the_loaders_batches(mixture_of, step, world):
+    shares = [HostBatches(mixture_of(), rank=rank, world=world).from_step(step) for rank in range(world)]
+    loader = DataLoader(mixture_of())
+    for number in range(step, step + 3):
+        found = [next(share) for share in shares]
+        assert {s for s, _ in found} == {number}
+        whole = loader.batch_at(number)
+        parts = [arrays_of(batch) for _, batch in found]
+        for field in FIELDS:
+            assert np.array_equal(np.concatenate([p[field] for p in parts]), np.asarray(getattr(whole, field))), field
+    for share in shares:
+        share.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.fixture(scope="module")
+def mixture_of(sources):
+    from headrace.data.mixture import MixtureDataset
+
+    shuffled = {name: s.braid_shuffle(seed=0, batch_size=8) for name, s in sources.items()}
+    return lambda: MixtureDataset(shuffled, {"a": 2, "b": 1}, batch_size=8)
+
+
+def test_the_end_is_padded_and_marked(sources):
+    batches = HostBatches(sources["a"].take(13), 8)
+    found = dict(batches.from_step())
+    assert batches.num_steps == len(found) == 2
+    assert found[1].valid.tolist() == [True] * 5 + [False] * 3
+    assert not found[1].token_weights[5:].any()
+
+
+def test_datasets_that_are_no_planned_ones(sources):
+    mapped = sources["a"].map(lambda batch: batch)
+    for (_, one), (_, other) in zip(
+        HostBatches(mapped, 8).from_step(2), HostBatches(sources["a"], 8, row_order="stream").from_step(2), strict=False
+    ):
+        assert np.array_equal(one.valid, other.valid)
+        assert np.array_equal(one.tokens[one.valid], other.tokens[one.valid])  # what pads the last batch is anybody's
+        assert np.array_equal(one.token_weights, other.token_weights)
+
+
+def test_states_are_of_one_run(mixture):
+    batches = HostBatches(mixture())
+    state = batches.manifest.state(5).to_json()
+    assert batches.resume(state) == 5
+    assert HostBatches(mixture(), rank=1, world=4).resume(state) == 5
+    assert batches.describe() == DataLoader(mixture()).describe()
+    with pytest.raises(PlanMismatchError):
+        HostBatches(mixture(weight=3)).resume(state)
+
+
+def test_wrong_use_is_refused(sources, mixture):
+    with pytest.raises(ConfigError, match=r"batch_size.*missing"):
+        HostBatches(sources["a"])
+    with pytest.raises(ConfigError, match="differs"):
+        HostBatches(mixture(), 16)
+    with pytest.raises(ConfigError, match="divisible by 3"):
+        HostBatches(mixture(), world=3)
+    with pytest.raises(ConfigError, match="rank"):
+        HostBatches(mixture(), rank=2, world=2)

@@ -1,0 +1,149 @@
+"""What the tests of the seam to Levanter share: caches, a config, a tiny model, and a tracker that remembers losses."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from headrace.testing import tiny_cache
+
+SEQ_LEN, BATCH, VOCAB = 16, 8, 256
+
+
+class StoppedError(Exception):
+    """What a run is stopped with."""
+
+
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory):
+    """Two caches of random documents."""
+    folder = tmp_path_factory.mktemp("caches")
+    for seed, name in enumerate("ab"):
+        tiny_cache(folder / name, documents=400, seed=seed, vocab_size=VOCAB)
+    return folder
+
+
+@pytest.fixture
+def data_config(caches):
+    """A headrace config over both, as a mapping."""
+    return {
+        "seq_len": SEQ_LEN,
+        "batch_size": BATCH,
+        "split_documents": True,
+        "components": {
+            "a": {"cache": str(caches / "a"), "weight": {"linear": {0: 3, 10: 1}}},
+            "b": {"cache": str(caches / "b"), "weight": 1},
+        },
+    }
+
+
+@pytest.fixture
+def jax_settings():
+    """Levanter sets some of jax's settings when a run begins: put them back."""
+    names = ("jax_threefry_partitionable", "jax_softmax_custom_jvp", "jax_compilation_cache_dir")
+    before = {name: getattr(jax.config, name) for name in names}
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory):
+    """A tokenizer on disk: Levanter's Llama would fetch one from the hub to write its checkpoints with."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{i}": i for i in range(VOCAB - 1)} | {"<eos>": VOCAB - 1}
+    made = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = tmp_path_factory.mktemp("tokenizer")
+    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<eos>").save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def train_config(tmp_path, tmp_path_factory, tokenizer_folder, data_config):
+    """Makes configs of ``train_lm`` for a model that trains in milliseconds."""
+    from levanter.callbacks.watch import WatchConfig
+    from levanter.checkpoint import CheckpointerConfig
+    from levanter.models.llama import LlamaConfig
+    from levanter.optim import AdamConfig
+    from levanter.trainer import TrainerConfig
+
+    from headrace.levanter import HeadraceDataConfig, TrainLmConfig
+
+    def make(log: Any, *, run: str = "run", loader: str = "headrace", steps: int = 9, data: Any = None):
+        base = tmp_path / "checkpoints"
+        return TrainLmConfig(
+            data=data or HeadraceDataConfig(data_config, tokenizer=tokenizer_folder),
+            model=LlamaConfig(
+                max_seq_len=SEQ_LEN, hidden_dim=16, intermediate_dim=32, num_layers=1, num_heads=2, num_kv_heads=2,
+                tokenizer=tokenizer_folder,
+            ),
+            trainer=TrainerConfig(
+                id=run, tracker=log, log_dir=tmp_path / "logs", log_jaxprs=False, log_xla_hlo=False,
+                watch=WatchConfig(watch_targets=[]),
+                train_batch_size=BATCH, per_device_eval_parallelism=1, num_train_steps=steps, steps_per_eval=4,
+                max_eval_batches=1, require_accelerator=False,
+                checkpointer=CheckpointerConfig(base_path=str(base), save_interval=None, keep=[{"every": 3}]),
+                jax_compilation_cache_dir=str(tmp_path_factory.getbasetemp() / "compiled"),
+            ),
+            optimizer=AdamConfig(learning_rate=1e-2, warmup=0),
+            loader=loader,
+        )  # fmt: skip
+
+    return make
+
+
+@dataclasses.dataclass
+class Recording:
+    """What a run logged."""
+
+    losses: dict[int, float] = dataclasses.field(default_factory=dict)
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+    stop_at: int | None = None
+
+
+@pytest.fixture(scope="session")
+def recording():
+    """Makes a tracker config and the record that it fills."""
+    from levanter.tracker import Tracker, TrackerConfig
+
+    class RecordingTracker(Tracker):
+        name = "recording"
+
+        def __init__(self, record: Recording) -> None:
+            self.record = record
+
+        def log_hyperparameters(self, hparams):
+            json.dumps(hparams, default=str)
+
+        def log(self, metrics, *, step, commit=None):
+            if "train/loss" in metrics:
+                self.record.losses[int(step)] = float(metrics["train/loss"])
+                if step == self.record.stop_at:
+                    raise StoppedError
+
+        def log_summary(self, metrics): ...
+
+        def log_artifact(self, artifact_path, *, name=None, type=None):  # noqa: A002
+            self.record.files[name] = Path(artifact_path).read_text()
+
+        def finish(self): ...
+
+    @TrackerConfig.register_subclass("recording")
+    @dataclasses.dataclass
+    class RecordingConfig(TrackerConfig):
+        record: Any = None
+
+        def init(self, run_id):
+            return RecordingTracker(self.record)
+
+    def make(stop_at=None):
+        record = Recording(stop_at=stop_at)
+        return record, RecordingConfig(record)
+
+    return make
