@@ -1,0 +1,123 @@
+"""``headrace report``: one page about the data of a run, planned and measured."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.simulate import Layout, parse_hosts, parse_size
+
+if TYPE_CHECKING:
+    from headrace.report.facts import ReportFacts
+
+PORT = 8473
+
+
+def command(
+    target: Annotated[
+        str, typer.Argument(help="Folder of a run, or YAML file of an LmDataConfig.", metavar="RUN_FOLDER_OR_CONFIG")
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Settings over the config, e.g. seed=1.", metavar="[NAME=VALUE]...")
+    ] = None,
+    output: Annotated[str, typer.Option("--output", "-o", help="File to write.", metavar="FILE")] = "report.html",
+    run: Annotated[str | None, typer.Option(help="Folder of the run, if a config is given.", metavar="FOLDER")] = None,
+    config: Annotated[
+        str | None, typer.Option(help="The config, if a folder is given whose log has none.", metavar="FILE")
+    ] = None,
+    num_steps: Annotated[
+        int | None, typer.Option("--steps", help="Steps of the run, if the config does not say.", min=1)
+    ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(help="Numbers of hosts to forecast for; 1,8,64 and the run's by default.", metavar="N,N,..."),
+    ] = None,
+    tokens: Annotated[
+        list[str] | None,
+        typer.Option(help="Size of a source, in place of expected_tokens (repeatable).", metavar="NAME=TOKENS"),
+    ] = None,
+    layout: Annotated[Layout, typer.Option(help="Whose chunks caches to come will have.")] = Layout.headrace,
+    live: Annotated[bool, typer.Option("--live", help="Serve the page on this machine while the run goes on.")] = False,
+    port: Annotated[int, typer.Option(help="Port for --live; 0: any that is free.", min=0, max=65535)] = PORT,
+    refresh: Annotated[float, typer.Option(help="With --live: seconds between refreshes.", metavar="SECONDS")] = 5.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what the page would show as JSON; write no page.")
+    ] = False,
+) -> None:
+    """Write one HTML page about a run's data: mixture, epochs, order, reads, waiting, stalls, provenance.
+
+    What is planned follows from the config; what was measured is what RunLog has written into the run's folder. The
+    page needs no network and no other file.
+
+    For example:
+
+        headrace report runs/7b
+
+        headrace report run.yaml --steps 100000 --output plan.html
+
+        headrace report run.yaml --run runs/7b --hosts 16
+
+        headrace report runs/7b --live
+    """
+    from headrace.report.facts import Options, gather
+    from headrace.report.page import write_report
+
+    options = Options(
+        sizes=dict(parse_size(item) for item in tokens or []),
+        layout=layout.value,
+        hosts=None if hosts is None else parse_hosts(hosts),
+        steps=num_steps,
+        begun=not live,
+    )
+    facts = gather(target, settings or [], run=run, config=config, options=options)
+    if as_json:
+        typer.echo(json.dumps(_as_json(facts), allow_nan=False))
+    elif live:
+        _serve(facts, port, refresh)
+    else:
+        written = write_report(facts, output)
+        typer.echo(f"{output}: {written / 1e6:.1f} MB, needs no network")
+
+
+def _serve(facts: ReportFacts, port: int, refresh: float) -> None:
+    from headrace.report.live import LiveReport
+
+    served = LiveReport(facts, port=port, every_s=refresh)
+    typer.echo(f"{served.url} (Ctrl-C ends it)")
+    with contextlib.suppress(KeyboardInterrupt):
+        served.serve()
+
+
+def _as_json(facts: ReportFacts) -> dict[str, Any]:
+    """What the page shows, as numbers."""
+    from dataclasses import asdict
+
+    from headrace.report.page import state
+
+    plan, records = facts.plan, facts.records
+    figures = {name: figure for section in state(facts)["sections"] for name, figure in section["figures"].items()}
+    measured = {
+        "hosts": records.hosts,
+        "starts": records.sessions,
+        "last_step": records.last_step,
+        "waiting_share": records.waiting_share,
+        "by_host": {s.host: {name: s.total(name) for name in s.sums} for s in records.series},
+        "stalls": [asdict(stall) for stall in records.stalls],
+        "left_out_lines": records.left_out,
+    }
+    return {
+        "title": facts.title,
+        "folder": facts.folder,
+        "plan": None if plan is None else plan.plan.to_json(),
+        "findings": [] if plan is None else [finding.to_json() for finding in plan.found],
+        "fingerprint": {
+            "config": None if plan is None else plan.fingerprint,
+            "run": None if facts.manifest is None else facts.manifest.fingerprint,
+        },
+        "sources": [] if plan is None else [asdict(source) for source in plan.sources],
+        "measured": measured if records.series else None,
+        "figures": {name.removeprefix("chart-"): figure for name, figure in figures.items()},
+    }

@@ -1,0 +1,179 @@
+"""What a page is built of: tiles, tables, charts, notes; each knows its HTML. All text is escaped here.
+
+Invariant: no name of a source, path or message of an error can become markup: the only HTML is that of this module.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+
+Figure: TypeAlias = dict[str, Any]
+"""``{"data": [...], "layout": {...}}`` as plotly.js takes it."""
+Kind: TypeAlias = Literal["left", "right", "code", "prose"]
+"""Of a column: text, numbers, what is copied, sentences."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Figures in a row: label, value, and what to make of it."""
+
+    items: Sequence[tuple[str, str, str]]
+
+    def to_html(self) -> str:
+        """The block as HTML."""
+        tiles = "".join(
+            f'<div class="tile"><dt>{_text(label)}</dt><dd>{_text(value)}</dd><dd class="note">{_text(note)}</dd></div>'
+            for label, value, note in self.items
+        )
+        return f'<dl class="tiles">{tiles}</dl>'
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        columns: Heading and kind of each column.
+        rows: Cells, as text.
+        caption: What it shows.
+    """
+
+    columns: Sequence[tuple[str, Kind]]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+    def to_html(self) -> str:
+        """The block as HTML."""
+        caption = f"<caption>{_text(self.caption)}</caption>" if self.caption else ""
+        head = "".join(f'<th scope="col" class="{kind}">{_text(title)}</th>' for title, kind in self.columns)
+        body = "".join(f"<tr>{self._row(row)}</tr>" for row in self.rows)
+        table = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f'<div class="scroll" tabindex="0" role="group">{table}</div>'
+
+    def _row(self, row: Sequence[str]) -> str:
+        cells: list[str] = []
+        for k, ((_, kind), cell) in enumerate(zip(self.columns, row, strict=True)):
+            text = f"<code>{_text(cell)}</code>" if kind == "code" and cell else _text(cell)
+            tag, scope = ("th", ' scope="row"') if k == 0 else ("td", "")
+            cells.append(f'<{tag}{scope} class="{kind}">{text}</{tag}>')
+        return "".join(cells)
+
+
+def columns(*heads: str, left: int = 0) -> list[tuple[str, Kind]]:
+    """Headings of columns, the first ``left`` of which are text and the others numbers."""
+    return [(head, "left" if k < left else "right") for k, head in enumerate(heads)]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart.
+
+    Attributes:
+        name: Its id on the page: letters and dashes.
+        title: What it shows.
+        figure: Traces and layout; colours of paper, text and grid are the page's.
+        caption: How to read it.
+    """
+
+    name: str
+    title: str
+    figure: Figure
+    caption: str = ""
+
+    def to_html(self) -> str:
+        """The block as HTML; the page's script draws into it."""
+        height = int(self.figure["layout"].get("height", 340))
+        return (
+            f'<figure class="chart"><h3>{_text(self.title)}</h3>'
+            f'<div id="chart-{self.name}" class="plot" style="min-height:{height}px" role="img"'
+            f' aria-label="{_text(self.title)}"></div><figcaption>{_text(self.caption)}</figcaption></figure>'
+        )
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; ``quiet`` for what is missing."""
+
+    text: str
+    quiet: bool = False
+
+    def to_html(self) -> str:
+        """The block as HTML."""
+        return f'<p class="quiet">{_text(self.text)}</p>' if self.quiet else f"<p>{_text(self.text)}</p>"
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What should be looked at: level (``problem``, ``warning`` or ``good``), where, and what."""
+
+    items: Sequence[tuple[str, str, str]]
+
+    def to_html(self) -> str:
+        """The block as HTML."""
+        lines = "".join(
+            f'<li class="{level}"><b>{_text(level)}</b> <code>{_text(where)}</code> {_text(what)}</li>'
+            if where
+            else f'<li class="{level}"><b>{_text(level)}</b> {_text(what)}</li>'
+            for level, where, what in self.items
+        )
+        return f'<ul class="notes">{lines}</ul>'
+
+
+@dataclass(frozen=True)
+class Details:
+    """Text that is shown when it is asked for, as it is."""
+
+    summary: str
+    text: str
+
+    def to_html(self) -> str:
+        """The block as HTML."""
+        return f"<details><summary>{_text(self.summary)}</summary><pre>{_text(self.text)}</pre></details>"
+
+
+Block: TypeAlias = Tiles | Table | Chart | Text | Notes | Details
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page, with its place in the table of contents."""
+
+    name: str
+    title: str
+    blocks: Sequence[Block]
+
+    def parts(self) -> list[dict[str, str]]:
+        """Id and HTML of each block."""
+        return [{"id": f"{self.name}-{k}", "html": block.to_html()} for k, block in enumerate(self.blocks)]
+
+    def figures(self) -> dict[str, Figure]:
+        """The figures of its charts, by id."""
+        return {f"chart-{b.name}": plain(b.figure) for b in self.blocks if isinstance(b, Chart)}
+
+
+def plain(value: Any) -> Any:
+    """JSON values of six digits; what is not finite becomes null, a gap in a line.
+
+    Example:
+        >>> plain({"y": (1.23456789, float("nan"), 10**12)})
+        {'y': [1.23457, None, 1000000000000]}
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in cast("Sequence[Any]", value)]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.6g}")
+    return value
+
+
+def _text(text: str) -> str:
+    return html.escape(text, quote=True)

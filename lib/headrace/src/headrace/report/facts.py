@@ -1,0 +1,293 @@
+"""All that a report is made of: the plan, what was measured, where the data comes from.
+
+The plan follows from the config and the ledgers of its caches; what was measured from the lines that the run has
+written into its folder. Each is there without the other.
+
+Price: that of ``headrace config check`` and of :mod:`headrace.report.mixture_facts`; a second or two for most runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.check.findings import Finding, findings
+from headrace.check.plan import HOSTS, RunPlan, plan_run
+from headrace.check.sizes import planned_caches
+from headrace.config import LmDataConfig, load_config
+from headrace.data.packing import PackedTokenDataset
+from headrace.errors import ConfigError, HeadraceError
+from headrace.index.schedule import BatchSchedule
+from headrace.index.seeds import ORDER_VERSION
+from headrace.report.lengths import Fill, Lengths, document_lengths, pack_fill
+from headrace.report.mixture_facts import MixtureFacts, mixture_facts
+from headrace.report.run_records import RunRecords, read_records
+from headrace.state import RunManifest
+from headrace.store.cache import TokenCache
+
+UNKNOWN_STEPS = 1000
+"""Steps that are looked at where neither the config nor the run says how many there are."""
+CONFIG_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may say beside the config.
+
+    Attributes:
+        sizes: Tokens of components, in place of what the config or a cache says.
+        layout: Whose chunks caches to come will have.
+        hosts: Numbers of hosts to forecast for; None: 1, 8, 64, and the number of the run.
+        steps: Steps of the run, if the config does not say.
+        begun: Whether the run's folder must hold something already.
+    """
+
+    sizes: Mapping[str, float] = field(default_factory=dict[str, float])
+    layout: str = "headrace"
+    hosts: Sequence[int] | None = None
+    steps: int | None = None
+    begun: bool = True
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where one component comes from.
+
+    Attributes:
+        name: Of the component.
+        cache: Path or URL of its cache.
+        exists: Whether there is one.
+        fingerprint: Of its content; empty if there is no cache.
+        documents: Documents in it.
+        tokens: Tokens in it.
+        vocab_size: Ids of its tokenizer.
+        tokenizer: Path of its tokenizer.
+        tokenizer_fingerprint: Of the tokenizer.
+        files: Source files that its ledger lists.
+        paths: What it was built from.
+        built_by: Release that built it.
+    """
+
+    name: str
+    cache: str
+    exists: bool
+    fingerprint: str = ""
+    documents: int = 0
+    tokens: int = 0
+    vocab_size: int = 0
+    tokenizer: str = ""
+    tokenizer_fingerprint: str = ""
+    files: int = 0
+    paths: tuple[str, ...] = ()
+    built_by: str = ""
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """What follows from the config.
+
+    Attributes:
+        plan: The config, resolved.
+        found: What will hurt.
+        mixture: Rows wanted and drawn.
+        lengths: Of the documents of each cache that exists.
+        fills: Of the packs of each packed component.
+        sources: Provenance of each component.
+        fingerprint: Of the run's manifest; None if a cache is missing.
+        amendments: How many of the last stages are amendments.
+        assumed_steps: Whether the number of steps is :data:`UNKNOWN_STEPS`.
+        manifest: The run as its loader would describe it; None if a cache is missing.
+    """
+
+    plan: RunPlan
+    found: tuple[Finding, ...]
+    mixture: MixtureFacts
+    lengths: Mapping[str, Lengths]
+    fills: Mapping[str, Fill]
+    sources: tuple[Source, ...]
+    fingerprint: str | None
+    amendments: int
+    assumed_steps: bool
+    manifest: RunManifest | None
+
+
+@dataclass(frozen=True)
+class ReportFacts:
+    """A report's content.
+
+    Attributes:
+        title: What it is about: the name of a config or of a run's folder.
+        folder: The run's folder; None: there is none.
+        config_path: The config's file; None: it came from the run's folder, or there is none.
+        plan: What follows from the config; None: there is no config, or it cannot be resolved here.
+        why_no_plan: The reason.
+        records: What was measured.
+        manifest: The run's manifest; None: there is none.
+    """
+
+    title: str
+    folder: str | None
+    config_path: str | None
+    plan: PlanFacts | None
+    why_no_plan: str
+    records: RunRecords
+    manifest: RunManifest | None
+
+    def measured_again(self) -> ReportFacts:
+        """The same, with what the run has written since."""
+        if self.folder is None:
+            return self
+        return dataclasses.replace(self, records=read_records(self.folder), manifest=RunManifest.load(self.folder))
+
+
+def gather(
+    target: str,
+    settings: Sequence[str] = (),
+    *,
+    run: str | None = None,
+    config: str | None = None,
+    options: Options | None = None,
+) -> ReportFacts:
+    """The facts of a config or of a run.
+
+    Args:
+        target: YAML file of a config, or folder of a run.
+        settings: ``name=value`` settings over the config.
+        run: Folder of the run, if ``target`` is a config.
+        config: File of the config, if ``target`` is a folder; None: the one that the run's log has.
+        options: See :class:`Options`.
+
+    Raises:
+        ConfigError: the config is broken, the folder holds no run, or one thing was named twice.
+        CacheError: the config was named and a cache of it is missing, its size undeclared.
+    """
+    options = options or Options()
+    if target.endswith(CONFIG_SUFFIXES):
+        if config is not None:
+            raise ConfigError("is named twice", field="--config", value=config, cure=f"Leave it out: {target} is one.")
+        return _of_config(target, settings, run, options)
+    if run is not None:
+        raise ConfigError("is named twice", field="--run", value=run, cure=f"Leave it out: {target} is taken for it.")
+    return _of_folder(target, settings, config, options)
+
+
+def _of_config(path: str, settings: Sequence[str], run: str | None, options: Options) -> ReportFacts:
+    loaded = load_config(path, settings)
+    records = RunRecords() if run is None else _records(run, options)
+    plan = _plan(loaded, options, records)
+    return ReportFacts(Path(path).name, run, path, plan, "", records, None if run is None else RunManifest.load(run))
+
+
+def _of_folder(folder: str, settings: Sequence[str], config: str | None, options: Options) -> ReportFacts:
+    records, manifest = _records(folder, options), RunManifest.load(folder)
+    title = folder.rstrip("/").rsplit("/", 1)[-1] or folder
+    plan, why = None, "The run's log holds no config. Name it: headrace report FOLDER --config run.yaml"
+    if config is not None:
+        plan = _plan(load_config(config, settings), options, records)
+    elif records.config is not None:
+        try:
+            plan = _plan(_loaded(records.config, settings), options, records)
+        except HeadraceError as error:  # paths that are none from here: what was measured can still be shown
+            why = f"The run's config cannot be resolved from here: {error}"
+    return ReportFacts(title, folder, config, plan, why, records, manifest)
+
+
+def _records(folder: str, options: Options) -> RunRecords:
+    records = read_records(folder)
+    if options.begun and not records.sessions and RunManifest.load(folder) is None:
+        raise ConfigError(
+            "holds no run: there is neither a manifest.json nor a log in stats/",
+            field="run folder",
+            value=folder,
+            cure="Name the folder that open_run and RunLog were given, or a config (.yaml).",
+        )
+    return records
+
+
+def _loaded(text: str, settings: Sequence[str]) -> LmDataConfig:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "config.yaml")
+        path.write_text(text)
+        return load_config(str(path), settings)
+
+
+def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFacts:
+    steps = config.run_steps if options.steps is None else options.steps
+    assumed = steps is None
+    if steps is None:
+        steps = max(UNKNOWN_STEPS, (records.last_step or 0) + 1)
+    plan = plan_run(
+        config, sizes=options.sizes, layout=options.layout, hosts=_hosts(config, options, records), num_steps=steps
+    )
+    planned = planned_caches(config, options.sizes, layout=options.layout)
+    opened = config.open_caches(planned.caches)
+    dataset = config.dataset(opened)
+    there = {name: cache for name, cache in opened.items() if name not in planned.caches}
+    manifest = None
+    if len(there) == len(opened):
+        manifest = RunManifest.of(_Described(dataset.describe(), dataset.batch_schedule, config.row_order))
+    stored = config.datasets(opened)
+    return PlanFacts(
+        plan=plan,
+        found=tuple(findings(plan)),
+        mixture=mixture_facts(dataset, plan.steps or steps),
+        lengths={name: document_lengths(cache) for name, cache in there.items()},
+        fills={
+            name: pack_fill(packed.plan.lengths, packed.seq_len, packed.packing.algorithm)
+            for name, packed in stored.items()
+            if isinstance(packed, PackedTokenDataset)
+        },
+        sources=tuple(_source(name, config.components[name].cache, there.get(name)) for name in config.components),
+        fingerprint=None if manifest is None else manifest.fingerprint,
+        amendments=len(config.amendments),
+        assumed_steps=assumed,
+        manifest=manifest,
+    )
+
+
+def _hosts(config: LmDataConfig, options: Options, records: RunRecords) -> list[int]:
+    if options.hosts is not None:
+        return list(options.hosts)
+    size = BatchSchedule(config.batch_size).rows_at(0)[1]
+    return sorted({n for n in (*HOSTS, records.hosts) if n == 1 or size % n == 0})
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A loader as its manifest needs it, without a loader: no device is taken."""
+
+    dataset: dict[str, Any]
+    schedule: BatchSchedule
+    row_order: str
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "order_version": ORDER_VERSION,
+            "dataset": self.dataset,
+            "batch_size": self.schedule.to_config(),
+            "row_order": self.row_order,
+        }
+
+
+def _source(name: str, path: str, cache: TokenCache | None) -> Source:
+    if cache is None:
+        return Source(name, path, exists=False)
+    ledger = cache.ledger
+    return Source(
+        name=name,
+        cache=path,
+        exists=True,
+        fingerprint=cache.fingerprint,
+        documents=cache.num_documents,
+        tokens=cache.num_tokens,
+        vocab_size=cache.vocab_size,
+        tokenizer=str(ledger.tokenizer.get("path") or ""),
+        tokenizer_fingerprint=str(ledger.tokenizer.get("fingerprint") or ""),
+        files=len(ledger.sources),
+        paths=tuple(str(p) for p in ledger.metadata.get("paths", ())),
+        built_by=ledger.code_version,
+    )

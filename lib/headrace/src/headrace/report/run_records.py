@@ -1,0 +1,258 @@
+"""What a run has measured: the lines of :mod:`headrace.feed.run_log`, read back and turned into rates.
+
+Counters are sums since a process began; what a reader wants is what happened between two lines. So each process is a
+**session** of its own whose counters are differenced. A session that begins at a step takes the place of earlier lines
+at that step and later: they were done again.
+
+Invariant: a line that is cut off or no record is left out and counted, never an error: a run is reported on while it
+writes, and after it was killed.
+
+Price: 20 us a line; at most 400 points a host are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from headrace.feed.run_log import FOLDER
+from headrace.metrics import Stall
+from headrace.store import files
+
+MAX_POINTS = 400
+SUMS = (
+    "batches",
+    "wait_s",
+    "plan_s",
+    "read_s",
+    "gather_s",
+    "transfer_s",
+    "examples_requested",
+    "block_fetches",
+    "block_hits",
+    "tensorstore_reads_issued",
+    "bytes_read",
+    "retries",
+    "hedges",
+    "requests",
+)
+LEVELS = ("wait_p50_s", "wait_p95_s", "wait_p99_s", "wait_max_s", "queue_occupancy", "resident_bytes")
+
+
+@dataclass(frozen=True)
+class HostSeries:
+    """What one host measured, over its steps.
+
+    Attributes:
+        host: Its number.
+        step: Step of each point, increasing.
+        time: Unix time of each.
+        seconds: From the point before; NaN for the first of a session.
+        sums: By name of :data:`SUMS`: what was added since the point before.
+        levels: By name of :data:`LEVELS`: the figure at the point, of the whole session so far.
+    """
+
+    host: int
+    step: Int64[np.ndarray, " n"]
+    time: Float64[np.ndarray, " n"]
+    seconds: Float64[np.ndarray, " n"]
+    sums: Mapping[str, Float64[np.ndarray, " n"]]
+    levels: Mapping[str, Float64[np.ndarray, " n"]]
+
+    def total(self, name: str) -> float:
+        """Sum of a counter over all sessions."""
+        return float(self.sums[name].sum())
+
+    def per_batch(self, name: str) -> Float64[np.ndarray, " n"]:
+        """A counter for each batch in between; NaN where there was none."""
+        return _ratio(self.sums[name], self.sums["batches"])
+
+    def per_second(self, name: str) -> Float64[np.ndarray, " n"]:
+        """A counter for each second in between; NaN where a session begins."""
+        return _ratio(self.sums[name], self.seconds)
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """What all hosts of a run measured.
+
+    Attributes:
+        hosts: Number of hosts that the last process said there are.
+        series: Of each host that has measured something.
+        stalls: All that were kept, by step.
+        sessions: Processes that host 0 (or the first there is) has had: 1, and one for each resumption.
+        config: YAML of the config that the last process gave; None: none did.
+        left_out: Lines that are no records.
+        began: Unix time of the first line; None without one.
+        ended: Unix time of the last line; None without one.
+    """
+
+    hosts: int = 1
+    series: tuple[HostSeries, ...] = ()
+    stalls: tuple[Stall, ...] = ()
+    sessions: int = 0
+    config: str | None = None
+    left_out: int = 0
+    began: float | None = None
+    ended: float | None = None
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that any host has written down; None: none has."""
+        return max((int(s.step[-1]) for s in self.series), default=None)
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Time waited over time, of the host that waits most; None if not known."""
+        shares = [s.total("wait_s") / t for s in self.series if (t := float(np.nansum(s.seconds))) > 0]
+        return max(shares, default=None)
+
+
+def read_records(folder: str) -> RunRecords:
+    """What the hosts of a run have written into its folder; empty if nothing.
+
+    Args:
+        folder: Path or URL of the run's folder.
+    """
+    return parse_records(_texts(folder))
+
+
+def parse_records(texts: Sequence[bytes]) -> RunRecords:
+    r"""The records in files of :class:`~headrace.feed.run_log.RunLog`.
+
+    Args:
+        texts: Contents, those of one host in the order in which they were written.
+
+    Example:
+        >>> lines = [{"kind": "start", "version": 1, "host": 0, "hosts": 1, "time": 0.0, "config": None}]
+        >>> lines += [{"kind": "stats", "step": s, "time": 1.0 * s, "stats": {"batches": s}} for s in (10, 20, 40)]
+        >>> found = parse_records(["\n".join(map(json.dumps, lines)).encode() + b'\n{"kind": "sta'])
+        >>> found.series[0].sums["batches"].tolist(), found.left_out
+        ([10.0, 10.0, 20.0], 1)
+    """
+    by_host: dict[int, _Host] = {}
+    left_out, hosts, times = 0, 1, list[float]()
+    last_start, config = -np.inf, None
+    for text in texts:
+        host: _Host | None = None
+        for line in text.splitlines():
+            if not line.strip():
+                continue
+            record = _record(line)
+            if record is None or (record["kind"] != "start" and host is None):
+                left_out += 1
+                continue
+            if record["kind"] == "start":
+                host = by_host.setdefault(record["host"], _Host(record["host"]))
+                host.sessions += 1
+                if record["time"] >= last_start:
+                    last_start, hosts = record["time"], record["hosts"]
+                    config = record.get("config") or config
+            elif host is not None:
+                host.add(record)
+            if "time" in record:
+                times.append(record["time"])
+    found = [by_host[number] for number in sorted(by_host)]
+    stalls = sorted((s for host in found for s in host.stalls), key=lambda s: (s.step, s.host))
+    return RunRecords(
+        hosts=hosts,
+        series=tuple(host.series() for host in found if host.records),
+        stalls=tuple(stalls),
+        sessions=found[0].sessions if found else 0,
+        config=config,
+        left_out=left_out,
+        began=min(times, default=None),
+        ended=max(times, default=None),
+    )
+
+
+@dataclass
+class _Host:
+    number: int
+    sessions: int = 0
+    records: list[tuple[int, dict[str, Any]]] = field(default_factory=list[tuple[int, dict[str, Any]]])
+    stalls: list[Stall] = field(default_factory=list[Stall])
+
+    def add(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "stall":
+            known: dict[str, Any] = {k: v for k, v in record.items() if k in Stall.__dataclass_fields__}
+            known["host"] = self.number
+            self.stalls.append(Stall(**known))
+            return
+        if self.records and self.records[-1][0] != self.sessions:  # done again from here on
+            while self.records and self.records[-1][1]["step"] >= record["step"]:
+                self.records.pop()
+        elif self.records and self.records[-1][1]["step"] >= record["step"]:
+            self.records.pop()
+        self.records.append((self.sessions, record))
+
+    def series(self) -> HostSeries:
+        records = _thinned(self.records)
+        session = np.asarray([number for number, _ in records])
+        first = np.diff(session, prepend=-1) != 0
+        time = np.asarray([r["time"] for _, r in records], np.float64)
+
+        def column(name: str) -> np.ndarray:
+            return np.asarray([r["stats"].get(name, 0.0) for _, r in records], np.float64)
+
+        def added(values: np.ndarray) -> np.ndarray:
+            return np.where(first, values, np.diff(values, prepend=0.0))
+
+        return HostSeries(
+            self.number,
+            np.asarray([r["step"] for _, r in records], np.int64),
+            time,
+            np.where(first, np.nan, np.diff(time, prepend=np.nan)),
+            {name: added(column(name)) for name in SUMS},
+            {name: column(name) for name in LEVELS},
+        )
+
+
+def _thinned(records: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
+    """Every so manieth record, and the first and last of each session: sums are differences of what is kept."""
+    every = -(-len(records) // MAX_POINTS)
+    if every <= 1:
+        return records
+    last = len(records) - 1
+    return [
+        record
+        for k, record in enumerate(records)
+        if k % every == 0 or k == last or record[0] != records[k - 1][0] or record[0] != records[k + 1][0]
+    ]
+
+
+_FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "start": {"host": int, "hosts": int, "time": (int, float)},
+    "stats": {"step": int, "time": (int, float), "stats": dict},
+    "stall": {"step": int, "wait_s": (int, float), "cause": str},
+}
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        found: object = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(found, dict):
+        return None
+    record = cast("dict[str, Any]", found)
+    fields = _FIELDS.get(str(record.get("kind")))
+    if fields is None or not all(isinstance(record.get(name), kind) for name, kind in fields.items()):
+        return None
+    return record
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    return np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)
+
+
+def _texts(folder: str) -> list[bytes]:
+    fs, path = files.filesystem(files.join(folder, FOLDER))
+    with files.client_errors(folder):
+        names = sorted(cast("list[str]", fs.glob(f"{path}/host-*.jsonl")))
+        return [cast(bytes, fs.cat_file(name)) for name in names]

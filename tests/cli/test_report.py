@@ -1,0 +1,67 @@
+"""``headrace report``: files, JSON, errors. The page itself: tests/report."""
+
+import json
+
+import pytest
+
+from headrace.component_config import ComponentConfig
+from headrace.config import LmDataConfig
+from headrace.feed.run_log import RunLog
+from headrace.state import open_run
+from headrace.testing import tiny_cache
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    parts = {n: ComponentConfig(tiny_cache(tmp_path / n, seed=k).path, weight=k + 1) for k, n in enumerate("ab")}
+    path = tmp_path / "run.yaml"
+    path.write_text(LmDataConfig(parts, seq_len=16, batch_size=8, num_steps=20).to_yaml())
+    return path
+
+
+def test_a_page_for_a_config_and_for_a_run(headrace, config_file, tmp_path):
+    from headrace.config import load_config
+
+    page = tmp_path / "plan.html"
+    done = headrace("report", str(config_file), "--output", str(page))
+    assert done.code == 0, done.err
+    assert str(page) in done.out.replace("\n", "")
+    assert page.read_text().startswith("<!doctype html>")
+    config, run = load_config(str(config_file)), tmp_path / "run"
+    with config.loader() as loader, RunLog(loader, run, config=config) as log:
+        open_run(str(run), loader, 0)
+        for step, _ in enumerate(loader):
+            log(step)
+    done = headrace("report", str(run), "--json")
+    assert done.code == 0, done.err
+    said = json.loads(done.out)
+    assert said["measured"]["last_step"] == 19
+    assert said["fingerprint"]["config"] == said["fingerprint"]["run"]
+    assert said["plan"]["steps"] == 20
+    assert {"mixture", "waits"} <= set(said["figures"])
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_json_of_a_config_with_settings(headrace, config_file):
+    said = json.loads(headrace("report", str(config_file), "num_steps=7", "--hosts", "2", "--json").out)
+    assert said["plan"]["steps"] == 7
+    assert [h["hosts"] for h in said["plan"]["unlimited"]["by_hosts"]] == [2]
+    assert said["measured"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("typo",), "holds no run"),
+        (("typo.yaml",), "typo.yaml"),
+        (("run.yaml", "batch_sise=3"), "batch_size"),
+        (("run.yaml", "--run", "typo"), "holds no run"),
+        (("run.yaml", "--live", "--refresh", "0"), "--refresh"),
+    ],
+)
+def test_errors_are_one_line_with_the_cure(headrace, config_file, monkeypatch, arguments, said):
+    monkeypatch.chdir(config_file.parent)
+    done = headrace("report", *arguments)
+    assert done.code == 2
+    assert said in done.err
+    assert "Traceback" not in done.err

@@ -1,0 +1,228 @@
+"""The page as a document: complete, closed, and nothing in it but what we wrote. How it looks: test_page_browser.py."""
+
+import base64
+import hashlib
+import importlib
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from headrace.errors import CacheError, ConfigError
+from headrace.report import Options, gather, render, write_report
+from headrace.report.page import sections
+
+NASTY = "</script><img src=x onerror=alert(1)>&<b>"  # of conftest.py: a source
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Outline(HTMLParser):
+    """Elements, ids, links, text of scripts; fails on tags that do not match."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.ids, self.links, self.scripts, self.tags, self.text = [], [], [], [], [], []
+        self.policy = ""
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.tags.append(tag)
+        if "id" in given:
+            self.ids.append(given["id"])
+        self.links += [(tag, k, v) for k, v in attrs if k in ("src", "href", "srcset", "action", "data")]
+        assert not any(k.startswith("on") for k in given), given
+        if given.get("http-equiv") == "Content-Security-Policy":
+            self.policy = given["content"]
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "script":
+            self.scripts.append([given.get("type"), ""])
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1][1] += data
+        elif self.open and self.open[-1] != "style":
+            self.text.append(data)
+
+
+@pytest.fixture(scope="session")
+def facts(run_folder):
+    return gather(str(run_folder))
+
+
+@pytest.fixture(scope="session")
+def outline(facts):
+    return Outline(render(facts))
+
+
+def test_it_loads_nothing(outline):
+    assert {tag for tag, _, link in outline.links if not link.startswith("#")} == {"link"}  # the empty icon
+    assert [link for tag, _, link in outline.links if tag == "link"] == ["data:,"]
+    assert "default-src 'none'" in outline.policy
+    assert "connect-src 'none'" in outline.policy
+
+
+def test_its_policy_lets_its_own_scripts_run_and_no_others(outline):
+    run = [text for kind, text in outline.scripts if kind is None]
+    assert len(run) == 2
+    for text in run:
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in outline.policy
+    assert "unsafe-inline" not in re.search(r"script-src[^;]*", outline.policy)[0]
+
+
+def test_contents_lead_to_every_section_and_ids_are_unique(facts, outline):
+    assert len(outline.ids) == len(set(outline.ids))
+    leads = [link.removeprefix("#") for tag, _, link in outline.links if tag == "a"]
+    assert leads == [s.name for s in sections(facts)]
+    assert set(leads) <= set(outline.ids)
+
+
+def test_what_a_report_has_to_have_is_in_it(facts, outline):
+    assert [s.name for s in sections(facts)] == [
+        "summary", "mixture", "order", "documents", "forecast", "reads", "waiting", "stalls",
+        "provenance", "amendments", "config",
+    ]  # fmt: skip
+    figures = json.loads(next(text for kind, text in outline.scripts if kind == "application/json"))
+    assert set(figures) == {f"chart-{n}" for n in (
+        "mixture", "epochs", "quality", "lengths", "fill", "fetches", "bytes", "waiting", "waits", "loader-time",
+        "speed", "queue", "stalls",
+    )} - ({"chart-stalls"} if not facts.records.stalls else set())  # fmt: skip
+    assert set(figures) <= set(outline.ids)
+    text = " ".join(outline.text)
+    assert facts.plan is not None
+    assert facts.plan.fingerprint in text
+    assert facts.manifest.fingerprint == facts.plan.fingerprint
+    assert all(source.cache in text for source in facts.plan.sources)
+
+
+def test_plotly_knows_every_attribute_of_every_figure(facts):
+    for section in sections(facts):
+        for figure in section.figures().values():
+            go.Figure(figure)  # raises on unknown names and wrong values
+
+
+def test_names_are_text(outline):
+    assert "img" not in outline.tags
+    assert NASTY in "".join(outline.text)
+    figures = json.loads(next(text for kind, text in outline.scripts if kind == "application/json"))
+    names = {trace["name"] for trace in figures["chart-mixture"]["data"]}
+    assert any("&lt;/script&gt;&lt;img" in name for name in names)
+    assert not any("<" in name for name in names)
+
+
+def test_figures_are_those_of_the_plan(facts):
+    mixture = facts.plan.mixture
+    figure = next(s for s in sections(facts) if s.name == "mixture").figures()["chart-mixture"]
+    traces = {trace["name"]: trace for trace in figure["data"]}
+    np.testing.assert_allclose(traces["web"]["y"], mixture.drawn[:, 0] / mixture.drawn.sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(traces["web, wanted"]["y"], mixture.wanted[:, 0] / mixture.wanted.sum(axis=1), rtol=1e-5)
+    assert traces["web, wanted"]["legendgroup"] == traces["web"]["legendgroup"]
+    assert facts.plan.plan.components[0].epochs == pytest.approx(
+        mixture.tokens[:, 0].sum() / facts.plan.plan.components[0].row_tokens
+    )
+
+
+def test_measured_figures_are_those_of_the_run(facts):
+    (host,) = facts.records.series
+    assert facts.records.sessions == 2
+    assert facts.records.last_step == 49
+    assert host.total("examples_requested") >= 16 * 48
+    assert host.step.tolist()[-1] == 49
+
+
+def test_a_config_alone_says_what_is_not_measured(config_file):
+    facts = gather(str(config_file))
+    text = " ".join(Outline(render(facts)).text)
+    assert text.count("Nothing is measured yet") == 3
+    assert facts.plan.mixture.edge[-1] == 60
+
+
+def test_caches_that_do_not_exist_are_planned(planned_file):
+    facts = gather(str(planned_file))
+    assert facts.plan.assumed_steps
+    assert facts.plan.fingerprint is None
+    text = " ".join(Outline(render(facts)).text)
+    assert "not built yet" in text
+    assert "no cache is there yet" in text
+    with pytest.raises((CacheError, ConfigError)):
+        gather(str(planned_file), ["components.a.expected_tokens=null"])
+
+
+def test_settings_steps_and_hosts_count(config_file):
+    facts = gather(str(config_file), ["num_steps=null"], options=Options(steps=7, hosts=[1, 4]))
+    assert facts.plan.mixture.edge[-1] == 7
+    assert [h.hosts for h in facts.plan.plan.unlimited.by_hosts] == [1, 4]
+
+
+def test_a_run_whose_log_has_no_config(run_folder, config_file, tmp_path):
+    bare = tmp_path / "bare"
+    (bare / "stats").mkdir(parents=True)
+    (bare / "manifest.json").write_bytes((run_folder / "manifest.json").read_bytes())
+    for file in (run_folder / "stats").iterdir():
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        text = "".join(json.dumps({k: None if k == "config" else v for k, v in r.items()}) + "\n" for r in lines)
+        (bare / "stats" / file.name).write_text(text)
+    facts = gather(str(bare))
+    assert facts.plan is None
+    text = " ".join(Outline(render(facts)).text)
+    assert "--config run.yaml" in text
+    assert facts.manifest.fingerprint in text
+    assert NASTY in text  # sources, from the manifest
+    assert gather(str(bare), config=str(config_file)).plan is not None
+
+
+def test_a_config_whose_caches_are_gone_leaves_what_was_measured(run_folder, tmp_path):
+    moved = tmp_path / "moved"
+    (moved / "stats").mkdir(parents=True)
+    text = (run_folder / "stats" / "host-00000.jsonl").read_text().replace("report-caches", "gone")
+    (moved / "stats" / "host-00000.jsonl").write_text(text)
+    facts = gather(str(moved))
+    assert facts.plan is None
+    assert "cannot be resolved from here" in facts.why_no_plan
+    assert "chart-waits" in Outline(render(facts)).ids
+
+
+def test_another_config_than_the_runs_is_said(run_folder, config_file):
+    facts = gather(str(config_file), ["seed=9"], run=str(run_folder))
+    assert "not that of the run" in " ".join(Outline(render(facts)).text)
+    amended = ["amendments=[{step: 50, weights: {web: 1, chat: 1}}]"]
+    text = " ".join(Outline(render(gather(str(config_file), amended, run=str(run_folder)))).text)
+    assert "differ by an amendment from step 50" in text
+
+
+def test_what_is_named_twice_or_is_no_run_is_refused(run_folder, config_file, tmp_path):
+    with pytest.raises(ConfigError, match="--config"):
+        gather(str(config_file), config=str(config_file))
+    with pytest.raises(ConfigError, match="--run"):
+        gather(str(run_folder), run=str(run_folder))
+    with pytest.raises(ConfigError, match="holds no run"):
+        gather(str(tmp_path / "typo"))
+    assert gather(str(tmp_path / "soon"), options=Options(begun=False)).records.sessions == 0
+
+
+def test_only_a_report_is_written_over(facts, tmp_path):
+    path = tmp_path / "report.html"
+    size = write_report(facts, str(path))
+    assert path.stat().st_size == size
+    write_report(facts, str(path))
+    path.write_text("<html>a page that somebody wrote</html>")
+    with pytest.raises(ConfigError, match="no report of headrace"):
+        write_report(facts, str(path))
+
+
+def test_plotly_that_is_missing_is_named_with_its_extra(facts, monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match=r"headrace\[report\]"):
+        render(facts)

@@ -1,0 +1,198 @@
+"""The page in a real browser without a network: it draws, reacts, and says nothing on the console.
+
+Not run by default, as pip cannot install a browser: ``.ci/run browser``, or with Chromium installed
+``pytest -m browser tests/report``.
+"""
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.report import gather, write_report
+from headrace.report import live as live_module
+from headrace.report.live import LiveReport
+
+pytestmark = pytest.mark.browser
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+CHARTS = ["mixture", "epochs", "quality", "lengths", "fill", "fetches", "bytes", "waiting", "waits", "loader-time",
+          "speed", "queue"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator:
+    from playwright.sync_api import sync_playwright
+
+    path = os.environ.get("HEADRACE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.fail("there is no Chromium: apt-get install chromium, or set HEADRACE_CHROMIUM to the path of one")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A page, with all that it said and asked for."""
+
+    def __init__(self, browser, url, **context):
+        self.context = browser.new_context(viewport={"width": 1200, "height": 900}, **context)
+        self.page, self.said, self.asked = self.context.new_page(), [], []
+        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(url)
+        self.page.wait_for_selector("html[data-drawn]", timeout=60_000)
+
+    def until(self, script, argument=None):
+        """Waits until a function is true; playwright's own way needs eval, which the page's policy forbids."""
+        deadline = time.monotonic() + 20
+        while not self.page.evaluate(script, argument):
+            assert time.monotonic() < deadline, script
+            self.page.wait_for_timeout(50)
+
+    def shown(self, chart):
+        """Names and visibility of the traces of a chart, as plotly has them."""
+        return self.page.evaluate(
+            "id => document.getElementById(id)._fullData.map(t => [t.name, t.visible, t.legendgroup])", f"chart-{chart}"
+        )
+
+
+@pytest.fixture(scope="module")
+def report(run_folder, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_report(gather(str(run_folder)), str(path))
+    return path
+
+
+@pytest.fixture
+def opened(chromium, report):
+    found = Opened(chromium, report.as_uri(), offline=True)
+    yield found
+    found.page.wait_for_timeout(200)
+    found.context.close()
+    assert found.said == []
+    assert [url for url in found.asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_every_chart_is_drawn_without_a_network(opened):
+    for chart in CHARTS:
+        box = opened.page.locator(f"#chart-{chart} svg.main-svg").first.bounding_box()
+        assert box is not None, chart
+        assert box["width"] > 300, chart
+        assert box["height"] > 200, chart
+        assert opened.page.locator(f"#chart-{chart} .trace, #chart-{chart} .point").count() > 0, chart
+
+
+def test_a_click_in_the_legend_hides_a_source_and_another_shows_it(opened):
+    def visible():
+        return {name: state for name, state, _ in opened.shown("mixture")}
+
+    assert visible()["web"] is True
+    entry = opened.page.locator("#chart-mixture .legendtoggle").first
+    lines = opened.page.locator("#chart-mixture .scatterlayer .trace")
+    before = lines.count()
+    entry.click()
+    opened.until(
+        "document.getElementById('chart-mixture')._fullData.some(t => t.name === 'web' && t.visible === 'legendonly')"
+    )
+    assert visible()["web, wanted"] == "legendonly"  # the dots go with the line
+    assert visible()["chat"] is True
+    assert lines.count() == before - 2
+    opened.page.wait_for_timeout(500)  # or it would be a double click
+    entry.click()
+    opened.until("document.getElementById('chart-mixture')._fullData.every(t => t.visible === true)")
+    assert lines.count() == before
+
+
+def test_light_and_dark_by_preference_and_by_button(chromium, report):
+    def paper(found):
+        return found.page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    def ink(found):
+        return found.page.evaluate("document.getElementById('chart-mixture')._fullLayout.font.color")
+
+    seen = {}
+    for scheme in ("light", "dark"):
+        found = Opened(chromium, report.as_uri(), offline=True, color_scheme=scheme)
+        seen[scheme] = paper(found), ink(found)
+        found.page.click("#theme")
+        found.until(
+            "before => document.getElementById('chart-mixture')._fullLayout.font.color !== before", seen[scheme][1]
+        )
+        toggled = paper(found), ink(found)
+        found.page.reload()
+        found.page.wait_for_selector("html[data-drawn]")
+        assert (paper(found), ink(found)) == toggled  # it is remembered
+        found.page.emulate_media(color_scheme="dark" if scheme == "light" else "light")
+        found.page.wait_for_timeout(300)
+        assert found.said == []
+        found.context.close()
+        seen[scheme] += toggled
+    assert seen["light"][:2] == seen["dark"][2:]
+    assert seen["dark"][:2] == seen["light"][2:]
+    assert seen["light"][0] != seen["dark"][0]
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1600])
+def test_nothing_sticks_out_on_any_screen(opened, width):
+    opened.page.set_viewport_size({"width": width, "height": 800})
+    opened.page.wait_for_timeout(500)
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = opened.page.evaluate(
+        "[...document.querySelectorAll('.plot .main-svg')].map(e => e.getBoundingClientRect().right)"
+    )
+    assert max(boxes) <= width
+
+
+def test_contents_lead_to_their_section(opened):
+    opened.page.click("nav a[href='#provenance']")
+    opened.until("Math.abs(document.getElementById('provenance').getBoundingClientRect().top) < 300")
+
+
+def test_the_names_of_sources_do_nothing(opened):
+    assert opened.page.locator("main img").count() == 0
+    assert "onerror=alert(1)" in opened.page.locator("#chart-mixture .legend").text_content()
+
+
+def test_a_live_page_draws_what_is_written_meanwhile(chromium, run_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(live_module, "_FRESH_S", 0.0)
+    monkeypatch.setattr(live_module, "_REST", 0)
+    folder = tmp_path / "run"
+    (folder / "stats").mkdir(parents=True)
+    whole = (run_folder / "stats" / "host-00000.jsonl").read_text().splitlines(keepends=True)
+    log = folder / "stats" / "host-00000.jsonl"
+    log.write_text(whole[0])
+    report = LiveReport(gather(str(folder)), every_s=0.2)
+    thread = threading.Thread(target=report.serve)
+    thread.start()
+    try:
+        found = Opened(chromium, report.url)
+        found.page.wait_for_selector("#live.well")
+        assert found.page.locator("#chart-waits").count() == 0
+        log.write_text("".join(whole[:4]))
+        found.page.wait_for_selector("#chart-waits .trace", state="attached")
+        found.page.locator("#chart-mixture .legendtoggle").first.click()  # stays hidden while figures come
+        points = found.page.evaluate("document.getElementById('chart-waits')._fullData[0]._length")
+        log.write_text("".join(whole))
+        found.until("n => document.getElementById('chart-waits')._fullData[0]._length > n", points)
+        assert "legendonly" in {visible for _, visible, _ in found.shown("mixture")}
+        assert found.said == []
+        assert all(url.startswith((report.url, "data:", "blob:")) for url in found.asked)
+    finally:
+        report.close()
+        thread.join()
+    found.page.wait_for_selector("#live.lost")
+    found.context.close()
