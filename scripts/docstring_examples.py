@@ -1,0 +1,15 @@
+"""For mkdocs: the section ``Example:`` of a docstring is code, as griffe knows it of ``Examples:``."""
+
+import re
+from typing import Any
+
+import griffe  # pyright: ignore[reportMissingImports]  # of the docs group
+
+
+class DocstringExamples(griffe.Extension):  # pyright: ignore[reportUntypedBaseClass]
+    """Renames the section before docstrings are parsed."""
+
+    def on_object(self, *, obj: Any, **_: Any) -> None:
+        """Called for each object."""
+        if obj.docstring is not None:
+            obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)

@@ -1,0 +1,58 @@
+"""The code of every page runs as printed: python blocks in order, `headrace` commands, YAML files by their title."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli import application
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("quickstart", "order", "mixing", "multi_host", "object_stores", "config", "cli", "report")
+_FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts, and the caches and the config that the quickstart makes of them."""
+    root = tmp_path_factory.mktemp("docs")
+    for name, ending in (("code", ".py"), ("docs", ".txt")):
+        (root / "texts" / name).mkdir(parents=True)
+        for number in range(20):
+            text = "".join(f"{name} {number} line {line}: {'word ' * (line % 9)}\n" for line in range(200))
+            (root / "texts" / name / f"{number}{ending}").write_text(text)
+    return root
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_runs_as_printed(
+    page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.chdir(folder)
+    if page != "quickstart" and not (folder / "run.yaml").exists():
+        run(DOCS / "quickstart.md")
+    assert run(DOCS / f"{page}.md") > 0
+
+
+def run(page: Path) -> int:
+    """Runs a page's blocks in order; how many there were."""
+    names: dict[str, object] = {}
+    blocks = _FENCE.findall(page.read_text())
+    for language, title, code in blocks:
+        if language == "python":
+            exec(compile(code, f"{page.name}", "exec"), names)
+        elif language == "bash":
+            for line in code.splitlines():
+                done = CliRunner().invoke(application(), shlex.split(line, comments=True)[1:])
+                assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
+        elif language == "yaml" and title:
+            Path(title).write_text(code)
+    return len(blocks)
+
+
+def test_links_lead_somewhere():
+    for page in DOCS.glob("*.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} -> {target}"

@@ -1,0 +1,60 @@
+"""The reference pages name every command, field and rule that there is, and show errors as they are."""
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from headrace.check import findings
+from headrace.cli import application
+from headrace.component_config import ComponentConfig
+from headrace.config import LmDataConfig, load_config
+from headrace.errors import ConfigError
+
+DOCS = Path(__file__).parents[2] / "docs"
+CONFIG, CLI = ((DOCS / f"{name}.md").read_text() for name in ("config", "cli"))
+
+
+def first_cells(text: str) -> set[str]:
+    """Names in the first column of a page's tables."""
+    return {name for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)}
+
+
+def test_every_field_has_its_row():
+    fields = {f.name for cls in (LmDataConfig, ComponentConfig) for f in dataclasses.fields(cls)}
+    assert fields <= first_cells(CONFIG)
+
+
+def test_every_rule_has_its_row():
+    calls = [n for n in ast.walk(ast.parse(Path(findings.__file__).read_text())) if isinstance(n, ast.Call)]
+    made = [n.args[1] for n in calls if isinstance(n.func, ast.Name) and n.func.id == "Finding"]
+    rules = {n.value for n in made if isinstance(n, ast.Constant)}
+    assert len(rules) > 10
+    assert rules <= first_cells(CONFIG)
+
+
+def test_every_command_has_its_row():
+    group: Any = typer.main.get_command(application())
+    for name, found in group.commands.items():
+        for command in [f"{name} {inner}" for inner in found.commands] if hasattr(found, "commands") else [name]:
+            assert command in first_cells(CLI), command
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "stages: [{weights: {web: 1}}, {stpe: 50, weights: {web: 1}}]",
+        "components: {web: {cache: a, source: {paths: [x], on_bad_line: ignore}}}",
+        "components: {web: {cache: a, weight: 2}}\nweights: {web: 1}",
+        "shuffle: {strands: 8, window_blocks: 4}",
+    ],
+)
+def test_errors_are_as_shown(tmp_path: Path, text: str):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(tmp_path / "c.yaml")).resolved_stages()
+    assert f"\nerror {caught.value}\n" in CONFIG
