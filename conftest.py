@@ -4,6 +4,7 @@ jax itself is imported only by the tests that need it, so that the tests of the 
 A test that starts a process of its own hands it these variables too; the process may override them.
 """
 
+import importlib.util
 import os
 
 _DEVICES = "--xla_force_host_platform_device_count"
@@ -13,3 +14,7 @@ if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in the tests may reach out
 os.environ.setdefault("MPLBACKEND", "Agg")
+
+# Collecting a module for its doctests imports it. The development environment has no torch (0.7 GB);
+# tests/adapters/test_torch.py runs the adapter against the part of torch's interface that it uses.
+collect_ignore = [] if importlib.util.find_spec("torch") else ["lib/headrace/src/headrace/adapters/torch.py"]

@@ -58,7 +58,8 @@ from headrace.store.array import kvstore_spec
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
 from headrace.testing import FaultProxy, Faults, write_cache
-from headrace.testing.faults import Fate, Head, LoggedRequest
+from headrace.testing._http import Head
+from headrace.testing.faults import Fate, LoggedRequest
 from headrace.testing.servers import gcs_server, s3_server, use_gcs, use_s3
 
 HOSTS, BATCH, SEQ_LEN, BLOCK_ROWS, SHARD_BLOCKS = 8, 128, 1024, 16, 256

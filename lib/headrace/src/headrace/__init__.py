@@ -14,12 +14,22 @@ if TYPE_CHECKING:
     from headrace.config import LmDataConfig, load_config
     from headrace.data.batch import PackedBatch
     from headrace.data.dataset import AsyncDataset
+    from headrace.data.examples import Example, pack_examples
+    from headrace.data.loss import unified_loss
     from headrace.data.mixture import MixtureDataset
+    from headrace.data.packing import PackedTokenDataset
+    from headrace.data.preference import pack_pairs
+    from headrace.data.rl.dataset import RLDataset
+    from headrace.data.rl.groups import Sampler, ScoredGroup
+    from headrace.data.rl.store import RolloutStore
+    from headrace.data.sft import SupervisedDataset
     from headrace.data.token_seq import TokenSeqDataset
     from headrace.errors import ConfigError, HeadraceError
     from headrace.feed.loader import DataLoader
     from headrace.index.blend import temperature_weights, unimax_weights
     from headrace.index.least_consumed import LeastConsumed, build_interleaved_dataset
+    from headrace.index.packing.plan import PackPlan, plan_packs
+    from headrace.index.packing_config import PackingConfig
     from headrace.index.schedule import BatchSchedule
     from headrace.index.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
     from headrace.index.stage_config import AmendmentConfig, StageConfig
@@ -41,19 +51,28 @@ _HOMES = {
     "ComponentConfig": "headrace.component_config",
     "ConfigError": "headrace.errors",
     "DataLoader": "headrace.feed.loader",
+    "Example": "headrace.data.examples",
     "HeadraceError": "headrace.errors",
     "LeastConsumed": "headrace.index.least_consumed",
     "LmDataConfig": "headrace.config",
     "LoaderState": "headrace.state",
     "LoaderStats": "headrace.metrics",
     "MixtureDataset": "headrace.data.mixture",
+    "PackPlan": "headrace.index.packing.plan",
     "PackedBatch": "headrace.data.batch",
+    "PackedTokenDataset": "headrace.data.packing",
+    "PackingConfig": "headrace.index.packing_config",
     "PlannedStage": "headrace.index.stage_plan",
+    "RLDataset": "headrace.data.rl.dataset",
+    "RolloutStore": "headrace.data.rl.store",
     "RunManifest": "headrace.state",
+    "Sampler": "headrace.data.rl.groups",
+    "ScoredGroup": "headrace.data.rl.groups",
     "SourceConfig": "headrace.ingest.source",
     "StageConfig": "headrace.index.stage_config",
     "StagePlan": "headrace.index.stage_plan",
     "StageStream": "headrace.index.stage_plan",
+    "SupervisedDataset": "headrace.data.sft",
     "TokenCache": "headrace.store.cache",
     "TokenSeqDataset": "headrace.data.token_seq",
     "TokenizerConfig": "headrace.ingest.tokenize",
@@ -62,7 +81,11 @@ _HOMES = {
     "build_interleaved_dataset": "headrace.index.least_consumed",
     "load_config": "headrace.config",
     "open_run": "headrace.state",
+    "pack_examples": "headrace.data.examples",
+    "pack_pairs": "headrace.data.preference",
+    "plan_packs": "headrace.index.packing.plan",
     "temperature_weights": "headrace.index.blend",
+    "unified_loss": "headrace.data.loss",
     "unimax_weights": "headrace.index.blend",
 }
 
@@ -75,19 +98,28 @@ __all__ = [
     "ComponentConfig",
     "ConfigError",
     "DataLoader",
+    "Example",
     "HeadraceError",
     "LeastConsumed",
     "LmDataConfig",
     "LoaderState",
     "LoaderStats",
     "MixtureDataset",
+    "PackPlan",
     "PackedBatch",
+    "PackedTokenDataset",
+    "PackingConfig",
     "PlannedStage",
+    "RLDataset",
+    "RolloutStore",
     "RunManifest",
+    "Sampler",
+    "ScoredGroup",
     "SourceConfig",
     "StageConfig",
     "StagePlan",
     "StageStream",
+    "SupervisedDataset",
     "TokenCache",
     "TokenSeqDataset",
     "TokenizerConfig",
@@ -96,7 +128,11 @@ __all__ = [
     "build_interleaved_dataset",
     "load_config",
     "open_run",
+    "pack_examples",
+    "pack_pairs",
+    "plan_packs",
     "temperature_weights",
+    "unified_loss",
     "unimax_weights",
 ]
 

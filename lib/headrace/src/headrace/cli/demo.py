@@ -30,6 +30,12 @@ def command(
     Nothing is downloaded. Builds three token caches (code, docs, tests), mixes them by a schedule, trains on several
     CPU devices, stops in the middle and goes on from the checkpoint on half of the devices, with the very same
     batches. Takes a minute and a half on two cores.
+
+    For example:
+
+        headrace demo
+
+        headrace demo --quick --output /tmp/headrace-demo
     """
     missing = [package for package in _EXTRA if importlib.util.find_spec(package) is None]
     if missing:

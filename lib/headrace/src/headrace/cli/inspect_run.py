@@ -82,6 +82,12 @@ def _show(console: Console, path: str, facts: dict[str, Any]) -> None:
     for name, one in facts["components"].items():
         if one["listed_documents"]:
             console.print(Text(f"{name}: {removal_line(one)}"), soft_wrap=True)
+        if one["padding_tokens"]:
+            share = one["padding_tokens"] / (one["train_tokens"] + one["validation_tokens"] + one["padding_tokens"])
+            console.print(
+                Text(f"{name}: packed; {one['padding_tokens']:,} places of its rows are padding ({share:.2%})"),
+                soft_wrap=True,
+            )
     for stage in facts["stages"]:
         called = f" ({stage['name']})" if stage["name"] else ""
         console.print(

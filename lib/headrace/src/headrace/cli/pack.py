@@ -1,0 +1,243 @@
+"""``headrace pack``: plans how the documents of a cache share rows, saves the plan, and shows what it comes to."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headrace.cli.inspect_run import SUFFIXES
+from headrace.cli.shown import bar
+
+if TYPE_CHECKING:
+    from headrace.data.document_filter import DocumentFilter
+    from headrace.data.packing import PackedTokenDataset
+    from headrace.index.packing_config import PackingConfig
+    from headrace.store.cache import TokenCache
+
+_EDGES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 1.0)
+
+
+def command(
+    cache: Annotated[str, typer.Argument(help="Folder or URL of a cache, or a config.", metavar="CACHE|RUN.yaml")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Settings over the config.", metavar="[NAME=VALUE]...")
+    ] = None,
+    seq_len: Annotated[int, typer.Option("--seq-len", "-s", help="Tokens of a row.")] = 2048,
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", "-a", help="windowed, bfd, wfd, ffd, bfd_split, next_fit or wrap.")
+    ] = "windowed",
+    long: Annotated[
+        str, typer.Option(help="Documents longer than a row: split, truncate, drop, or an error.")
+    ] = "split",
+    min_fill: Annotated[float, typer.Option(help="Drop packs that are filled to less than this share.")] = 0.0,
+    unit: Annotated[int, typer.Option(help="Neighbouring documents that are never parted; 2 for pairs.")] = 1,
+    remove: Annotated[
+        str | None, typer.Option(help="File of documents to leave out, as in a config.", metavar="FILE")
+    ] = None,
+    plans: Annotated[
+        str | None, typer.Option(help="Where plans are saved; plans in the cache by default.", metavar="FOLDER")
+    ] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Try every algorithm, and save nothing.")] = False,
+    ranks: Annotated[
+        int | None, typer.Option(help="Show what so many ranks would train on, the same number of packs each.")
+    ] = None,
+    drop_last: Annotated[
+        bool, typer.Option("--drop-last", help="With --ranks: drop packs until ranks come out even, not repeat some.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Plan how documents share rows of one length, save the plan beside the cache, and show how full the rows are.
+
+    Training finds the plan there and starts at once. Of a config, the plans of all components that are packed. The
+    lengths of documents are read, no tokens.
+
+    For example:
+
+        headrace pack cache --seq-len 4096
+
+        headrace pack cache --seq-len 4096 --compare
+
+        headrace pack cache -s 4096 -a bfd --long truncate --ranks 8 --json
+
+        headrace pack run.yaml seq_len=8192
+    """
+    from headrace.data.document_filter import DocumentFilter
+    from headrace.data.packing import PackedTokenDataset
+    from headrace.index.packing_config import PackingConfig
+    from headrace.store.cache import TokenCache
+
+    console = Console(highlight=False)
+    if cache.endswith(SUFFIXES):
+        facts = {name: _facts(d, ranks, drop_last) for name, d in _of_config(cache, settings or []).items()}
+        if as_json:
+            typer.echo(json.dumps(facts))
+        for name, one in ({} if as_json else facts).items():
+            _show(console, f"{name}: {one['path']}", one)
+        return
+    opened = TokenCache.open(cache)
+    how = PackingConfig(algorithm, long, min_fill, unit, plans)
+    removed = None if remove is None else DocumentFilter.load(remove, name="--remove")
+    if compare:
+        rows = _compared(opened, seq_len, how, removed)
+        typer.echo(json.dumps(rows)) if as_json else _show_compared(console, cache, seq_len, rows)
+        return
+    found = PackedTokenDataset(
+        opened,
+        seq_len,
+        algorithm=algorithm,
+        long=long,
+        min_fill=min_fill,
+        unit=unit,
+        removed=removed,
+        plans=plans,
+    )
+    one = _facts(found, ranks, drop_last)
+    typer.echo(json.dumps(one)) if as_json else _show(console, cache, one)
+
+
+def _of_config(path: str, settings: list[str]) -> dict[str, PackedTokenDataset]:
+    from headrace.config import load_config
+    from headrace.data.packing import PackedTokenDataset
+    from headrace.errors import ConfigError
+
+    found = load_config(path, settings).datasets()
+    packed = {name: d for name, d in found.items() if isinstance(d, PackedTokenDataset)}
+    if not packed:
+        name = next(iter(found))
+        raise ConfigError(
+            "no component is packed", field="components", cure=f"Write components.{name}.packing: {{}}, for example."
+        )
+    return packed
+
+
+def _facts(dataset: PackedTokenDataset, ranks: int | None, drop_last: bool) -> dict[str, Any]:
+    """What a plan comes to, as JSON values."""
+    import numpy as np
+
+    plan = dataset.plan
+    share = plan.lengths / plan.spec.capacity
+    place = np.digitize(share, _EDGES[1:])
+    packs = np.bincount(place, minlength=len(_EDGES)).tolist()
+    facts: dict[str, Any] = {
+        "path": dataset.cache.path,
+        "plan": dataset.plan_path,
+        **plan.record(),
+        "counts": vars(plan.counts),
+        "removed_documents": dataset.removed_documents,
+        "padding_tokens": dataset.padding_tokens,
+        "documents_a_pack": {"mean": plan.items.size.size / len(plan), "max": plan.max_items},
+        "blocks_a_pack": dataset.blocks_per_row(),
+        "fill_histogram": [
+            {"from": low, "packs": n, "share": n / len(plan)} for low, n in zip(_EDGES, packs, strict=True)
+        ],
+    }
+    return facts if ranks is None else {**facts, "aligned": plan.aligned_plan(ranks, drop_last).record()}
+
+
+def _compared(
+    cache: TokenCache, seq_len: int, how: PackingConfig, removed: DocumentFilter | None
+) -> list[dict[str, Any]]:
+    """Every algorithm on the documents of a cache, as JSON values."""
+    from typing import get_args
+
+    import numpy as np
+
+    from headrace.data.pack_plans import of_documents, unit_lengths
+    from headrace.data.packing import PackedRows
+    from headrace.index.intervals import Intervals
+    from headrace.index.packing.plan import plan_of
+    from headrace.index.packing.spec import CUTTING, Algorithm
+    from headrace.index.packing_config import PackingConfig
+
+    gone = Intervals.empty() if removed is None else removed.among(cache.num_documents)
+    lengths = np.concatenate([np.zeros(0, np.int64), *unit_lengths(cache, gone, how.unit)])
+    algorithms = [name for name in get_args(Algorithm) if how.unit == 1 or name not in CUTTING]
+    rows: list[dict[str, Any]] = []
+    for name in algorithms:
+        long = "split" if name in CUTTING else how.long
+        spec = PackingConfig(name, long, how.min_fill).spec(seq_len, cache.layout.chunk_elements)
+        started = time.perf_counter()
+        plan = plan_of(spec, lengths, [p.record.documents // how.unit for p in cache.parts])
+        seconds = time.perf_counter() - started
+        plan = of_documents(plan, cache, how.unit)
+        rows.append(
+            {
+                "algorithm": name,
+                "packs": len(plan),
+                "fill": plan.fill,
+                "blocks_a_pack": PackedRows(cache, plan, name).blocks_per_row(),
+                "split_documents": plan.counts.split_documents,
+                "lost_tokens": plan.counts.tokens - plan.counts.packed_tokens,
+                "seconds": seconds,
+            }
+        )
+    return rows
+
+
+def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
+    spec, counts = facts["spec"], facts["counts"]
+    console.print(Text(title, "bold"), soft_wrap=True)
+    each, tokens = facts["documents_a_pack"], max(counts["tokens"], 1)
+    rows = {
+        "packs": f"{facts['packs']:,} of {spec['capacity']:,} tokens ({spec['algorithm']}): a step of B rows has B"
+        f" packs, {counts['packed_tokens'] / facts['packs']:,.1f} tokens each",
+        "fill": f"{facts['fill']:.4%} ({facts['padding_tokens']:,} places are padding)",
+        "documents": f"{counts['documents']:,}, {each['mean']:.1f} in a pack, {each['max']:,} at most",
+        "blocks": f"{facts['blocks_a_pack']:.2f} stored blocks in a pack",
+        **_what_became(counts, facts["removed_documents"], tokens),
+        "checksum": facts["checksum"],
+        "plan": facts["plan"],
+    }
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(Text(name, "dim"), Text(value))
+    console.print(table)
+    console.print(Text("packs by fill", "dim"))
+    for one, above in zip(facts["fill_histogram"], (*_EDGES[1:], None), strict=True):
+        if one["packs"]:
+            span = "full" if above is None else f"{one['from']:.0%} to {above:.0%}"
+            console.print(Text(f"{span:>12} {one['packs']:>12,}  {bar(one['share'])}"), soft_wrap=True)
+    if "aligned" in facts:
+        a = facts["aligned"]
+        uneven = f"{a['dropped']:,} dropped" if a["drop_last"] else f"{a['pad_needed']:,} repeated"
+        console.print(Text(f"{a['world_size']:,} ranks train on {a['N_aligned_packs']:,} packs: {uneven}"))
+
+
+def _what_became(counts: dict[str, int], removed: int, tokens: int) -> dict[str, str]:
+    """Counters of what is not packed whole, those that are not 0."""
+    empty = counts["empty_documents"] - removed  # to the plan, what is removed has no tokens
+    lines = {
+        "removed": f"{removed:,} documents" if removed else "",
+        "without tokens": f"{empty:,} documents" if empty else "",
+        "split": f"{counts['split_documents']:,} documents" if counts["split_documents"] else "",
+    }
+    for name, what in (("dropped", "documents"), ("truncated", "documents"), ("underfilled", "packs")):
+        lost = counts[f"{name}_tokens"]
+        lines[name] = f"{counts[f'{name}_{what}']:,} {what}, {lost:,} tokens ({lost / tokens:.2%})" if lost else ""
+    return {name: line for name, line in lines.items() if line}
+
+
+def _show_compared(console: Console, path: str, seq_len: int, rows: list[dict[str, Any]]) -> None:
+    table = Table(title=f"{path} in packs of {seq_len:,} tokens", title_justify="left", box=None, header_style="dim")
+    table.add_column("algorithm")
+    for name in ("packs", "fill", "blocks a pack", "documents split", "tokens lost", "seconds"):
+        table.add_column(name, justify="right")
+    for one in rows:
+        table.add_row(
+            one["algorithm"],
+            f"{one['packs']:,}",
+            f"{one['fill']:.4%}",
+            f"{one['blocks_a_pack']:.2f}",
+            f"{one['split_documents']:,}",
+            f"{one['lost_tokens']:,}",
+            f"{one['seconds']:.2f}",
+        )
+    console.print(table)

@@ -1,0 +1,112 @@
+"""``headrace pack``: the plan is saved where training looks for it, and the figures are the plan's."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.data.packing import PackedTokenDataset
+from headrace.errors import ConfigError
+from headrace.index.packing.plan import plan_packs
+from headrace.testing import tiny_cache
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> str:
+    return tiny_cache(tmp_path / "c", documents=300, parts=2).path
+
+
+def test_the_plan_is_the_one_that_training_opens(headrace: Run, cache: str):
+    code, out, err = headrace("pack", cache, "-s", "64", "-a", "bfd", "--json")
+    assert (code, err) == (0, "")
+    facts = json.loads(out)
+    plan = PackedTokenDataset(cache, 64, algorithm="bfd").plan
+    assert facts["checksum"] == plan.checksum
+    assert [p.name for p in Path(cache, "plans").iterdir()] == [Path(facts["plan"]).name]
+    assert (facts["packs"], facts["counts"]["packed_tokens"]) == (len(plan), plan.counts.tokens)
+    assert facts["padding_tokens"] == len(plan) * 64 - plan.counts.tokens
+    assert sum(one["packs"] for one in facts["fill_histogram"]) == len(plan)
+    full = int((plan.lengths == 64).sum())
+    assert facts["fill_histogram"][-1] == {"from": 1.0, "packs": full, "share": full / len(plan)}
+    assert facts["documents_a_pack"]["mean"] == pytest.approx(plan.items.size.size / len(plan))
+
+
+def test_in_words(headrace: Run, cache: str, tmp_path: Path):
+    (tmp_path / "ids.txt").write_text("3\n5\n")
+    code, out, _ = headrace("pack", cache, "-s", "32", "--long", "truncate", "--remove", f"{tmp_path}/ids.txt")
+    assert code == 0
+    assert "a step of B rows has B packs" in out
+    assert "removed    2 documents" in out
+    assert "without tokens" not in out
+    assert "truncated" in out
+    assert "packs by fill" in out
+
+
+def test_alignment_to_ranks(headrace: Run, cache: str):
+    packs = len(PackedTokenDataset(cache, 64).plan)
+    _, out, _ = headrace("pack", cache, "-s", "64", "--ranks", str(packs - 1), "--json")
+    aligned = json.loads(out)["aligned"]
+    assert (aligned["N_raw_packs"], aligned["N_aligned_packs"]) == (packs, 2 * packs - 2)
+    assert aligned["pad_needed"] == packs - 2
+    _, out, _ = headrace("pack", cache, "-s", "64", "--ranks", str(packs - 1), "--drop-last")
+    assert "1 dropped" in out
+    with pytest.raises(ConfigError, match="repeats packs"):  # main() shows it, and ends with status 2
+        PackedTokenDataset(cache, 64).plan.aligned_plan(packs + 1, drop_last=True)
+    assert headrace("pack", cache, "-s", "64", "--ranks", str(packs + 1), "--drop-last")[0] == 2
+
+
+def test_comparing_saves_nothing(headrace: Run, cache: str):
+    _, out, _ = headrace("pack", cache, "-s", "64", "--compare", "--json")
+    rows = {one["algorithm"]: one for one in json.loads(out)}
+    lengths = np.concatenate([PackedTokenDataset(cache, 64, plans=f"{cache}-else").cache.lengths(0, 300)])
+    assert rows["bfd"]["packs"] == len(plan_packs(lengths, 64, "bfd", "split"))
+    assert rows["wrap"]["fill"] >= rows["bfd"]["fill"] >= rows["next_fit"]["fill"]
+    assert rows["windowed"]["blocks_a_pack"] <= rows["bfd"]["blocks_a_pack"]
+    assert not Path(cache, "plans").exists()
+    assert "blocks a pack" in headrace("pack", cache, "-s", "64", "--compare", "--long", "drop")[1]
+
+
+def test_units(headrace: Run, cache: str):
+    facts = json.loads(headrace("pack", cache, "-s", "64", "--long", "drop", "--unit", "2", "--json")[1])
+    plan = PackedTokenDataset(cache, 64, long="drop", unit=2).plan
+    assert facts["checksum"] == plan.checksum
+    assert facts["counts"]["documents"] == 300
+    rows = json.loads(headrace("pack", cache, "-s", "64", "--long", "drop", "--unit", "2", "--compare", "--json")[1])
+    assert {one["algorithm"] for one in rows} == {"bfd", "wfd", "ffd", "next_fit", "windowed"}
+    assert next(one for one in rows if one["algorithm"] == "windowed")["packs"] == len(plan)
+    assert headrace("pack", cache, "-s", "64", "--unit", "2")[0] == 2
+
+
+def test_plans_of_a_config(headrace: Run, cache: str, tmp_path: Path):
+    text = f"seq_len: 64\ncomponents:\n  a: {{cache: {cache}, packing: {{}}}}\n  b: {{cache: {cache}}}\n"
+    (tmp_path / "run.yaml").write_text(text)
+    code, out, _ = headrace("pack", str(tmp_path / "run.yaml"), "seq_len=128", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert [*facts] == ["a"]
+    assert facts["a"]["spec"]["capacity"] == 128
+    assert "a: " in headrace("pack", str(tmp_path / "run.yaml"))[1]
+    code, _, err = headrace("pack", str(tmp_path / "run.yaml"), "components.a.packing=null")
+    assert code == 2
+    assert "no component is packed" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-a", "bdf"], "Did you mean 'bfd'"),
+        (["--long", "keep"], "Use split or truncate"),
+        (["--min-fill", "2"], "share of the capacity"),
+        (["-s", "8", "--long", "error"], "is longer than a pack of 8 tokens"),
+        (["-s", "1"], "at least 2"),
+        (["--remove", "nowhere.txt"], "--remove"),
+    ],
+)
+def test_what_cannot_be_is_said(headrace: Run, cache: str, arguments: list[str], said: str):
+    code, out, err = headrace("pack", cache, *arguments)
+    assert (code, out) == (2, "")
+    assert said in " ".join(err.split())
