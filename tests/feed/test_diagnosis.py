@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import logging
+import threading
 import time
 
 import equinox as eqx
@@ -17,9 +19,11 @@ from headrace.feed.block_cache import BlockCache
 from headrace.feed.diagnosis import Wait, WaitLog
 from headrace.feed.loader import DataLoader
 from headrace.metrics import StallRule
+from headrace.store.decode import Decoder
 from headrace.store.layout import CacheLayout
 from headrace.store.mapped import MappedArray
 from headrace.testing import SlowArray, with_arrays, write_cache
+from headrace.testing.servers import web_server
 
 LATE = 0.4
 STEPS = 45
@@ -235,6 +239,44 @@ def test_a_headspace_run_replays_and_may_be_donated(stored):
             assert np.array_equal(batch.token_ids, expected[k % 3])
     stats = loader.stats()
     assert (stats.batches, stats.replayed_batches, stats.reads.examples_requested) == (20, 20, 6)
+
+
+def test_decoding_is_told_from_a_late_answer(stored, tmp_path, monkeypatch):
+    write_cache(tmp_path / "c", [[np.full(4, r) for r in range(200)]], layout=CacheLayout("uint8", 4, 200))
+    copy = Decoder._copy
+
+    def slowly(self, out, encoded, start):
+        if self.shape == (4,) and encoded[0] == 41:
+            time.sleep(LATE)
+        copy(self, out, encoded, start)
+
+    monkeypatch.setattr(Decoder, "_copy", slowly)
+    with web_server(tmp_path) as url:
+        found = stalls_of(loader_of(f"{url}/c"))
+    assert [s.cause for s in found] == ["decode"], found  # of chunk 41, or of one that came after it
+    assert "of it decoding" in found[0].detail
+
+
+def test_a_wait_is_said_while_it_lasts(stored, caplog):
+    loader = loader_of(with_arrays(stored, LateChunk), stall_rule=StallRule(say_after_s=LATE / 8))
+    waiting, done = [], threading.Event()
+
+    def watch():
+        while not done.wait(LATE / 20):
+            waiting.append(loader.stats().waiting_now_s)
+
+    watcher = threading.Thread(target=watch)
+    with caplog.at_level(logging.WARNING, "headrace.metrics"), loader.iter_from_step(0) as batches:
+        watcher.start()
+        for _ in range(STEPS):
+            next(batches)
+        done.set()
+    watcher.join()
+    said = [r.getMessage() for r in caplog.records if "step 20 waited" in r.getMessage()]
+    assert said  # after 1/8, 1/4 and 1/2 of the time
+    assert "store, chunk 41 of" in said[0]
+    assert LATE / 2 < max(waiting) < LATE + 5
+    assert loader.stats().waiting_now_s == 0
 
 
 def test_headspace_of_a_slow_store_shows_no_waits(stored):

@@ -153,3 +153,32 @@ def test_maps_are_counted_and_end_with_the_array(tmp_path, monkeypatch):
     del found, array
     gc.collect()
     assert mapped._maps == before
+
+
+MOUNTS = r"""
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+40 27 0:50 / {root}/far\040away rw - nfs4 server:/corpus rw
+41 40 0:51 / {root}/far\040away/scratch rw - xfs /dev/sdb rw
+42 27 0:52 / {root}/bucket rw - fuse.gcsfuse gcs rw
+43 27 0:53 / {root}/hidden rw - nfs4 server:/old rw
+44 27 0:54 / {root}/hidden rw - ext4 /dev/sdc rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "remote"),
+    [("near", False), ("far away", True), ("far away/scratch", False), ("bucket/a", True), ("hidden", False)],
+)
+def test_files_of_other_machines_are_read_and_not_mapped(tmp_path, folder, remote):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(MOUNTS.format(root=tmp_path).strip())
+    (tmp_path / folder).mkdir(parents=True)
+    assert mapped._is_remote(tmp_path / folder, mounts) is remote
+
+
+def test_a_place_that_is_not_known_counts_as_another_machine(tmp_path, monkeypatch):
+    array, _ = stored(tmp_path / "a")
+    assert array.mapped() is not None
+    assert mapped._is_remote(tmp_path, tmp_path / "no mountinfo")
+    monkeypatch.setattr(mapped, "_is_remote", lambda _: True)
+    assert map_array(tmp_path / "a", array.dtype, array.length) is None

@@ -28,6 +28,7 @@ waiting_share                ratio    time waited / time from the first batch to
                                       training
 batches_per_s                1/s      batches / that time: the speed of training
 num_stalls                   count    waits far above the usual (StallRule); ``stalls`` has the last, with their causes
+waiting_now_s                seconds  how long the trainer has waited for the batch that is not there yet; 0: it has one
 replayed_batches             count    batches of headspace runs; if not 0, the other figures are of these runs too
 resident_bytes               bytes    stored blocks in memory or in flight; at most prefetch_bytes an iteration
 hosts                        count    processes that the figures are of; see LoaderStats.over_hosts
@@ -38,6 +39,8 @@ transfer_s                            time: waiting for the store, for rows to b
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,6 +53,7 @@ import numpy as np
 from headrace.errors import ConfigError
 
 _KEPT_WAITS = 10_000
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -94,7 +98,7 @@ class ReadStats:
 
 
 Cause: TypeAlias = Literal[
-    "start", "store", "check", "budget", "plan", "gather", "transfer", "dataset", "trainer ahead"
+    "start", "store", "decode", "check", "budget", "plan", "gather", "transfer", "dataset", "trainer ahead"
 ]
 """What a stall is put down to; docs/metrics.md says what each means and what helps."""
 
@@ -140,6 +144,8 @@ class StallRule:
         least_s: Seconds.
         times_median: Multiple of the median of the last 10,000 waits. 0: only ``least_s`` counts.
         kept: How many are kept, the last ones.
+        say_after_s: A wait that lasts longer is said in the log (logger ``headrace.metrics``) while it lasts, then each
+            time that it has doubled.
 
     Raises:
         ConfigError: a value is negative.
@@ -148,11 +154,14 @@ class StallRule:
     least_s: float = 0.05
     times_median: float = 5.0
     kept: int = 100
+    say_after_s: float = 10.0
 
     def __post_init__(self) -> None:
         for name in ("least_s", "times_median", "kept"):
             if getattr(self, name) < 0:
                 raise ConfigError("must not be negative", field=f"stall_rule.{name}", value=getattr(self, name))
+        if self.say_after_s <= 0:
+            raise ConfigError("must be above 0", field="stall_rule.say_after_s", value=self.say_after_s)
 
 
 @dataclass(frozen=True)
@@ -179,6 +188,7 @@ class LoaderStats:
     resident_bytes: int
     batches_per_s: float = 0.0
     num_stalls: int = 0
+    waiting_now_s: float = 0.0
     replayed_batches: int = 0
     hosts: int = 1
     stalls: tuple[Stall, ...] = ()
@@ -279,6 +289,32 @@ class QueueStats:
         self._span = 0.0
         self._stalls: deque[Stall] = deque(maxlen=self._rule.kept)
         self._num_stalls = 0
+        self._waiting_since: float | None = None
+
+    @property
+    def say_after_s(self) -> float:
+        """See :class:`StallRule`."""
+        return self._rule.say_after_s
+
+    @property
+    def waiting_now_s(self) -> float:
+        """Seconds since the consumer began to wait for what it does not have yet; 0 if it does not wait."""
+        since = self._waiting_since
+        return time.perf_counter() - since if since is not None else 0.0
+
+    def begin(self) -> None:
+        """The consumer asks for a batch."""
+        self._waiting_since = time.perf_counter()
+
+    def end(self) -> None:
+        """The consumer has its batch, or an error."""
+        self._waiting_since = None
+
+    def say(self) -> None:
+        """Says in the log what the consumer is waiting for."""
+        since, now = self._waiting_since, time.perf_counter()
+        if since is not None and self._explain is not None:
+            _LOG.warning("still waiting: %s", self._explain(self._gets, since, now))
 
     def record(self, wait_s: float, occupancy: float) -> None:
         """One batch taken: seconds waited for it and how full the queue was, 0 to 1, when it was asked for.
@@ -311,6 +347,8 @@ class QueueStats:
         self._gets += other._gets
         self._after_first += other._after_first
         self._longest = max(self._longest, other._longest)
+        if other._waiting_since is not None and (self._waiting_since or math.inf) > other._waiting_since:
+            self._waiting_since = other._waiting_since
         self._span += other._span
 
     @property
@@ -406,6 +444,7 @@ class IterationStats:
             resident_bytes=resident_bytes,
             batches_per_s=queue.per_second,
             num_stalls=queue.num_stalls,
+            waiting_now_s=queue.waiting_now_s,
             replayed_batches=self._replayed,
             stalls=queue.stalls,
         )

@@ -3,7 +3,8 @@
 The loader's thread writes down each wait of its own of at least :data:`LEAST_S` with what it was for. When the trainer
 has waited too long (:class:`~headrace.metrics.StallRule`), the waits that lie in that time are added up by cause, and
 the largest gives the stall its name. Shorter waits are not written down: a stall that is not made of long ones means
-that batches are simply asked for faster than they are made.
+that batches are simply asked for faster than they are made. The wait under way counts too, so that a stall can be
+explained while it lasts.
 
 Price: 0.6 us for each block, and for each other thing that the loader may wait for; a stall about 0.5 ms.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -60,6 +62,8 @@ class WaitLog:
     def __init__(self, first_step: int = 0) -> None:
         self._first_step = first_step
         self._waits: deque[Wait] = deque(maxlen=_KEPT)
+        self.under_way: Callable[[float], Wait] | None = None
+        """Gives, at a time, the wait that has not ended by then; set by the thread that waits."""
 
     def add(self, wait: Wait) -> None:
         """Writes down a wait."""
@@ -73,7 +77,9 @@ class WaitLog:
         """The stall of batch ``number`` of the iteration, waited for from ``began`` to ``ended``."""
         seconds: dict[Cause, float] = {}
         longest: dict[Cause, tuple[float, Wait]] = {}
-        for wait in list(self._waits):
+        under_way = self.under_way
+        waits = [*list(self._waits), under_way(ended)] if under_way is not None else list(self._waits)
+        for wait in waits:
             within = min(wait.ended, ended) - max(wait.began, began)
             if within > 0:
                 seconds[wait.cause] = seconds.get(wait.cause, 0.0) + within
@@ -98,8 +104,13 @@ class _During(AbstractContextManager[None]):  # a generator would cost three tim
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
+        self._log.under_way = self._until
 
     def __exit__(self, *exc_info: object) -> None:
+        self._log.under_way = None
         ended = time.perf_counter()
         if ended - self._began >= LEAST_S:
-            self._log.add(Wait(self._cause, self._began, ended, detail=self._detail))
+            self._log.add(self._until(ended))
+
+    def _until(self, ended: float) -> Wait:
+        return Wait(self._cause, self._began, ended, detail=self._detail)

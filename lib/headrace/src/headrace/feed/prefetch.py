@@ -93,7 +93,11 @@ class Prefetched(Iterator[T], Generic[T]):
             )
         occupancy = self._queue.qsize() / self._depth
         started = time.perf_counter()
-        item = self._queue.get()
+        self._stats.begin()
+        try:
+            item = self._take()
+        finally:
+            self._stats.end()
         if isinstance(item, _End):
             self._ended = item
             self.close()
@@ -101,6 +105,15 @@ class Prefetched(Iterator[T], Generic[T]):
         self._room.put(None)
         self._stats.record(time.perf_counter() - started, occupancy)
         return item
+
+    def _take(self) -> T | _End:
+        patience = self._stats.say_after_s
+        while True:
+            try:
+                return self._queue.get(timeout=patience)
+            except Empty:
+                self._stats.say()
+                patience = self._stats.waiting_now_s  # until it has doubled
 
     def close(self) -> None:
         """Stops the thread and waits for it. Safe to call twice, and from any thread."""

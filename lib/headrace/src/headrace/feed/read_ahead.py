@@ -62,13 +62,15 @@ class _Started(NamedTuple):
         at: When it began.
         held_s: Seconds that it had to wait for its slot.
         mapped: Whether it is a copy of mapped memory, and no read.
-        retries: Of this process until then.
+        retries: Of this process until then,
+        decode_s: and its seconds of decoding.
     """
 
     at: float
     held_s: float
     mapped: bool
     retries: int
+    decode_s: float
 
 
 class ReadAhead:
@@ -165,21 +167,23 @@ class ReadAhead:
             stats = self._cache.stats
             mapped, now = stats.mapped_blocks, time.perf_counter()
             self._cache.start(fetch.block, fetch.slot)
+            counts = own_counts()
             self._started[fetch.block] = _Started(
-                now, now - fetch.wanted, stats.mapped_blocks > mapped, own_counts().retries
+                now, now - fetch.wanted, stats.mapped_blocks > mapped, counts.retries, counts.decode_s
             )
 
     def _wait(self, block: int, step: int) -> None:
-        began = time.perf_counter()
+        began, started = time.perf_counter(), self._started.pop(block)
+        self._waits.under_way = described = partial(self._described, block, began, started)
         try:
             self._cache.wait([block], step)
         finally:
             ended = time.perf_counter()
-            started = self._started.pop(block, None)
-            if ended - began >= LEAST_S and started is not None:
-                self._waits.add(self._described(block, began, ended, started))
+            self._waits.under_way = None
+            if ended - began >= LEAST_S:
+                self._waits.add(described(ended))
 
-    def _described(self, block: int, began: float, ended: float, started: _Started) -> Wait:
+    def _described(self, block: int, began: float, started: _Started, ended: float) -> Wait:
         """A wait for a block. It is put down to the budget if the fetch had waited as long for its slot: else it would
         have been there.
         """
@@ -189,10 +193,14 @@ class ReadAhead:
         detail = f"copy and check took {took}" if started.mapped else f"read took {took}"
         if held:
             detail = f"{detail}, and had waited {started.held_s * 1000:.0f} ms for room"
-        retries = own_counts().retries - started.retries
+        counts = own_counts()
+        retries, decode_s = counts.retries - started.retries, counts.decode_s - started.decode_s
         if retries:
             detail = f"{detail}, {retries} retries meanwhile"
-        cause: Cause = "budget" if held else "check" if started.mapped else "store"
+        if decode_s >= LEAST_S:
+            detail = f"{detail}, {decode_s * 1000:.0f} ms of it decoding"
+        decoding = decode_s > (ended - started.at) / 2
+        cause: Cause = "budget" if held else "check" if started.mapped else "decode" if decoding else "store"
         return Wait(cause, began, ended, array.url, chunk, detail)
 
     def _extend(self) -> None:

@@ -130,6 +130,7 @@ class RequestCounts:
         retries: Requests sent because another had failed.
         hedges: Requests sent because another was late.
         hedges_won: Hedges that answered first.
+        decode_s: Seconds in which at least one chunk that had come was being decoded and checked.
     """
 
     requests: int = 0
@@ -137,6 +138,7 @@ class RequestCounts:
     retries: int = 0
     hedges: int = 0
     hedges_won: int = 0
+    decode_s: float = 0.0
 
     def __sub__(self, other: RequestCounts) -> RequestCounts:
         return RequestCounts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(RequestCounts)))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterator
 from typing import Any, NamedTuple, TypeVar
@@ -21,6 +22,7 @@ import tensorstore as ts
 
 from headrace.store.decode import Decoder
 from headrace.store.requests import StoreFailedError, get, reason
+from headrace.store.retry import own_counts
 
 T = TypeVar("T")
 INDEX_BYTES = 64 << 20
@@ -59,6 +61,26 @@ class _Kept:
 
 
 _indices, _chunks = _Kept(INDEX_BYTES), _Kept(CHUNK_BYTES)
+
+
+class _Decoding:
+    """Counts the time in which anything is decoded. For the loop's thread only."""
+
+    def __init__(self) -> None:
+        self._under_way, self._began = 0, 0.0
+
+    def __enter__(self) -> None:
+        if not self._under_way:
+            self._began = time.perf_counter()
+        self._under_way += 1
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._under_way -= 1
+        if not self._under_way:
+            own_counts().decode_s += time.perf_counter() - self._began
+
+
+_decoding = _Decoding()
 
 
 class _Piece(NamedTuple):
@@ -187,7 +209,8 @@ class ShardedArray:
 
     async def _decoded(self, piece: _Piece, encoded: bytes, out: np.ndarray) -> None:
         try:
-            await self._decode.into(out[piece.at : piece.at + piece.size], encoded, piece.start)
+            with _decoding:
+                await self._decode.into(out[piece.at : piece.at + piece.size], encoded, piece.start)
         except (ValueError, OSError) as error:
             raise self._damaged(piece.chunk, reason(error)) from error
 
