@@ -41,7 +41,8 @@ _AROUND = 1 << 16
 _FAILED = ctypes.c_void_p(-1).value
 
 _REMOTE = frozenset(
-    "9p afs beegfs ceph cifs fuse glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs smb3 smbfs virtiofs".split()
+    ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2")
+    + ("orangefs", "smb3", "smbfs", "virtiofs")
 )
 _ESCAPED = re.compile(r"\\(\d{3})")
 
