@@ -40,9 +40,8 @@ _AROUND = 1 << 16
 """Linux maps at least so many bytes around a page that is touched; they go with it."""
 _FAILED = ctypes.c_void_p(-1).value
 
-_REMOTE = frozenset(
-    ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2")
-    + ("orangefs", "smb3", "smbfs", "virtiofs")
+_REMOTE = re.compile(
+    r"9p|afs|beegfs|ceph|cifs|fuse(\..+)?|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|smb3|smbfs|virtiofs"
 )
 _ESCAPED = re.compile(r"\\(\d{3})")
 
@@ -238,7 +237,7 @@ def _is_remote(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> boo
         mount, _, filesystem = line.partition(" - ")
         mounted[_ESCAPED.sub(lambda m: chr(int(m[1], 8)), mount.split()[4])] = filesystem.split()[0]
     kind = next((mounted[str(p)] for p in (where, *where.parents) if str(p) in mounted), "")
-    return not kind or kind in _REMOTE or kind.startswith("fuse.")
+    return not kind or _REMOTE.fullmatch(kind) is not None
 
 
 def _layout(metadata: dict[str, Any], dtype: np.dtype[Any], length: int) -> tuple[int, int] | None:
