@@ -188,7 +188,7 @@ class PlannedReader:
             needed = int(blocks[worst]) * self._cache.slot_bytes
             raise ConfigError(
                 f"is less than the blocks of one batch: step {plan.first_step + worst} needs {blocks[worst]} blocks of"
-                f" {self._cache.slot_bytes / 1024:.0f} KiB",
+                f" {self._cache.slot_bytes:,} bytes",
                 field="prefetch_bytes",
                 value=self._cache.max_bytes,
                 cure=f"Give at least {needed}; {4 * needed} lets reads run ahead.",
