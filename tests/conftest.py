@@ -4,6 +4,7 @@
 marked ``fuzz``; ``HEADRACE_FUZZ_EXAMPLES`` says how many).
 """
 
+import gc
 import os
 import threading
 import time
@@ -28,6 +29,12 @@ settings.load_profile(os.environ.get("HEADRACE_HYPOTHESIS", "dev"))
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 
 THREAD_GRACE_S = 2.0
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the collections that tests ask for, and Python's own, need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ sources = st.builds(
     extensions=st.lists(st.just(".py"), max_size=1),
     chat=st.builds(ChatConfig, template=st.none() | texts, variables=st.dictionaries(names, texts, max_size=1)),
 )
-weights = st.none() | st.floats(0, 9) | st.just({"linear": {0: 1.0, 5: 2.0}, "scale": 0.5})
+weights = st.none() | st.just(0.0) | st.floats(1e-6, 9) | st.just({"linear": {0: 1.0, 5: 2.0}, "scale": 0.5})
 components = st.builds(
     headrace.ComponentConfig,
     cache=texts,

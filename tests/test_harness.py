@@ -36,7 +36,7 @@ def run_faulty(tmp_path: Path, *arguments: str) -> str:
     (tmp_path / "test_faulty.py").write_text(FAULTY)
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
-    command += ["-p", "no:cacheprovider", *arguments, str(tmp_path)]
+    command += ["-p", "no:cacheprovider", "-n0", *arguments, str(tmp_path)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path).stdout
 
 

@@ -128,7 +128,7 @@ def test_mistakes_say_what_to_do(headrace: Run, run: str):
     for arguments, words in (
         (["--step", "0", "--row", "6"], "--row = 6: is not a row of this step. Its rows run from 0 to 5."),
         (["--step", "-1"], "is not a step of this run. Steps count from 0."),
-        (["--step", "7", "num_steps=7"], "is not a step of this run. Steps run from 0 to 6."),
+        (["--step", "20", "num_steps=20"], "is not a step of this run. Steps run from 0 to 19."),
         (["--step", "0", "--run", "nowhere"], "holds no run"),
         (["--step", "0", "--tokenizer", "nothing.json"], None),  # the caches have their own
     ):

@@ -13,6 +13,7 @@ from headrace.config import load_config
 from headrace.store.cache import TokenCache
 
 HEADRACE = str(Path(sys.executable).with_name("headrace"))
+pytestmark = pytest.mark.slow
 SECONDS = 240  # a limit for a hung process; a run takes some 15 s
 
 

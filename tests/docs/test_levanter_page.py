@@ -31,6 +31,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_page_runs_as_printed(folder):
     pytest.importorskip("levanter", reason="this Levanter has no wheel for this Python")
     names = {}

@@ -46,6 +46,7 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_python_runs(caches: Path):
     found = blocks("python")
     assert len(found) >= 8

@@ -58,6 +58,7 @@ def config(caches):
 
 
 @pytest.mark.parametrize("name", ["plain_jax", "equinox_train", "flax_nnx"])
+@pytest.mark.slow
 def test_it_learns_and_resumes(name, config, tmp_path):
     module = example(name)
     whole, parts = ((tmp_path / p) for p in ("whole", "parts"))
@@ -73,6 +74,7 @@ def test_it_learns_and_resumes(name, config, tmp_path):
         module.run(config("seed=1"), parts, 9)
 
 
+@pytest.mark.slow
 def test_levanters_trainer_resumes(config, tmp_path):
     pytest.importorskip("levanter", reason="this Levanter has no wheel for this Python")
     module = example("levanter_trainer")

@@ -75,6 +75,7 @@ def run_killed(example, kills, seed):
         assert history == example.run(Path(folder) / "calm", steps=steps, seed=5, learning_rate=0.001, quiet=True)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_each_prompt_is_used_once(example):
     run_killed(example, kills=3, seed=0)
 

@@ -1,10 +1,13 @@
 """002: all arms take the same number of rows from each source; only when they come differs."""
 
 import numpy as np
+import pytest
 
 from headrace.index.schedule import weight_from_config
 
 NAME = "002_dynamic_mixture"
+
+pytestmark = pytest.mark.slow
 
 
 def test_quick_run_spends_the_same_on_each_source_in_every_arm(quick):

@@ -1,10 +1,13 @@
 """003: the probe looks at stored blocks and at every arm's order, each of which is a permutation of the train rows."""
 
 import numpy as np
+import pytest
 from experiments.common.corpus import prepare_corpus
 from experiments.common.orders import QUICK, arms
 
 NAME = "003_icc_probe"
+
+pytestmark = pytest.mark.slow
 
 
 def test_quick_run_has_the_share_before_and_after(quick):

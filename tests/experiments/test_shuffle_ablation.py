@@ -3,8 +3,12 @@
 import json
 import math
 
+import pytest
+
 NAME = "001_shuffle_ablation"
 ARMS = ["full", "era", "block_k8", "block_k32", "braid", "braid_k32", "none"]
+
+pytestmark = pytest.mark.slow
 
 
 def test_quick_run_has_every_figure_of_every_arm(quick):

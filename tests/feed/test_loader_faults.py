@@ -127,6 +127,7 @@ with loader.iter_from_step(0) as batches:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("how", ["map", "read"])
+@pytest.mark.slow
 def test_memory_stays_within_the_budget_over_2000_batches(tmp_path, how):
     """A store of 64 MiB, each step reads all over it; a budget of 4 MiB, and what Python, jax and TensorStore take."""
     tokens = np.zeros(1 << 25, np.uint16)

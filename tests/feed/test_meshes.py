@@ -175,6 +175,7 @@ def test_a_job_loads_what_one_process_loads(root, expected, processes, devices, 
         check_equal(root, name, processes, range(len(expected)), expected)
 
 
+@pytest.mark.slow
 def test_killed_and_restarted_on_another_number_of_processes_the_order_goes_on(root, expected):
     with job(root, 4, 1, [("before", {"data": 4}, ["data"])], hang_at=4) as hosts:
         deadline = time.monotonic() + 150

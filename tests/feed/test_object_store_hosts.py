@@ -156,11 +156,12 @@ def test_eight_hosts_ask_for_each_block_once_and_wait_for_nothing(far, monkeypat
     wanted = [np.asarray(b.tokens) for b in whole]
     waits = check_hosts(monkeypatch, proxy, f"{proxy.url}/eight", blocks, 0.1, wanted)
     steady = sorted(float(np.mean(host[WARM:])) for host in waits)
-    assert steady[HOSTS // 2] < 0.05 * 0.1  # 1.2 % on a quiet machine, which this one may not be; the bench has the bar
+    assert steady[HOSTS // 2] < 0.03  # of one request; without reading ahead it is that or more. The bench has the bar
     assert min(host[0] for host in waits) < 5
 
 
 @pytest.mark.skipif(importlib.util.find_spec("moto") is None, reason="pip install 'moto[server]'")
+@pytest.mark.slow
 def test_eight_hosts_on_s3(monkeypatch):
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line a request otherwise
     with s3_server() as server, Gate(server) as proxy, use_s3(proxy.url) as bucket:

@@ -195,6 +195,7 @@ def check_many(store, wanted, count, ends):
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors as Linux lists them")
 @pytest.mark.parametrize("kind", ["mapped", "read", "http"])
+@pytest.mark.slow
 def test_fifty_loaders_leave_nothing(stores, wanted, kind):
     check_many(stores[kind], wanted, 50, ENDS)
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
@@ -257,6 +257,8 @@ def test_pinned_order() -> None:
 
 
 @given(st.floats(0.01, 2000.0).filter(lambda lap: lap != int(lap)), st.integers(0, 2_000_000))
+@example(np.nextafter(3.0, 0.0), 1_000_000)  # whole in as many places as are counted, and no divisor of the strands
+@example(np.nextafter(3.0, 4.0), 1_000_000)
 def test_laps_stay_with_the_batches_over_a_long_run(lap: float, step: int) -> None:
     """The draw that begins a lap is that of the batch with its number, but for a hundredth of a row."""
     spec = braid_spec(1 << 40, io_block_size=32, strands=4096, lap=lap, key=0)

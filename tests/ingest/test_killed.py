@@ -122,6 +122,7 @@ def test_killed_before_every_operation_on_a_file(
         assert tree(root) == whole, f"killed before operation {root.name}"
 
 
+@pytest.mark.slow
 def test_a_command_line_killed_from_outside(tmp_path: Path, write_jsonl: Callable[..., str], bpe_path: str, tree: Tree):
     corpus = corpus_of(tmp_path / "corpus", 24, write_jsonl, 20_000)
 

@@ -83,6 +83,7 @@ def check_bound(tmp_path: Path, tokenizer: str, small: float, large: float) -> N
     assert peaks[large][1] < WORKER_BYTES  # what the pool reckons with
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_files(tmp_path: Path):
     check_bound(tmp_path, "bytes", 10, 60)
 
@@ -116,6 +117,7 @@ def check_huge(tmp_path: Path, tokenizer: str, times: float) -> None:
     assert alone < times * size + WORKER_BYTES
 
 
+@pytest.mark.slow
 def test_a_document_of_200_megabytes(tmp_path: Path):
     check_huge(tmp_path, "bytes", 12)
 

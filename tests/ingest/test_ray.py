@@ -134,6 +134,7 @@ def replace_a_node(cluster: Any) -> None:
             cluster.add_node(num_cpus=1)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_and_a_lost_node(
     cluster: Any, corpus: str, bpe_path: str, whole: Any, tmp_path: Path, tree: Tree
 ):

@@ -191,6 +191,7 @@ assert left[0]._batches.thread.is_alive()
 """
 
 
+@pytest.mark.slow
 def test_a_program_can_end_while_levanters_loader_is_at_work(caches):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LEAVE, str(caches / "a")], capture_output=True, text=True, timeout=120,

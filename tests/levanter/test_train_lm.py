@@ -32,6 +32,7 @@ def trained(train_config, recording, *, stop_at=None, **options):
     return record
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_its_losses_are_those_of_the_run_that_was_not(train_config, recording, jax_settings):
     whole = trained(train_config, recording, run="whole", loader="levanter")
     assert sorted(whole.losses) == list(range(2, 9))  # Levanter's hooks begin at the third step
@@ -108,6 +109,7 @@ def test_what_does_not_fit_the_trainer_is_refused(train_config, recording, data_
         HeadraceDataConfig(HeadraceDataConfig(data_config).resolved, ["seed=1"]).resolved  # noqa: B018
 
 
+@pytest.mark.slow
 def test_the_command_trains_evaluates_and_leaves(tmp_path, data_config, tokenizer_folder):
     run = {
         "data": {"config": {**data_config, "validation": {"one_in": 8}}, "settings": ["seed=3"]},

@@ -152,6 +152,7 @@ def test_one_whose_file_is_deleted_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("stale", [None, b"no lease", "old"])
+@pytest.mark.slow
 def test_of_many_takers_one_gets_it(tmp_path, stale):
     for _ in range(5):
         if stale == "old":

@@ -94,6 +94,8 @@ def braid_spec(
     blocks = np.minimum(blocks, np.maximum(lengths, 1))
     bits = lap_bits(laps)
     period = np.rint(laps * (1 << bits)).astype(np.int64)
+    whole = (period & ((1 << bits) - 1) == 0) & (counts % np.maximum(period >> bits, 1) > 0)
+    period += np.sign(laps - np.rint(laps)).astype(np.int64) * whole  # a lap that is whole only in these places
     cells, fraction = period >> bits, period & ((1 << bits) - 1)
     depth = (counts << bits) // period
     extra = counts - cells * depth
