@@ -6,7 +6,8 @@ Batch 512, blocks of 256 examples, 512 strands in all, one whole epoch of at lea
 every step is mapped and each host's reads are forecast exactly (headrace.index.reads). 20 components have Zipf weights
 and lengths in proportion, and are handed out by quota. A host looks 64 steps ahead and holds at most
 ``2 K / H + 2 x components`` blocks; where no cache is given, it holds and looks ahead as much as it likes. Burst: most
-reads in a step over the mean, without the cold start.
+reads in a step over the mean, without the cold start. The last table is of a stretch of a run that does not end, right
+at its start and a million steps later: the reads of 64 hosts must not grow with the age of a run.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ BATCH, BLOCK, STRANDS, BLOCKS_A_STRAND = 512, 256, 512, 64
 LOOK_AHEAD, COLD_STEPS = 64, 64
 HOSTS = (1, 8, 64)
 STEPS_A_PASS = 512
+AGES, AGED_STEPS = (0, 10_000, 1_000_000), 2048
 BARS = {(1, 1): 1.05, (1, 8): 1.05, (1, 64): 1.05, (20, 8): 1.15, (20, 64): 1.8}
 Order = Callable[["Job"], tuple[np.ndarray, np.ndarray | None]]
 """Block of every row of every step in stream order, and localities if the order has any."""
@@ -42,9 +44,12 @@ class Job:
         strands: Strands of all components together.
         block: Examples in a block.
         changing: Weights change in the middle of the run, by up to 30%.
+        begin: Instead of a whole epoch: :data:`AGED_STEPS` from this step on, of components that do not end.
     """
 
-    def __init__(self, components: int, strands: int, block: int, changing: bool = False) -> None:
+    def __init__(
+        self, components: int, strands: int, block: int, changing: bool = False, begin: int | None = None
+    ) -> None:
         first = 1.0 / np.arange(1, components + 1)
         second = first * np.random.default_rng(1).uniform(0.7, 1.3, components) if changing else first
         first, second = first / first.sum(), second / second.sum()
@@ -58,14 +63,14 @@ class Job:
         )
         mean = (first + second) / 2
         total = float((BLOCKS_A_STRAND * block * self.plan.strands / mean).max())
-        self.steps = -(-int(total) // BATCH)
+        self.steps = -(-int(total) // BATCH) if begin is None else AGED_STEPS
         weights = [{"step": {0: float(a), self.steps // 2: float(b)}} for a, b in zip(first, second, strict=True)]
         draws = Draws([weight_from_config(w) for w in weights], BatchSchedule(BATCH))
         self.component = np.empty((self.steps, BATCH), np.int32)
         self.ordinal = np.empty((self.steps, BATCH), np.int64)
         for step in range(self.steps):
-            self.component[step], self.ordinal[step] = draws.step_table(step)
-        self.lengths = np.maximum(draws.starts_at(self.steps), 1)
+            self.component[step], self.ordinal[step] = draws.step_table(step + (begin or 0))
+        self.lengths = np.maximum(draws.starts_at(self.steps), 1) if begin is None else np.full(components, 1 << 40)
         self.first_block = np.cumsum(-(-self.lengths // block)) - -(-self.lengths // block)
 
     def block_of(self, component: np.ndarray, row: np.ndarray) -> np.ndarray:
@@ -158,6 +163,14 @@ def compare(
     return found[0]
 
 
+def measure_ages(report: Report) -> None:
+    """200 sources on 64 hosts: rows that drift over the border of two batches move over the borders of hosts."""
+    rows = [[age, *forecasts("braid", braid(), Job(200, 8 * BATCH, 32, begin=age))[64][0][1:]] for age in AGES]
+    report.table(f"{AGED_STEPS} steps from a step on", ["from step", *COLUMNS[1:]], rows)
+    for age, *_, reads, _, _, _, _ in rows[1:]:
+        report.bar(f"reads at step {age:,} over those at the start", reads / rows[0][3], at_most=1.05)
+
+
 def measure(args: argparse.Namespace, report: Report) -> None:
     orders: dict[str, Order] = {"braid": braid(), "block shuffle": block_shuffle}
     caches = {"braid, stream order": (False,), "block shuffle": (False,) if args.quick else (True, False)}
@@ -175,6 +188,7 @@ def measure(args: argparse.Namespace, report: Report) -> None:
                 report.bar(f"{where}: largest burst / mean", burst, at_most=4.0)
     if args.quick:
         return
+    measure_ages(report)
     variants = {"braid": braid(), "braid, whole laps": braid(whole_laps), "braid, no laps": braid(no_laps)}
     for strands, block in ((STRANDS, BLOCK), (8 * BATCH, 32)):
         title = f"Batch {BATCH}, 20 components, blocks of {block}, {strands} strands"
