@@ -175,11 +175,13 @@ def other_policies(draw: st.DrawFn) -> LmDataConfig:
 
 
 def opened(run: LmDataConfig, caches: dict[str, TokenCache]) -> MixtureDataset | PhasedDataset | None:
-    """The run's dataset; None where budgets cannot be met, which must be said of a budget."""
+    """The run's dataset; None where it cannot be: a budget that cannot be met, or a group that lost all its weight."""
     try:
         return run.dataset({name: caches[name] for name in run.components})
     except ConfigError as error:
         assert error.cure  # noqa: PT017
+        if any(a.drop for a in run.amendments) and "all weights are zero" in str(error):
+            return None  # what is left of a group has no weight
         assert (error.field or "").split(".")[-1] in ("max_epochs", "max_tokens", "max_share", "step", "one_in"), error  # noqa: PT017
         return None
 
