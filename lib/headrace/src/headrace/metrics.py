@@ -17,7 +17,7 @@ requests                     count    requests to stores over HTTP, of this proc
                                       two below; near block_fetches: one a block; 0: all is local
 retries                      count    requests sent again after a failure; near 0, or the store throttles or breaks
 hedges                       count    second requests for late answers; high: the store has a long tail
-reads_per_example            ratio    tensorstore_reads_issued / examples_requested; 1 is random access
+reads_per_example            ratio    (tensorstore_reads_issued + mapped_blocks) / examples_requested; 1: random access
 read_amplification           ratio    bytes_read / bytes_delivered; 1, or below if all stays in memory; high: blocks
                                       leave memory before they are used up, or hosts share them
 cache_hit_rate               ratio    block_hits / (block_hits + block_fetches); near 1: each block serves many rows
@@ -75,7 +75,7 @@ class ReadStats:
 
     @property
     def reads_per_example(self) -> float:
-        return self.tensorstore_reads_issued / max(self.examples_requested, 1)
+        return (self.tensorstore_reads_issued + self.mapped_blocks) / max(self.examples_requested, 1)
 
     @property
     def cache_hit_rate(self) -> float:
