@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,11 +160,11 @@ def in_a_process(what: str, components: int, ramps: bool, step: int = 0, anchor:
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def first_batches(report: Report, tries: int, folder: str) -> None:
+def first_batches(report: Report, widths: Sequence[int], tries: int, folder: str) -> None:
     """First batch of a fresh process, at the start and far out."""
     rows: list[list[Any]] = []
     loaders: list[list[Any]] = []
-    for components in WIDTHS:
+    for components in widths:
         anchor = f"{folder}/{components}.json"
         saved = in_a_process("save", components, True, FAR, anchor)
         report.number(f"bytes of an anchor, {components} components", saved["bytes"])
@@ -235,7 +235,7 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         rows,
     )
     with tempfile.TemporaryDirectory() as folder:
-        first_batches(report, 5 if args.quick else 15, folder)
+        first_batches(report, WIDTHS[:1] if args.quick else WIDTHS, 3 if args.quick else 15, folder)
     prepared(report, 1 if args.quick else 3)
     i = np.arange(10**6)
     full = Feistel(10**9, seed=0)
