@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from headrace.cli import application
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("quickstart", "order", "mixing", "multi_host", "object_stores", "config", "cli", "report")
+PAGES = ("quickstart", "order", "mixing", "multi_host", "object_stores", "config", "cli", "report", "metrics")
 _FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
