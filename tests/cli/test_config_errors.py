@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from fsspec.registry import _registry
 
 WEB = "web: {cache: no/web, expected_tokens: 1e9}"
 
@@ -130,6 +131,8 @@ def test_caches_of_two_tokenizers_name_both(headrace, tmp_path):
 def test_a_missing_package_is_named_with_its_command(headrace, tmp_path, monkeypatch):
     for module in ("gcsfs", "gcsfs.core"):
         monkeypatch.setitem(sys.modules, module, None)
+    for scheme in ("gs", "gcs"):  # what another test opened is known to fsspec
+        monkeypatch.delitem(_registry, scheme, raising=False)
     path = tmp_path / "run.yaml"
     path.write_text("components: {web: {cache: 'gs://bucket/web'}}")
     done = headrace("config", "check", str(path))
