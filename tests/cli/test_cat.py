@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from headrace.cli.cat import PlannedRun
 from headrace.config import LmDataConfig, load_config
+from headrace.data.batch_order import BatchOrder
 from headrace.ingest.build import build_cache
 from headrace.ingest.leaves import LeafConfig
 from headrace.ingest.source import SourceConfig
@@ -141,7 +141,7 @@ def test_mistakes_say_what_to_do(headrace: Run, run: str):
 def test_a_run_is_recognised_and_left_as_it_was(headrace: Run, run: str, tmp_path: Path):
     config = load_config(run)
     loader = config.loader(Mesh(np.array(jax.devices()[:1]), "data"))
-    assert RunManifest.of(PlannedRun(config, config.dataset())) == RunManifest.of(loader)
+    assert RunManifest.of(BatchOrder(config.dataset(), row_order=config.row_order)) == RunManifest.of(loader)
     open_run("runs", loader)
     before = {p: p.read_bytes() for p in (tmp_path / "runs").iterdir()}
     assert shown(headrace, run, "--step", "40", "--run", "runs") == shown(headrace, run, "--step", "40")

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from jaxtyping import Int64
 
+from headrace.data.batch_order import BatchOrder
 from headrace.data.dataset import PlannedDataset, ReorderedDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import Continued, PhasedDataset
 from headrace.data.provenance import epochs_of
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.index.remap import Repeat
-from headrace.index.seeds import ORDER_VERSION
 from headrace.state import RunManifest
 from headrace.store.cache import TokenCache
 
@@ -109,7 +109,8 @@ def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | N
         (3200, 300, 0.25)
     """
     dataset = config.dataset(instead)
-    last = _last_step(dataset)
+    order = BatchOrder(dataset, row_order=config.row_order)
+    last = order.num_steps
     if step < 0 or (last is not None and step > last):
         end = "Steps count from 0." if last is None else f"The run has {last} steps."
         raise IndexOutOfRangeError("is not a step of this run", field="step", value=step, cure=end)
@@ -150,29 +151,9 @@ def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | N
         seq_len=mixture.seq_len,
         rows=int(rows.sum()),
         tokens=int(tokens.sum()),
-        fingerprint=RunManifest.of(_Planned(dataset, config.row_order)).fingerprint,
+        fingerprint=RunManifest.of(order).fingerprint,
         sources=sources,
     )
-
-
-class _Planned:
-    """What a loader of the dataset would say of itself."""
-
-    def __init__(self, dataset: MixtureDataset | PhasedDataset, row_order: str) -> None:
-        self._dataset, self._row_order = dataset, row_order
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "order_version": ORDER_VERSION,
-            "dataset": self._dataset.describe(),
-            "batch_size": self._dataset.batch_schedule.to_config(),
-            "row_order": self._row_order,
-        }
-
-
-def _last_step(dataset: MixtureDataset | PhasedDataset) -> int | None:
-    n = dataset.length
-    return n if not n else int(dataset.batch_schedule.step_of(np.asarray([n - 1]))[0]) + 1
 
 
 def _mixture_at(dataset: PlannedDataset, step: int) -> MixtureDataset:

@@ -15,10 +15,10 @@ import numpy as np
 
 from headrace.adapters.host_batches import HostBatches, arrays_of
 from headrace.data.batch import PackedBatch
+from headrace.data.batch_order import RowOrder
 from headrace.data.dataset import AsyncDataset
 from headrace.errors import ConfigError
 from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
-from headrace.feed.plan import RowOrder
 from headrace.index.schedule import BatchSchedule
 from headrace.state import LoaderState
 

@@ -16,23 +16,20 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.data.batch import PackedBatch
+from headrace.data.batch_order import BatchOrder, RowOrder
 from headrace.data.dataset import AsyncDataset, PlannedDataset
-from headrace.data.mixture import MixtureDataset
-from headrace.data.phased import PhasedDataset
 from headrace.errors import ConfigError
 from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
 from headrace.feed.placement import Placement
-from headrace.feed.plan import RowOrder
 from headrace.feed.reader import GROUP, AsyncReader, HostRows, PlannedReader
 from headrace.index.schedule import BatchSchedule
-from headrace.index.seeds import ORDER_VERSION
 from headrace.metrics import ReadStats, Stopwatch
 from headrace.state import LoaderState, RunManifest
 
 FIELDS = ("tokens", "labels", "position_ids", "segment_ids", "token_weights")
 
 
-class HostBatches:
+class HostBatches(BatchOrder):
     """One process's share of the batches of a run, as numpy arrays.
 
     Args:
@@ -65,31 +62,15 @@ class HostBatches:
         row_order: RowOrder = "locality",
         prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
     ) -> None:
-        own = dataset.batch_schedule if isinstance(dataset, MixtureDataset | PhasedDataset) else None
-        schedule = own if batch_size is None else BatchSchedule(batch_size)
-        if schedule is None:
-            raise ConfigError("is missing", field="batch_size", cure="Give the number of rows of the global batch.")
-        if own is not None and schedule != own:
-            raise ConfigError(f"differs from the mixture's {own}", field="batch_size", value=batch_size)
+        super().__init__(dataset, batch_size, row_order)
         if not 0 <= rank < world:
             raise ConfigError(f"is not in 0 .. {world - 1}", field="rank", value=rank)
-        for size in schedule.unique_sizes:
+        for size in self.schedule.unique_sizes:
             if size % world:
                 raise ConfigError(f"is not divisible by {world} processes", field="batch_size", value=size)
-        self.dataset, self.schedule = dataset, schedule
-        self.row_order: RowOrder = row_order
         self.read_stats = ReadStats()
         self._share, self._prefetch_bytes = _Share(rank, world), prefetch_bytes
         self._manifest: RunManifest | None = None
-
-    def describe(self) -> dict[str, Any]:
-        """All that determines the batches: the same for every process, and for headrace's own loader."""
-        return {
-            "order_version": ORDER_VERSION,
-            "dataset": self.dataset.describe(),
-            "batch_size": self.schedule.to_config(),
-            "row_order": self.row_order,
-        }
 
     @property
     def manifest(self) -> RunManifest:
@@ -107,12 +88,6 @@ class HostBatches:
         found = LoaderState.from_json(state)
         self.manifest.check(found)
         return found.step
-
-    @property
-    def num_steps(self) -> int | None:
-        """Steps until the dataset ends; None if it does not."""
-        n = self.dataset.length
-        return n if not n else int(self.schedule.step_of(np.asarray([n - 1]))[0]) + 1
 
     def from_step(self, step: int = 0) -> Iterator[tuple[int, PackedBatch]]:
         """Steps and their batches, from ``step`` on, read ahead until the iterator is closed or dropped."""

@@ -16,12 +16,13 @@ import numpy as np
 
 from headrace.check.sizes import planned_caches
 from headrace.config import LmDataConfig
+from headrace.data.batch_order import RowOrder
 from headrace.data.dataset import PlannedDataset, ReorderedDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import Continued, PhasedDataset
 from headrace.data.shuffle import open_bytes
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.feed.plan import BlockSpace, RowOrder, global_rows, stored_blocks
+from headrace.feed.plan import BlockSpace, global_rows, stored_blocks
 from headrace.index.block_shuffle import BlockShuffle
 from headrace.index.braid import BraidShuffle
 from headrace.index.shuffle_config import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig

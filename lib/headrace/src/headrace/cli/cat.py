@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -73,29 +73,6 @@ def command(
         show_rows(Console(highlight=False), facts, whole=bool(row))
 
 
-class PlannedRun:
-    """A config's run as its manifest describes it; no loader is made, so that no device is taken.
-
-    Args:
-        config: The config.
-        dataset: Its dataset.
-    """
-
-    def __init__(self, config: LmDataConfig, dataset: MixtureDataset | PhasedDataset) -> None:
-        self.dataset, self._row_order = dataset, config.row_order
-
-    def describe(self) -> dict[str, Any]:
-        """What the config's loader says of itself."""
-        from headrace.index.seeds import ORDER_VERSION
-
-        return {
-            "order_version": ORDER_VERSION,
-            "dataset": self.dataset.describe(),
-            "batch_size": self.dataset.batch_schedule.to_config(),
-            "row_order": self._row_order,
-        }
-
-
 def check_run(folder: str, config: LmDataConfig, dataset: MixtureDataset | PhasedDataset, step: int) -> None:
     """Makes sure that a step of a config is that step of a run, and uses the run's anchors to get there.
 
@@ -109,6 +86,7 @@ def check_run(folder: str, config: LmDataConfig, dataset: MixtureDataset | Phase
         ConfigError: there is no run, or it was amended before the step and the config was not, or the other way round.
         PlanMismatchError: it is a run of another config; the differences are shown.
     """
+    from headrace.data.batch_order import BatchOrder
     from headrace.errors import ConfigError
     from headrace.state import Anchors, RunManifest
 
@@ -120,7 +98,7 @@ def check_run(folder: str, config: LmDataConfig, dataset: MixtureDataset | Phase
             value=folder,
             cure="Name the folder that open_run was given, or leave --run out.",
         )
-    planned = PlannedRun(config, dataset)
+    planned = BatchOrder(dataset, row_order=config.row_order)
     mine = RunManifest.of(planned)
     if mine.fingerprint == theirs.fingerprint:
         Anchors(folder, theirs.fingerprint, planned).use(None)

@@ -172,7 +172,7 @@ def check_same_run(folder: str, config: LmDataConfig) -> None:
         ConfigError: the folder holds no run.
         PlanMismatchError: it is a run of another config; the differences are shown.
     """
-    from headrace.cli.cat import PlannedRun
+    from headrace.data.batch_order import BatchOrder
     from headrace.errors import ConfigError
     from headrace.state import RunManifest
 
@@ -180,7 +180,7 @@ def check_same_run(folder: str, config: LmDataConfig) -> None:
     if theirs is None:
         cure = "Name the folder that open_run was given, or leave --run out."
         raise ConfigError("holds no run: there is no manifest.json", field="--run", value=folder, cure=cure)
-    mine = RunManifest.of(PlannedRun(config, config.dataset()))
+    mine = RunManifest.of(BatchOrder(config.dataset(), row_order=config.row_order))
     if mine.amends(theirs) is None and theirs.amends(mine) is None:
         theirs.check_same(mine)
 

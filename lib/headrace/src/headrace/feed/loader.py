@@ -19,20 +19,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from headrace.data.dataset import AsyncDataset, MappedDataset, PlannedDataset
-from headrace.data.mixture import MixtureDataset
-from headrace.data.phased import PhasedDataset
+from headrace.data.batch_order import BatchOrder, RowOrder
+from headrace.data.dataset import AsyncDataset, PlannedDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.delivery import Delivery
 from headrace.feed.diagnosis import WaitLog
 from headrace.feed.headspace import replay
 from headrace.feed.hosts import check_same, gather
 from headrace.feed.placement import Placement, batch_sharding
-from headrace.feed.plan import RowOrder
 from headrace.feed.prefetch import Prefetched
 from headrace.feed.reader import GROUP, AsyncReader, BatchReader, PlannedReader
 from headrace.index.schedule import BatchSchedule
-from headrace.index.seeds import ORDER_VERSION
 from headrace.metrics import IterationStats, LoaderStats, ReadStats, StallRule, Stopwatch
 from headrace.store.forks import check_same_process
 from headrace.store.retry import request_counts
@@ -44,7 +41,7 @@ _READY_REPLAYS = 2
 _Counted: TypeAlias = tuple[IterationStats, weakref.ref[Prefetched[Any]], threading.Thread]
 
 
-class DataLoader:
+class DataLoader(BatchOrder):
     """Delivers batches as sharded ``jax.Array``s.
 
     Args:
@@ -95,16 +92,12 @@ class DataLoader:
         stall_rule: StallRule | None = None,
         check_hosts: bool = True,
     ) -> None:
-        if row_order not in ("locality", "stream"):
-            raise ConfigError("is not an order", field="row_order", value=row_order, cure="Use 'locality' or 'stream'.")
+        super().__init__(dataset, batch_size, row_order)
         if prefetch_bytes < 1:
             raise ConfigError("must be positive", field="prefetch_bytes", value=prefetch_bytes, cure="In bytes.")
         if sharding is not None and (mesh is not None or batch_axis is not None):
             raise ConfigError("goes without mesh and batch_axis", field="sharding", cure="Give one or the other.")
-        self.dataset = dataset
-        self.schedule = _schedule(dataset, batch_size)
         self.placement = Placement(sharding if sharding is not None else batch_sharding(mesh, batch_axis))
-        self.row_order: RowOrder = row_order
         self.prefetch_bytes = prefetch_bytes
         for size in self.schedule.unique_sizes:
             for seq_len in self._seq_lens() or [0]:
@@ -125,23 +118,6 @@ class DataLoader:
         """Share of a batch's rows that this process holds."""
         size = self.schedule.max_size
         return self.placement.local_rows(size).size / size
-
-    def describe(self) -> dict[str, Any]:
-        """All that determines the batches, as JSON values. Devices, hosts, budgets and paths are not among them."""
-        return {
-            "order_version": ORDER_VERSION,
-            "dataset": self.dataset.describe(),
-            "batch_size": self.schedule.to_config(),
-            "row_order": self.row_order,
-        }
-
-    @property
-    def num_steps(self) -> int | None:
-        """Steps until the dataset ends, the last, padded one included; None if it does not end."""
-        n = self.dataset.length
-        if n is None:
-            return None
-        return int(self.schedule.step_of(np.asarray([n - 1]))[0]) + 1 if n else 0
 
     def batch_at(self, step: int) -> Any:
         """The batch of a step, read now. Needs no other step to be read first.
@@ -342,18 +318,3 @@ def _batches(reader: BatchReader, step: int, stop: int | None, to_devices: Any) 
 
 def _replayed(make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     return replay(make())
-
-
-def _schedule(dataset: AsyncDataset[Any], batch_size: int | Mapping[int, int] | BatchSchedule | None) -> BatchSchedule:
-    while isinstance(dataset, MappedDataset):
-        dataset = dataset.base
-    own = dataset.batch_schedule if isinstance(dataset, MixtureDataset | PhasedDataset) else None
-    given = batch_size if isinstance(batch_size, BatchSchedule | None) else BatchSchedule(batch_size)
-    if own is not None and given is not None and given != own:
-        raise ConfigError(
-            f"differs from the mixture's {own}", field="batch_size", value=batch_size, cure="Leave it out here."
-        )
-    schedule = given or own
-    if schedule is None:
-        raise ConfigError("is missing", field="batch_size", cure="Give the number of rows of the global batch.")
-    return schedule

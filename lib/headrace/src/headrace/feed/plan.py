@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from headrace.data.batch_order import RowOrder
 from headrace.data.dataset import PlannedDataset
 from headrace.data.rows import Pieces, Rows, RowSource, segments_of
 from headrace.feed.placement import Placement
 from headrace.index.residency import WindowUses, window_uses
 from headrace.index.schedule import BatchSchedule
 from headrace.store.array import StoredArray
-
-RowOrder: TypeAlias = Literal["locality", "stream"]
 
 
 class BlockSpace:

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from headrace.data.batch import PackedBatch
+from headrace.data.batch_order import RowOrder
 from headrace.data.dataset import AsyncDataset, PlannedDataset, run_blocking
 from headrace.errors import ConfigError
 from headrace.feed.block_cache import BlockCache
 from headrace.feed.buffers import ALIGNMENT, Buffers
 from headrace.feed.diagnosis import WaitLog
 from headrace.feed.placement import Placement
-from headrace.feed.plan import BlockSpace, RowOrder, WindowPlan, plan_window
+from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
 from headrace.feed.read_ahead import ReadAhead, Step
 from headrace.feed.workers import Job, Workers
 from headrace.index.residency import Residency

@@ -24,17 +24,16 @@ from levanter.data.text import DirectDatasetComponent
 from levanter.data.text.examples import named_lm_example_from_grug
 
 from headrace.data.batch import PackedBatch, pack_rows
+from headrace.data.batch_order import BatchOrder, RowOrder
 from headrace.data.conversions import to_grug_example
 from headrace.data.dataset import AsyncDataset, PlannedDataset
-from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import PhasedDataset
 from headrace.data.rows import Rows, read_rows, segments_of
 from headrace.errors import ConfigError
 from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
-from headrace.feed.plan import RowOrder, global_rows
+from headrace.feed.plan import global_rows
 from headrace.index.remap import check_indices
 from headrace.index.schedule import BatchSchedule
-from headrace.index.seeds import ORDER_VERSION
 from headrace.levanter.leaving import stop_loaders_at_exit
 from headrace.metrics import ReadStats
 
@@ -74,14 +73,9 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
                 value=list(dataset.seq_lens),
                 cure="Train each phase as a run of its own, or load with headrace.DataLoader.",
             )
-        own = dataset.batch_schedule if isinstance(dataset, MixtureDataset) else None
-        schedule = own if batch_size is None else BatchSchedule(batch_size)
-        if schedule is None:
-            raise ConfigError("is missing", field="batch_size", cure="Give the number of rows of the global batch.")
-        if own is not None and schedule != own:
-            raise ConfigError(f"differs from the mixture's {own}", field="batch_size", value=batch_size)
-        self.dataset, self.schedule = dataset, schedule
-        self.row_order: RowOrder = row_order
+        self._order = BatchOrder(dataset, batch_size, row_order)
+        self.dataset, self.schedule = dataset, self._order.schedule
+        self.row_order: RowOrder = self._order.row_order
         self.prefetch_bytes = prefetch_bytes
         self.read_stats = ReadStats()
         self._named, self.position_axis = named, position_axis
@@ -89,12 +83,7 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
 
     def describe(self) -> dict[str, Any]:
         """All that determines the batches: what headrace's own loader of the same dataset says."""
-        return {
-            "order_version": ORDER_VERSION,
-            "dataset": self.dataset.describe(),
-            "batch_size": self.schedule.to_config(),
-            "row_order": self.row_order,
-        }
+        return self._order.describe()
 
     def is_finite(self) -> bool:
         return self.dataset.length is not None

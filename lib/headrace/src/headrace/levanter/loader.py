@@ -17,11 +17,11 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from levanter.trainer import Trainer
 
+from headrace.data.batch_order import RowOrder
 from headrace.data.conversions import to_lm_example
 from headrace.data.dataset import AsyncDataset
 from headrace.errors import ConfigError
 from headrace.feed.loader import DEFAULT_PREFETCH_BYTES, DataLoader
-from headrace.feed.plan import RowOrder
 from headrace.feed.prefetch import Prefetched
 from headrace.index.schedule import BatchSchedule
 from headrace.levanter.dataset import HeadraceDataset

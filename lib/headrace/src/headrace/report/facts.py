@@ -13,16 +13,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from headrace.check.findings import Finding, findings
 from headrace.check.plan import HOSTS, RunPlan, plan_run
 from headrace.check.sizes import planned_caches
 from headrace.config import LmDataConfig, load_config
+from headrace.data.batch_order import BatchOrder
 from headrace.data.packing import PackedTokenDataset
 from headrace.errors import ConfigError, HeadraceError
 from headrace.index.schedule import BatchSchedule
-from headrace.index.seeds import ORDER_VERSION
 from headrace.report.lengths import Fill, Lengths, document_lengths, pack_fill
 from headrace.report.mixture_facts import MixtureFacts, mixture_facts
 from headrace.report.run_records import RunRecords, read_records
@@ -229,7 +228,7 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
     there = {name: cache for name, cache in opened.items() if name not in planned.caches}
     manifest = None
     if len(there) == len(opened):
-        manifest = RunManifest.of(_Described(dataset.describe(), dataset.batch_schedule, config.row_order))
+        manifest = RunManifest.of(BatchOrder(dataset, row_order=config.row_order))
     stored = config.datasets(opened)
     return PlanFacts(
         plan=plan,
@@ -254,23 +253,6 @@ def _hosts(config: LmDataConfig, options: Options, records: RunRecords) -> list[
         return list(options.hosts)
     size = BatchSchedule(config.batch_size).rows_at(0)[1]
     return sorted({n for n in (*HOSTS, records.hosts) if n == 1 or size % n == 0})
-
-
-@dataclass(frozen=True)
-class _Described:
-    """A loader as its manifest needs it, without a loader: no device is taken."""
-
-    dataset: dict[str, Any]
-    schedule: BatchSchedule
-    row_order: str
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "order_version": ORDER_VERSION,
-            "dataset": self.dataset,
-            "batch_size": self.schedule.to_config(),
-            "row_order": self.row_order,
-        }
 
 
 def _source(name: str, path: str, cache: TokenCache | None) -> Source:

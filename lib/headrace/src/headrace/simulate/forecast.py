@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from headrace.data.batch_order import RowOrder
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.supply import require_steps
 from headrace.errors import ConfigError
 from headrace.feed.block_cache import slot_bytes
-from headrace.feed.plan import RowOrder
 from headrace.index.schedule import MAX_STEP, BatchSchedule
 from headrace.simulate.looks import LEAST_STEPS, Look, Stretch, all_steps, sampled, stretches
 from headrace.simulate.quality import WINDOWS, Quality

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
+from headrace.data.batch_order import RowOrder
 from headrace.data.dataset import PlannedDataset
-from headrace.feed.plan import BlockSpace, RowOrder, global_rows, stored_blocks
+from headrace.feed.plan import BlockSpace, global_rows, stored_blocks
 from headrace.index.residency import Residency, WindowUses, window_steps, window_uses
 from headrace.index.schedule import BatchSchedule
 
