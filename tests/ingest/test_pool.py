@@ -53,8 +53,16 @@ def whole(corpus: str, bpe_path: str, tmp_path_factory: pytest.TempPathFactory, 
 def children() -> list[int]:
     """Workers of this process."""
     task = Path(f"/proc/{os.getpid()}/task")
-    found = [int(c) for t in task.iterdir() for c in (t / "children").read_text().split()]
-    return [c for c in found if b"headrace.ingest.worker" in Path(f"/proc/{c}/cmdline").read_bytes()]
+    found = [int(c) for t in task.iterdir() for c in _content(t / "children").split()]
+    return [c for c in found if b"headrace.ingest.worker" in _content(Path(f"/proc/{c}/cmdline"))]
+
+
+def _content(file: Path) -> bytes:
+    """Of a file under /proc; nothing if its process or thread is gone by now."""
+    try:
+        return file.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -18,7 +18,7 @@ from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.feed.loader import DataLoader
 from headrace.store import requests, retry
-from headrace.store.array import _PendingRead
+from headrace.store.array import StoredArray, _PendingRead
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
 from headrace.testing import Faults, write_cache
@@ -98,6 +98,25 @@ def test_opening_is_asked_for_once_by_reads_that_begin_together(remote):
     assert np.array_equal(np.concatenate(outs), np.concatenate(rows(4 * BLOCK)))
     assert remote.proxy.count("GET", "zarr.json") == 1
     assert data_gets(remote.proxy) == 5
+
+
+def test_a_read_that_begins_just_as_the_array_is_open_does_not_open_it_again(remote, monkeypatch):
+    write_cache(remote.root, [rows(4 * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
+    array = TokenCache.open(remote.root).parts[0].data
+    remote.proxy.clear()
+    late, really = [], StoredArray._open_over_http
+
+    async def open_over_http(self):
+        opened = await really(self)
+        asyncio.get_running_loop().call_soon(lambda: late.append(asyncio.ensure_future(self._opened_over_http())))
+        return opened  # that runs before those who wait for this one do
+
+    monkeypatch.setattr(StoredArray, "_open_over_http", open_over_http)
+    assert array.read(0, 5).result().tolist() == [0, 1, 2, 3, 4]
+    assert array.read(1, 5).result().tolist() == [1, 2, 3, 4]
+    assert len(late) == 1
+    assert remote.proxy.count("GET", "zarr.json") == 1
+    assert data_gets(remote.proxy) == 2
 
 
 def test_no_more_requests_in_flight_than_the_policy_says(remote, monkeypatch):

@@ -115,10 +115,8 @@ def _follow_gcs_emulator() -> None:
         os.environ.setdefault("GOOGLE_AUTH_TOKEN_FOR_TESTING", "emulator")
 
 
-def _looked_at(opening: asyncio.Future[Any]) -> None:
-    """An error that all who waited for it have given up on is nobody's."""
-    if not opening.cancelled():
-        opening.exception()
+def _failed(opening: asyncio.Future[Any]) -> bool:
+    return opening.done() and (opening.cancelled() or opening.exception() is not None)
 
 
 class _PendingRead:
@@ -199,7 +197,6 @@ class StoredArray:
         self._mapped: MappedArray | None = None
         self._looked = False
         self._lock = threading.Lock()
-        self._sharded: ShardedArray | None = None
         self._opening: asyncio.Task[ShardedArray | None] | None = None
         self._over_http = self._kvstore["driver"] in ("gcs", "s3", "http")
 
@@ -260,17 +257,11 @@ class StoredArray:
 
     async def _opened_over_http(self) -> ShardedArray | None:
         """This array, asked for once by all reads that come before it is there; None if TensorStore must read it."""
-        if self._sharded is None:
-            if self._opening is None or self._opening.done():  # done: and nobody was left who waited for it
-                self._opening = asyncio.ensure_future(self._open_over_http())
-                self._opening.add_done_callback(_looked_at)
-            opening = self._opening
-            try:
-                self._sharded = await asyncio.shield(opening)
-            finally:
-                if opening.done() and opening is self._opening:
-                    self._opening = None  # a failed one is tried again by the next read
-        return self._sharded
+        opening = self._opening
+        if opening is None or _failed(opening):  # a failed one is tried again by the next read
+            opening = self._opening = asyncio.ensure_future(self._open_over_http())
+            opening.add_done_callback(_failed)  # if all who waited have given up, its error is nobody's
+        return await asyncio.shield(opening)
 
     async def _open_over_http(self) -> ShardedArray | None:
         kvstore: Any = ts.KvStore.open(self._kvstore, context=_read_context()).result()
