@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.check.sizes import planned_caches
-from headrace.cli.simulate import _check_flags, _say_if_long, parse_size
+from headrace.cli.options import parse_sizes
+from headrace.cli.simulate import _check_flags, _say_if_long
 from headrace.component_config import ComponentConfig
 from headrace.config import LmDataConfig
 from headrace.data.mixture import MixtureDataset
@@ -271,9 +272,9 @@ def test_bad_flags_are_named(flag, place, value):
 
 @pytest.mark.parametrize("typed", ["inf", "1e400", "nan", "-3", "0", "1e19", "many", ""])
 def test_sizes_that_cannot_be_are_named(typed):
-    assert parse_size("web=2.5e11") == ("web", 250_000_000_000)
+    assert parse_sizes(["web=2.5e11"]) == {"web": 250_000_000_000}
     with pytest.raises(ConfigError, match=f"--tokens = 'web={typed}'.*E.g. web=1e12"):
-        parse_size(f"web={typed}")
+        parse_sizes([f"web={typed}"])
 
 
 def test_any_step_that_there_is_can_be_looked_at():

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.options import AsJson
+
 if TYPE_CHECKING:
     from headrace.ingest.build import BuildReport
 
@@ -148,7 +150,7 @@ def command(
         bool, typer.Option("--repair", help="Read what is there, and build again the parts that are damaged.")
     ] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Delete what is in DIR and begin anew.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Build a token cache from text, ready ids, conversations, preference pairs or prompts.
 

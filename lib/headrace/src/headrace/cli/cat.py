@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from headrace.cli.decoded import ID_LEAF
+from headrace.cli.options import AsJson, Config, Decoder, IdLeaf, SameRun, Settings, load_run
 
 if TYPE_CHECKING:
     from headrace.config import LmDataConfig
@@ -18,22 +19,16 @@ if TYPE_CHECKING:
 
 
 def command(
-    config: Annotated[str, typer.Argument(help="YAML file of an LmDataConfig.", metavar="CONFIG")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="Settings over the file, e.g. seed=1.", metavar="[NAME=VALUE]...")
-    ] = None,
+    config: Config,
+    settings: Settings = None,
     step: Annotated[int, typer.Option(help="The step, counted from 0.", metavar="S")] = 0,
     row: Annotated[
         list[int] | None, typer.Option(help="Just this row of the batch, whole (repeatable).", metavar="R")
     ] = None,
-    run: Annotated[
-        str | None, typer.Option(help="Folder of a run: make sure that the config is the run's.", metavar="FOLDER")
-    ] = None,
-    id_leaf: Annotated[str, typer.Option(help="The leaf that holds the ids of documents.", metavar="NAME")] = ID_LEAF,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Decode with this tokenizer, if a cache has none.", metavar="FILE")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON, texts whole.")] = False,
+    run: SameRun = None,
+    id_leaf: IdLeaf = ID_LEAF,
+    tokenizer: Decoder = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show what the model sees at a step: for each row its component, documents, their files and the text.
 
@@ -90,14 +85,7 @@ def check_run(folder: str, config: LmDataConfig, dataset: MixtureDataset | Phase
     from headrace.errors import ConfigError
     from headrace.state import Anchors, RunManifest
 
-    theirs = RunManifest.load(folder)
-    if theirs is None:
-        raise ConfigError(
-            "holds no run: there is no manifest.json",
-            field="--run",
-            value=folder,
-            cure="Name the folder that open_run was given, or leave --run out.",
-        )
+    theirs = load_run(folder)
     planned = BatchOrder(dataset, row_order=config.row_order)
     mine = RunManifest.of(planned)
     if mine.fingerprint == theirs.fingerprint:

@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.simulate import Layout, parse_hosts, parse_size
+from headrace.cli.options import (
+    AsJson,
+    ChunkLayout,
+    Config,
+    Declared,
+    Hosts,
+    Layout,
+    SameRun,
+    Settings,
+    Tokens,
+    load_run,
+    parse_hosts,
+    parse_sizes,
+)
 
 if TYPE_CHECKING:
     from headrace.config import LmDataConfig
@@ -15,35 +28,21 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 HELP = "Check a config, show it whole, give its schema to an editor, or translate one of Levanter's."
 
-Config = Annotated[str, typer.Argument(help="YAML file of an LmDataConfig.", metavar="CONFIG")]
-Settings = Annotated[
-    list[str] | None, typer.Argument(help="Settings over the file, e.g. batch_size=512.", metavar="[NAME=VALUE]...")
-]
-
 
 @app.command("check")
 def check(
     config: Config,
     settings: Settings = None,
-    hosts: Annotated[
-        str | None, typer.Option(help="Numbers of hosts to check for; 1,8,64 by default.", metavar="N,N,...")
-    ] = None,
+    hosts: Hosts = None,
     num_steps: Annotated[
         int | None, typer.Option("--steps", help="Steps of the run, in place of the config's.", min=1)
     ] = None,
-    tokens: Annotated[
-        list[str] | None,
-        typer.Option(help="Size of a source, in place of expected_tokens (repeatable).", metavar="NAME=TOKENS"),
-    ] = None,
-    declared: Annotated[
-        bool, typer.Option("--declared", help="Go by declared sizes, without looking for those caches.")
-    ] = False,
-    layout: Annotated[Layout, typer.Option(help="Whose chunks caches to come will have.")] = Layout.headrace,
-    run: Annotated[
-        str | None, typer.Option(help="Folder of a run: make sure that the config is the run's.", metavar="FOLDER")
-    ] = None,
+    tokens: Tokens = None,
+    declared: Declared = False,
+    layout: Layout = ChunkLayout.headrace,
+    run: SameRun = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with status 1 for warnings, too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check a config: what it resolves to, what its first steps read, and what will hurt.
 
@@ -69,10 +68,10 @@ def check(
 
     plan = plan_run(
         load_config(config, settings or []),
-        sizes=dict(parse_size(item) for item in tokens or []),
+        sizes=parse_sizes(tokens),
         layout=layout.value,
         look=not declared,
-        hosts=None if hosts is None else parse_hosts(hosts),
+        hosts=parse_hosts(hosts),
         num_steps=num_steps,
     )
     if run is not None:
@@ -90,7 +89,7 @@ def check(
 def show(
     config: Config,
     settings: Settings = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print a config whole, with settings applied and defaults filled in, as YAML that loads to the same.
 
@@ -173,13 +172,9 @@ def check_same_run(folder: str, config: LmDataConfig) -> None:
         PlanMismatchError: it is a run of another config; the differences are shown.
     """
     from headrace.data.batch_order import BatchOrder
-    from headrace.errors import ConfigError
     from headrace.state import RunManifest
 
-    theirs = RunManifest.load(folder)
-    if theirs is None:
-        cure = "Name the folder that open_run was given, or leave --run out."
-        raise ConfigError("holds no run: there is no manifest.json", field="--run", value=folder, cure=cure)
+    theirs = load_run(folder)
     mine = RunManifest.of(BatchOrder(config.dataset(), row_order=config.row_order))
     if mine.amends(theirs) is None and theirs.amends(mine) is None:
         theirs.check_same(mine)

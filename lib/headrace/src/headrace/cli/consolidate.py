@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from headrace.cli.bars import counting
+from headrace.cli.options import AsJson
 
 
 def command(
     cache: Annotated[str, typer.Argument(help="Folder or URL of the cache.", metavar="CACHE")],
     output: Annotated[str, typer.Argument(help="Folder or URL of the copy, new or empty.", metavar="OUTPUT")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Copy a token cache into one part: fewer files, and rows that run on where parts ended.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.bars import counting
+from headrace.cli.options import AsJson
 
 if TYPE_CHECKING:
     from headrace.store.cache import TokenCache
@@ -49,7 +50,7 @@ def command(
             metavar="FILE",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a token cache in Levanter's form, or one of Levanter's in headrace's.
 

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.options import AsJson
+
 if TYPE_CHECKING:
     from headrace.store.cache import TokenCache
 
@@ -37,7 +39,7 @@ class Difference:
 def command(
     a: Annotated[str, typer.Argument(help="Folder or URL of a cache.", metavar="A")],
     b: Annotated[str, typer.Argument(help="Folder or URL of another.", metavar="B")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare two token caches by their ledgers: tokenizer, layout, leaves, sources, parts, counts.
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.options import AsJson
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -22,7 +24,7 @@ def command(
         str | None, typer.Option(help=".npy file with the loss of each row, from a model of yours.", metavar="FILE")
     ] = None,
     blocks: Annotated[int, typer.Option(help="Blocks to read, at most.")] = 4096,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show how alike neighbouring rows are, and so whether a corpus needs shuffling.
 

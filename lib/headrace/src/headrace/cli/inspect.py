@@ -13,6 +13,7 @@ from rich.text import Text
 from headrace.cli.bars import counting
 from headrace.cli.decoded import ID_LEAF
 from headrace.cli.inspect_run import SUFFIXES, inspect_run, removal_line
+from headrace.cli.options import AsJson, CacheOrConfig, Decoder, IdLeaf, Settings
 
 if TYPE_CHECKING:
     from headrace.store.cache import TokenCache
@@ -21,22 +22,18 @@ _SHOWN_MATCHES = 8
 
 
 def command(
-    cache: Annotated[str, typer.Argument(help="Folder or URL of a cache, or a config.", metavar="CACHE|RUN.yaml")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="Settings over the config.", metavar="[NAME=VALUE]...")
-    ] = None,
+    cache: CacheOrConfig,
+    settings: Settings = None,
     samples: Annotated[int, typer.Option(help="Documents to show, drawn at random.", min=0)] = 3,
     document: Annotated[int | None, typer.Option(help="Show just this document, whole.", metavar="I")] = None,
     by_id: Annotated[str | None, typer.Option("--id", help="Show just the documents with this id, whole.")] = None,
-    id_leaf: Annotated[str, typer.Option(help="The leaf that holds the ids of documents.", metavar="NAME")] = ID_LEAF,
+    id_leaf: IdLeaf = ID_LEAF,
     seed: Annotated[int, typer.Option(help="Which documents are drawn.")] = 0,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Decode with this tokenizer, if the cache has none.", metavar="FILE")
-    ] = None,
+    tokenizer: Decoder = None,
     remove: Annotated[
         str | None, typer.Option(help="Filter file: count what it would leave out.", metavar="FILE")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what is in a token cache: sizes, lengths, frequent tokens, decoded samples. Of a config: where its tokens
     go.

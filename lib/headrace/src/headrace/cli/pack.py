@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.inspect_run import SUFFIXES
+from headrace.cli.options import AsJson, CacheOrConfig, Settings
 from headrace.cli.shown import bar
 
 if TYPE_CHECKING:
@@ -24,10 +25,8 @@ _EDGES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
 def command(
-    cache: Annotated[str, typer.Argument(help="Folder or URL of a cache, or a config.", metavar="CACHE|RUN.yaml")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="Settings over the config.", metavar="[NAME=VALUE]...")
-    ] = None,
+    cache: CacheOrConfig,
+    settings: Settings = None,
     seq_len: Annotated[int, typer.Option("--seq-len", "-s", help="Tokens of a row.")] = 2048,
     algorithm: Annotated[
         str, typer.Option("--algorithm", "-a", help="windowed, bfd, wfd, ffd, bfd_split, next_fit or wrap.")
@@ -50,7 +49,7 @@ def command(
     drop_last: Annotated[
         bool, typer.Option("--drop-last", help="With --ranks: drop packs until ranks come out even, not repeat some.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Plan how documents share rows of one length, save the plan beside the cache, and show how full the rows are.
 

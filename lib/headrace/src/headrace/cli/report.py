@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.simulate import Layout, parse_hosts, parse_size
+from headrace.cli.options import ChunkLayout, Layout, Settings, Tokens, parse_hosts, parse_sizes
 
 if TYPE_CHECKING:
     from headrace.report.facts import ReportFacts
@@ -20,9 +20,7 @@ def command(
     target: Annotated[
         str, typer.Argument(help="Folder of a run, or YAML file of an LmDataConfig.", metavar="RUN_FOLDER_OR_CONFIG")
     ],
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="Settings over the config, e.g. seed=1.", metavar="[NAME=VALUE]...")
-    ] = None,
+    settings: Settings = None,
     output: Annotated[str, typer.Option("--output", "-o", help="File to write.", metavar="FILE")] = "report.html",
     run: Annotated[str | None, typer.Option(help="Folder of the run, if a config is given.", metavar="FOLDER")] = None,
     config: Annotated[
@@ -35,11 +33,8 @@ def command(
         str | None,
         typer.Option(help="Numbers of hosts to forecast for; 1,8,64 and the run's by default.", metavar="N,N,..."),
     ] = None,
-    tokens: Annotated[
-        list[str] | None,
-        typer.Option(help="Size of a source, in place of expected_tokens (repeatable).", metavar="NAME=TOKENS"),
-    ] = None,
-    layout: Annotated[Layout, typer.Option(help="Whose chunks caches to come will have.")] = Layout.headrace,
+    tokens: Tokens = None,
+    layout: Layout = ChunkLayout.headrace,
     live: Annotated[bool, typer.Option("--live", help="Serve the page on this machine while the run goes on.")] = False,
     port: Annotated[int, typer.Option(help="Port for --live; 0: any that is free.", min=0, max=65535)] = PORT,
     refresh: Annotated[float, typer.Option(help="With --live: seconds between refreshes.", metavar="SECONDS")] = 5.0,
@@ -66,9 +61,9 @@ def command(
     from headrace.report.page import write_report
 
     options = Options(
-        sizes=dict(parse_size(item) for item in tokens or []),
+        sizes=parse_sizes(tokens),
         layout=layout.value,
-        hosts=None if hosts is None else parse_hosts(hosts),
+        hosts=parse_hosts(hosts),
         steps=num_steps,
         begun=not live,
     )

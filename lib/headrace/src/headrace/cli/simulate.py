@@ -5,10 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from headrace.cli.options import (
+    AsJson,
+    ChunkLayout,
+    Config,
+    Declared,
+    Hosts,
+    Layout,
+    Settings,
+    Tokens,
+    parse_hosts,
+    parse_sizes,
+)
 
 if TYPE_CHECKING:
     from headrace.config import LmDataConfig
@@ -18,38 +30,22 @@ LONG_S = 5.0
 """Seconds of counting that are worth a word."""
 
 
-class Layout(StrEnum):
-    """Whose chunks caches to come will have."""
-
-    headrace = "headrace"
-    levanter = "levanter"
-
-
 def command(
-    config: Annotated[str, typer.Argument(help="YAML file of an LmDataConfig.", metavar="CONFIG")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="Settings over the file, e.g. batch_size=512.", metavar="[NAME=VALUE]...")
-    ] = None,
-    hosts: Annotated[
-        str | None, typer.Option(help="Numbers of hosts to forecast for; 1,8,64 by default.", metavar="N,N,...")
-    ] = None,
+    config: Config,
+    settings: Settings = None,
+    hosts: Hosts = None,
     cache_mib: Annotated[
         int | None, typer.Option(help="Memory for blocks on a host, in MiB; prefetch_bytes by default.", metavar="MIB")
     ] = None,
-    tokens: Annotated[
-        list[str] | None,
-        typer.Option(help="Size of a source, in place of expected_tokens (repeatable).", metavar="NAME=TOKENS"),
-    ] = None,
-    declared: Annotated[
-        bool, typer.Option("--declared", help="Go by declared sizes, without looking for those caches.")
-    ] = False,
-    layout: Annotated[Layout, typer.Option(help="Whose chunks caches to come will have.")] = Layout.headrace,
+    tokens: Tokens = None,
+    declared: Declared = False,
+    layout: Layout = ChunkLayout.headrace,
     num_steps: Annotated[int | None, typer.Option("--steps", help="Steps of the run.")] = None,
     first_step: Annotated[int, typer.Option(help="Step to begin to look at.")] = 0,
     max_rows: Annotated[int, typer.Option(help="Rows to look at, at most.")] = 1 << 20,
     price_per_1000_reads: Annotated[float, typer.Option(help="Money for a thousand requests.")] = 0.0004,
     price_per_gib: Annotated[float, typer.Option(help="Money for each GiB that leaves the store.")] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the forecast as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Forecast what a run will read, exactly, without reading it.
 
@@ -68,11 +64,10 @@ def command(
     from headrace.config import load_config
     from headrace.simulate import Prices, simulate
 
-    numbers = None if hosts is None else parse_hosts(hosts)
+    numbers = parse_hosts(hosts)
     _check_flags(cache_mib, num_steps, first_step, max_rows, price_per_1000_reads, price_per_gib)
     loaded = load_config(config, settings or [])
-    sizes = dict(parse_size(item) for item in tokens or [])
-    planned = planned_caches(loaded, sizes, layout=layout.value, look=not declared)
+    planned = planned_caches(loaded, parse_sizes(tokens), layout=layout.value, look=not declared)
     resolved = planned.config
     _say_if_long(resolved)
     dataset = resolved.dataset(planned.caches)
@@ -198,29 +193,3 @@ def show(forecast: Forecast, components: int, seq_len: int) -> None:
             console.print(f"{h.hosts:,} hosts: projected from {h.hosts_replayed}, evenly spread.")
     for note in forecast.notes:
         console.print(f"Note: {note}")
-
-
-def parse_hosts(text: str) -> list[int]:
-    """Numbers of hosts, as they are typed."""
-    from headrace.errors import ConfigError
-
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError("is not a list of numbers", field="--hosts", value=text, cure="E.g. 1,8,64.") from None
-
-
-def parse_size(item: str) -> tuple[str, int]:
-    """Name and tokens of a source, as they are typed."""
-    from headrace.errors import ConfigError
-
-    name, _, number = item.partition("=")
-    try:
-        size = float(number)
-    except ValueError:
-        raise ConfigError("is not a size", field="--tokens", value=item, cure="E.g. web=1e12.") from None
-    if not 1 <= size < 1 << 60:
-        raise ConfigError(
-            "is no number of tokens that there can be", field="--tokens", value=item, cure="E.g. web=1e12."
-        )
-    return name, int(size)

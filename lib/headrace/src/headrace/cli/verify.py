@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from headrace.cli.bars import counting
+from headrace.cli.options import AsJson
 
 if TYPE_CHECKING:
     from headrace.store.verify import Damage, VerifyReport
@@ -23,7 +24,7 @@ def command(
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every chunk and compare checksums and digests, not sizes alone.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check a token cache: every file there and whole, and with `--deep` every byte what was written.
 

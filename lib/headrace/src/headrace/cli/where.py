@@ -10,17 +10,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.options import AsJson, Config, Settings
+
 if TYPE_CHECKING:
     from headrace.where import Whereabouts
 
 
 def command(
-    config: Annotated[str, typer.Argument(help="YAML file of an LmDataConfig.", metavar="CONFIG")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="Settings over the file, e.g. batch_size=512.", metavar="[NAME=VALUE]...")
-    ] = None,
+    config: Config,
+    settings: Settings = None,
     step: Annotated[int, typer.Option(help="Steps that are done: the next one to load.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show where a run is at a step: stage, weights, tokens, and the epoch of each source.
 
