@@ -10,11 +10,11 @@ stands still or is wrong keeps its lease as long as it runs. An owner that is su
 loses it, and learns so from :meth:`Lease.check`, or when it is done.
 
 The invariant: of any number of takers one gets it. On a local disk the file is changed under a lock of the folder
-(``flock``: also between machines on one NFS server, not on file systems without locks); on GCS by a write on condition
-that the generation is still the one that was seen; on S3, where TensorStore asks for the ETag and then writes, a taker
-looks again a second later whether the lease is still its own: two whose question and write lie further apart than that
-may both begin, and the one that wrote first learns it from its next heartbeat. Price: one small write each
-``expiry_s / 4``.
+(``flock``: also between machines on one NFS server, not on file systems without locks); on an object store by a write on
+condition that it is still as it was seen. GCS keeps to that; on S3 TensorStore asks for the ETag and then writes, and
+some servers ignore the condition. So a taker looks again a second later whether the lease is still its own: two whose
+look and write lie further apart than that may both begin, and the one that wrote first learns it from its next
+heartbeat. Price: that second, and one small write each ``expiry_s / 4``.
 """
 
 from __future__ import annotations
@@ -295,12 +295,13 @@ class _LocalSlot:
 
 
 class _RemoteSlot:
-    """An object, changed by conditional writes."""
+    """An object, changed by conditional writes, as far as the server does what it is told."""
+
+    settle_s = 1.0
 
     def __init__(self, root: str) -> None:
         self._url = files.join(root, LEASE_NAME)
         self._store: Any = self._done(ts.KvStore.open(kvstore_spec(root), context=ts.Context()))
-        self.settle_s = 1.0 if root.startswith("s3") else 0.0
 
     def read(self) -> bytes | None:
         return self._look()[0]
