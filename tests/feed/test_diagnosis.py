@@ -27,6 +27,8 @@ from headrace.testing.servers import web_server
 
 LATE = 0.4
 STEPS = 45
+# A machine that stands still for a moment adds a stall of its own, which is explained just as truly.
+pytestmark = pytest.mark.flaky(reruns=2, only_rerun=["AssertionError", "ValueError"])
 
 
 class LateChunk(SlowArray):

@@ -10,10 +10,10 @@ stands still or is wrong keeps its lease as long as it runs. An owner that is su
 loses it, and learns so from :meth:`Lease.check`, or when it is done.
 
 The invariant: of any number of takers one gets it. On a local disk the file is changed under a lock of the folder
-(``flock``: also between machines on one NFS server, not on file systems without locks); on an object store by a write on
-condition that it is still as it was seen. GCS keeps to that; on S3 TensorStore asks for the ETag and then writes, and
-some servers ignore the condition. So a taker looks again a second later whether the lease is still its own: two whose
-look and write lie further apart than that may both begin, and the one that wrote first learns it from its next
+(``flock``: also between machines on one NFS server, not on file systems without locks); on an object store by a write
+on condition that it is still as it was seen. GCS keeps to that; on S3 TensorStore asks for the ETag and then writes,
+and some servers ignore the condition. So a taker looks again a second later whether the lease is still its own: two
+whose look and write lie further apart than that may both begin, and the one that wrote first learns it from its next
 heartbeat. Price: that second, and one small write each ``expiry_s / 4``.
 """
 
