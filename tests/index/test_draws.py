@@ -10,8 +10,10 @@ from headrace.index.blend import Blend
 from headrace.index.draws import Draws
 from headrace.index.interleave import GreedyBlend, SmoothRoundRobin
 from headrace.index.least_consumed import LeastConsumedPlan
+from headrace.index.quota import Quota
 from headrace.index.schedule import BatchSchedule, weight_from_config
 from headrace.index.shares import UNLIMITED
+from headrace.index.stages import Stage, Stages
 
 BLEND = {"a": 3, "b": {"linear": {0: 0, 100: 5}}, "c": {"step": {0: 1, 50: 0, 90: 2}}}
 batches = st.builds(
@@ -38,6 +40,33 @@ def test_any_indices_in_any_order_equal_one_by_one(batch, indices):
     one_by_one = [fresh.route(np.array([i])) for i in indices]
     assert component.tolist() == [int(c[0]) for c, _ in one_by_one]
     assert ordinal.tolist() == [int(o[0]) for _, o in one_by_one]
+
+
+@given(batches, st.integers(0, 600), st.integers(1, 700), st.sampled_from([1, 2, 5]))
+def test_whole_steps_in_one_go_equal_one_by_one(batch, first, steps, every):
+    """Across chunks of the quota, stages, changes of the batch's size; all rows, or every so many."""
+    stages = [Stage(0, Blend(BLEND)), Stage(130, Blend({"c": 1, "a": 1})), Stage(700, Blend({"b": 5, "c": 1}))]
+    begin, end = batch.rows_at(first)[0], batch.rows_at(first + steps)[0]
+    indices = np.arange(begin, end, every)
+    for policy in (Stages("abc", stages, batch), Quota(Blend(BLEND).at, 3, batch)):
+        draws = Draws(policy)
+        tables = [draws.step_table(s) for s in range(first, first + steps)]
+        component, ordinal = draws.route(indices)
+        assert np.array_equal(component, np.concatenate([t[0] for t in tables])[::every])
+        assert np.array_equal(ordinal, np.concatenate([t[1] for t in tables])[::every])
+        assert (component.dtype, ordinal.dtype) == (np.int32, np.int64)
+
+
+@pytest.mark.parametrize("policy", [Quota, Stages])
+def test_steps_behind_the_end_are_refused_in_one_go_too(policy):
+    batch, blend = BatchSchedule(8), Blend({"a": 1, "b": 1})
+    draws = Draws(
+        Quota(blend.at, 2, batch, [10, 25]) if policy is Quota else Stages("ab", [Stage(0, blend)], batch, [10, 25])
+    )
+    assert draws.route(np.arange(32))[0].size == 32
+    for count in (33, 40, 400):
+        with pytest.raises(IndexOutOfRangeError, match="mixture"):
+            draws.route(np.arange(count))
 
 
 def test_counts_are_those_of_the_rows_and_steps_follow_each_other():

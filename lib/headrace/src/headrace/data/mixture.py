@@ -221,7 +221,7 @@ class MixtureDataset(PlannedDataset):
         elif braided.any():
             ordinal = ordinal.copy()  # a table that others share
             ordinal[braided], located.locality[braided] = self._braids.resolve(part[braided], ordinal[braided])
-        for number in np.unique(part).tolist():
+        for number in np.flatnonzero(np.bincount(part)).tolist():
             here = np.flatnonzero(part == number)
             d = int(component[here[0]])
             rows = self._braids.below[number].locate(ordinal[here])

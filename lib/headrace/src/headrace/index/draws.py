@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -25,6 +25,7 @@ from headrace.index.schedule import MAX_STEP, BatchSchedule, Weight
 from headrace.index.shares import UNLIMITED
 
 _TABLES = 32
+_WASTE = 4
 StepTable: TypeAlias = tuple[Int32[np.ndarray, " b"], Int64[np.ndarray, " b"]]
 
 
@@ -51,6 +52,17 @@ class DrawPolicy(Protocol):
 
     def supply(self) -> Int64[np.ndarray, " d"]:
         """Examples of each component in the whole run, ``UNLIMITED`` (2**62) for those drawn for ever."""
+        ...
+
+
+@runtime_checkable
+class Tabled(Protocol):
+    """A policy that gives the rows of many steps in one go, much faster than step by step."""
+
+    def tables_between(self, first: int, stop: int) -> StepTable | None:
+        """Component and ordinal of each row of the steps ``first .. stop``, all of one size, in stream order; None if
+        these have to be asked for one by one.
+        """
         ...
 
 
@@ -175,6 +187,10 @@ class Draws:
         low, high = (int(s) for s in self.batch.step_of(np.array([i.min(), i.max()])))
         if low == high:
             return _pick(self.step_table(low), i - self.batch.rows_at(low)[0])
+        tables = self._tables_between(low, high, i.size)
+        if tables is not None:
+            at = i - self.batch.rows_at(low)[0]
+            return tables[0][at], tables[1][at]
         steps = self.batch.step_of(i)
         rows = i - self.batch.offset_at(steps)
         component, ordinal = np.empty(len(i), np.int32), np.empty(len(i), np.int64)
@@ -183,6 +199,16 @@ class Draws:
         for step, place in zip(distinct.tolist(), np.split(by_step, first[1:]), strict=True):
             component[place], ordinal[place] = _pick(self.step_table(step), rows[place])
         return component, ordinal
+
+    def _tables_between(self, low: int, high: int, asked: int) -> StepTable | None:
+        """The rows of the steps ``low`` to ``high``, if the policy has them in one go and most are asked for."""
+        if (
+            not isinstance(self.policy, Tabled)
+            or sum(self.batch.rows_at(high)) - self.batch.rows_at(low)[0] > _WASTE * asked
+        ):
+            return None
+        sizes = self.batch.size_at(np.arange(low, high + 1))
+        return self.policy.tables_between(low, high + 1) if (sizes == sizes[0]).all() else None
 
     def index_of(self, component: int, ordinal: int) -> int | None:
         """Global index of an example of a component: the inverse of :meth:`route`. None if it is never drawn.

@@ -64,14 +64,30 @@ def even_rows(counts: Int64[np.ndarray, " d"]) -> Int32[np.ndarray, " b"]:
         >>> even_rows(np.array([4, 0, 2]))
         array([0, 2, 0, 0, 2, 0], dtype=int32)
     """
-    component = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    size = len(component)
-    rank = np.arange(size, dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+    return even_tables(counts[None])[0][0]
+
+
+def even_tables(
+    counts: Int64[np.ndarray, "m d"],
+) -> tuple[Int32[np.ndarray, "m b"], Int64[np.ndarray, "m b"]]:
+    """:func:`even_rows` of m steps of one size b, and the number of each row among those of its component and step.
+
+    Example:
+        >>> components, ranks = even_tables(np.array([[4, 0, 2], [1, 5, 0]]))
+        >>> components.tolist(), ranks.tolist()
+        ([[0, 2, 0, 0, 2, 0], [1, 1, 0, 1, 1, 1]], [[0, 0, 1, 2, 1, 3], [0, 1, 0, 2, 3, 4]])
+    """
+    steps, components = counts.shape
+    of_each = counts.ravel()
+    component = np.repeat(np.tile(np.arange(components, dtype=np.int32), steps), of_each)
+    rank = np.arange(component.size, dtype=np.int64) - np.repeat(np.cumsum(of_each) - of_each, of_each)
     # 43 bits of (2k + 1) / (2 count) tell all places apart, which differ by 2**-35 at least; ties go by component
-    key = ((2 * rank + 1) << 42) // counts[component]
-    key = (key << 18) | np.arange(size)
-    key.sort()
-    return component[key & ((1 << 18) - 1)]
+    key = ((2 * rank + 1) << 42) // np.repeat(of_each, of_each)
+    component, rank, key = (a.reshape(steps, -1) for a in (component, rank, key))
+    key = (key << 18) | np.arange(key.shape[1])
+    key.sort(axis=1)
+    order = key & ((1 << 18) - 1)
+    return np.take_along_axis(component, order, 1), np.take_along_axis(rank, order, 1)
 
 
 @dataclass(frozen=True)
@@ -161,6 +177,19 @@ class Quota:
     def components_at(self, step: int) -> Int32[np.ndarray, " b"]:
         """Component of each row of ``step``, in stream order: each spread evenly over the step."""
         return even_rows(self.counts_at(step))
+
+    def tables_between(self, first: int, stop: int) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """Component and ordinal of each row of the steps ``first .. stop``, which have one size, in stream order."""
+        parts: list[Int64[np.ndarray, "m d"]] = []
+        step = first
+        while step < stop:
+            table, row = self._locate(step, counts=True)
+            taken = min(stop - step, len(table) - 1 - row)
+            parts.append(table[row : row + taken + 1])
+            step += taken
+        component, rank = even_tables(np.concatenate([np.diff(p, axis=0) for p in parts]))
+        starts = np.concatenate([p[:-1] for p in parts])
+        return component.ravel(), (np.take_along_axis(starts, component, 1) + rank).ravel()
 
     def prepare(self, steps: int) -> None:
         """Extend the anchors so that any step up to ``steps`` takes bounded time."""

@@ -174,6 +174,18 @@ class Stages:
             raise self._ended(number, step) from error
         return self._columns[number][drawn].astype(np.int32)
 
+    def tables_between(self, first: int, stop: int) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"]] | None:
+        """Component and ordinal of each row of some steps of one size; None if they are of several stages."""
+        number = self.stage_at(first)
+        if self.stage_at(stop - 1) != number:
+            return None
+        begun = self._first_steps[number]
+        try:
+            drawn, ordinal = self._quota(number).tables_between(first - begun, stop - begun)
+        except IndexOutOfRangeError as error:
+            raise self._ended(number, first) from error
+        return self._columns[number][drawn].astype(np.int32), ordinal
+
     def supply(self) -> Int64[np.ndarray, " d"]:
         """Examples of each component in the whole run, ``UNLIMITED`` for those drawn for ever."""
         last = len(self.stages) - 1
