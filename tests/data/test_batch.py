@@ -55,7 +55,7 @@ def test_leaves_are_those_of_the_documents(rows, eos, data):
     valid = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
     dtype = data.draw(st.sampled_from([np.uint8, np.uint16, np.uint32, np.int32]))
     packed = pack_rows(np.array(rows, dtype), eos_id=eos)
-    batch = PackedBatch(packed.token_ids, np.array(valid), packed.source_id, eos_id=eos)
+    batch = PackedBatch(packed.token_ids, np.where(valid, packed.source_id, -1), eos_id=eos)
     check(batch, rows, eos, valid)
     assert all(isinstance(getattr(batch, name), np.ndarray) for name in LEAVES)
     assert (batch.batch_size, batch.seq_len) == (len(rows), len(rows[0]))
@@ -66,7 +66,7 @@ def test_the_same_in_jax_and_under_jit(eos):
     rows = np.random.default_rng(0).integers(0, 6, (8, 20))
     rows[0], rows[1] = EOS, 0  # every token ends a document; none does
     valid = np.arange(8) < 6
-    batch = PackedBatch(jnp.asarray(rows, jnp.uint16), jnp.asarray(valid), jnp.zeros(8, jnp.int32), eos_id=eos)
+    batch = PackedBatch(jnp.asarray(rows, jnp.uint16), jnp.where(valid, 0, -1), eos_id=eos)
     check(batch, rows.tolist(), eos, valid)
     assert isinstance(batch.labels, jax.Array)
     derived = jax.jit(lambda b: {name: getattr(b, name) for name in LEAVES})(batch)
@@ -92,5 +92,5 @@ def test_source_ids_default_to_zero():
 
 def test_a_batch_is_a_pytree_with_a_static_end_of_text():
     batch = pack_rows(np.zeros((2, 4), np.uint8), eos_id=5)
-    assert len(jax.tree.leaves(batch)) == 3
+    assert len(jax.tree.leaves(batch)) == 2  # tokens and sources
     assert jax.tree.map(np.asarray, batch).eos_id == 5

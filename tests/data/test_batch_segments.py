@@ -41,7 +41,7 @@ def test_leaves_are_those_of_the_segments(rows, padding, spare):
     segments = np.array([r + [0] * (width - len(r)) for r in rows], np.int32)
     valid = np.arange(len(rows)) % 3 != 1
     packed = pack_rows(tokens, segment_lengths=segments, eos_id=3)  # segments take the place of eos_id
-    batch = PackedBatch(tokens, valid, packed.source_id, segment_lengths=segments, eos_id=3)
+    batch = PackedBatch(tokens, np.where(valid, packed.source_id, -1), segment_lengths=segments, eos_id=3)
     wanted = [slow_reference(t.tolist(), r, width) for t, r in zip(tokens, rows, strict=True)]
     for name in LEAVES:
         expected = np.array([w[name] for w in wanted])

@@ -133,7 +133,7 @@ def test_pairs_stay_together(pairs):
 
 def test_leaves_that_nobody_has_are_not_sent():
     batch = pack_examples([Example(np.array([1, 2], np.uint16))], 4)
-    assert len(jax.tree.leaves(batch)) == 4  # tokens, valid, source, segment lengths
+    assert len(jax.tree.leaves(batch)) == 3  # tokens, source, segment lengths
     assert batch.token_ids.dtype == np.uint16
     mixed = pack_examples([Example(np.array([1, 2]), loss_mask=np.array([0, 0])), Example(np.array([3, 4]))], 4)
     assert mixed.labels[mixed.label_mask].tolist() == [4]

@@ -31,7 +31,7 @@ def some_batch(seed=0, rows=8, length=12):
     held = pack_rows(rng.integers(0, VOCABULARY, (rows, length)).astype(np.uint8), segment_lengths=segments)
     return dataclasses.replace(
         held,
-        valid=np.arange(rows) != 1,
+        source_id=np.where(np.arange(rows) != 1, 0, -1),
         loss_mask=rng.integers(0, 3, (rows, length)).clip(0, 1).astype(np.uint8),
         weights=(rng.normal(size=(rows, length)) * rng.integers(0, 2, (rows, length))).astype(np.float32),
         group_ids=rng.integers(-5, 5, segments.shape).astype(np.int32) * 1000,
@@ -243,7 +243,7 @@ def test_a_label_of_no_advantage_counts_and_a_masked_one_does_not():
     tokens, mask = np.array([[1, 2, 3]]), np.array([[1, 1, 1]], np.uint8)
     weights = np.array([[1.0, 0.0, 0.0]], np.float32)
     base = pack_rows(tokens)
-    batch = PackedBatch(base.token_ids, base.valid, base.source_id, loss_mask=mask, weights=weights)
+    batch = PackedBatch(base.token_ids, base.source_id, loss_mask=mask, weights=weights)
     logits = jnp.zeros((1, 3, 4))
     assert float(unified_loss(logits, batch, "tokens")) == pytest.approx(np.log(4) / 2)
     masked = dataclasses.replace(batch, loss_mask=np.array([[1, 0, 0]], np.uint8))

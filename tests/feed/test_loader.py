@@ -304,7 +304,7 @@ def test_mapped_datasets_are_loaded_with_padding(sources):
 
 
 def reverse(batch):
-    return PackedBatch(batch.token_ids[:, ::-1], batch.valid, batch.source_id, eos_id=batch.eos_id)
+    return PackedBatch(batch.token_ids[:, ::-1], batch.source_id, eos_id=batch.eos_id)
 
 
 def test_a_mapped_mixture_keeps_its_batch_schedule(mixture):

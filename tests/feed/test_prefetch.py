@@ -1,6 +1,7 @@
 """Background iteration: the same items, errors at their place, and never a thread left behind."""
 
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -28,21 +29,37 @@ def until(condition, seconds=5.0):
 def endless():
     number = 0
     while True:
-        yield number
+        yield [number]
         number += 1
 
 
-@given(n=st.integers(0, 30), depth=st.integers(1, 9), taken=st.integers(0, 40))
-def test_items_come_in_order_and_end(n, depth, taken):
-    with Prefetched(lambda: iter(range(n)), depth) as items:
+def in_groups(items, sizes):
+    """Groups of these sizes, which begin again when they are used up."""
+    items, sizes = iter(items), itertools.cycle(sizes)
+    while group := list(itertools.islice(items, next(sizes))):
+        yield group
+
+
+def one_by_one(items):
+    return in_groups(items, [1])
+
+
+@given(
+    n=st.integers(0, 30),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    depth=st.integers(1, 9),
+    taken=st.integers(0, 40),
+)
+def test_items_come_in_order_and_end(n, sizes, depth, taken):
+    with Prefetched(lambda: in_groups(range(n), sizes), depth) as items:
         assert [next(items, None) for _ in range(taken)] == [k if k < n else None for k in range(taken)]
     assert not running()
 
 
 def test_an_error_comes_after_the_items_before_it():
     def broken():
-        yield 1
-        yield 2
+        yield [1]
+        yield [2]
         raise KeyError("three")
 
     items = Prefetched(broken, 5)
@@ -106,7 +123,7 @@ def test_after_close_comes_an_error_and_not_what_looks_like_the_end():
     with pytest.raises(ReadError, match="was closed before its end") as caught:
         next(items)
     assert "loader.iter_from_step(step)" in (caught.value.cure or "")
-    ended = Prefetched(lambda: iter([1]), 4)
+    ended = Prefetched(lambda: iter([[1]]), 4)
     assert list(ended) == [1]
     ended.close()
     assert list(ended) == []
@@ -117,7 +134,7 @@ def test_closing_wakes_a_consumer_that_waits_in_another_thread():
 
     def stuck():
         go.wait(10)
-        yield 1
+        yield [1]
 
     items = Prefetched(stuck, 1, interrupt=go.set)
     found = []
@@ -154,9 +171,9 @@ def test_it_runs_as_far_ahead_as_it_may_and_no_further():
     made = []
 
     def source():
-        for k in endless():
-            made.append(k)
-            yield k
+        for group in endless():
+            made.append(group)
+            yield group
 
     with Prefetched(source, 3) as items:
         until(lambda: len(made) == 3)
@@ -166,23 +183,56 @@ def test_it_runs_as_far_ahead_as_it_may_and_no_further():
         until(lambda: len(made) == 4)
 
 
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4), depth=st.integers(1, 9), taken=st.integers(0, 20))
+def test_a_group_is_begun_when_fewer_items_than_the_depth_are_ready(sizes, depth, taken):
+    """However many of them were taken; and not before."""
+    made = []
+
+    def source():
+        for group in in_groups(itertools.count(), sizes):
+            made.append(len(group))
+            yield group
+
+    with Prefetched(source, depth) as items:
+        for _ in range(taken):
+            next(items)
+        until(lambda: sum(made) - taken >= depth)
+        time.sleep(0.002)
+        assert sum(made[:-1]) - taken < depth
+
+
 def test_ready_items_belong_to_the_queue_alone():
     """A batch that was handed out is not kept alive by the thread that made it."""
 
     class Batch:
         pass
 
-    with Prefetched(lambda: (Batch() for _ in range(100)), 2) as items:
+    with Prefetched(lambda: ([Batch()] for _ in range(100)), 2) as items:
         seen = [weakref.ref(next(items)) for _ in range(10)]
         gc.collect()
         assert [r() for r in seen] == [None] * 10
+
+
+def test_what_is_taken_of_a_group_is_kept_by_nobody_else():
+    class Batch:
+        pass
+
+    def source():
+        while True:
+            group = [Batch(), Batch(), Batch()]
+            yield group  # the frame holds the list until the next group is asked for
+
+    with Prefetched(source, 1) as items:
+        seen = [weakref.ref(next(items)) for _ in range(4)]
+        gc.collect()
+        assert [r() for r in seen] == [None] * 4
 
 
 def test_waits_are_measured_when_the_source_is_slow():
     def slow():
         for k in range(12):
             time.sleep(0.02)
-            yield k
+            yield [k]
 
     stats = QueueStats()
     with Prefetched(slow, 4, stats) as items:
@@ -197,7 +247,7 @@ def test_waits_are_measured_when_the_source_is_slow():
 
 def test_waits_are_none_when_the_trainer_is_slow():
     stats = QueueStats()
-    with Prefetched(lambda: iter(range(12)), 4, stats) as items:
+    with Prefetched(lambda: one_by_one(range(12)), 4, stats) as items:
         for _ in items:
             time.sleep(0.02)
     assert stats.total_wait_s < 0.12  # half of the time that the trainer took

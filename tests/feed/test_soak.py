@@ -213,7 +213,7 @@ def test_a_finaliser_in_the_thread_that_the_background_work_waits_for():
 
     def source():
         done.wait(60)
-        yield 1
+        yield [1]
 
     kept = [Prefetched(source, 1)]
     thread = kept[0].thread

@@ -109,8 +109,7 @@ class HostBatches(BatchOrder):
         if isinstance(host, PackedBatch):
             return host
         eos = self.dataset.eos_id if isinstance(self.dataset, PlannedDataset) else None
-        valid = self._share.local_rows(host.batch_size) < host.num_valid
-        return PackedBatch(host.tokens, valid, host.source_id, segment_lengths=host.segment_lengths, eos_id=eos)
+        return PackedBatch(host.tokens, host.source_id, segment_lengths=host.segment_lengths, eos_id=eos)
 
 
 class _Share:

@@ -29,8 +29,7 @@ class PackedBatch(eqx.Module):
 
     Attributes:
         token_ids: Token ids as stored, of any integer dtype. Use :attr:`tokens`.
-        valid: False for rows that only fill up the last batch of a finite dataset.
-        source_id: Number of the source that each row came from.
+        source_id: Number of the source that each row came from; -1 for rows that only fill up the batch.
         log_probs: Log probability of each label under the policy that sampled it (RL), or None.
         rewards: One reward a segment (RL), or None.
         segment_lengths: Tokens of each row's segments, zeros behind the last; what they leave of a row is padding.
@@ -51,7 +50,6 @@ class PackedBatch(eqx.Module):
     """
 
     token_ids: Integer[Any, "B S"]
-    valid: Bool[Any, " B"]
     source_id: Int32[Any, " B"]
     log_probs: Float32[Any, "B S"] | None = None
     rewards: Float32[Any, "B M"] | None = None
@@ -72,6 +70,11 @@ class PackedBatch(eqx.Module):
     def seq_len(self) -> int:
         """Tokens in a row."""
         return int(self.token_ids.shape[1])
+
+    @property
+    def valid(self) -> Bool[Any, " B"]:
+        """False for rows that only fill up the batch, as the last one of a finite dataset."""
+        return self.source_id >= 0
 
     @property
     def tokens(self) -> Int32[Any, "B S"]:
@@ -236,7 +239,6 @@ def pack_rows(
     rows = token_ids.shape[0]
     return PackedBatch(
         token_ids=token_ids,
-        valid=np.ones(rows, bool),
         source_id=np.zeros(rows, np.int32) if source_id is None else source_id,
         segment_lengths=segment_lengths,
         eos_id=eos_id,

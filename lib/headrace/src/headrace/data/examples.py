@@ -136,8 +136,7 @@ def pack_examples(
     dtype = np.result_type(*{e.tokens.dtype for e in examples}) if examples else np.dtype(np.int32)
     batch = PackedBatch(
         token_ids=_laid([e.tokens for e in sorted_examples], at, (height, seq_len), dtype),
-        valid=np.arange(height) < needed,
-        source_id=np.zeros(height, np.int32),
+        source_id=np.where(np.arange(height) < needed, 0, -1).astype(np.int32),
         segment_lengths=segments,
     )
     return dataclasses.replace(batch, **_leaves(sorted_examples, at, (height, seq_len), (row_of, column), segments))

@@ -25,8 +25,8 @@ class Delivery:
         self._placement = placement
         # a Module's constructor costs as much as all transfers together
         leaf = np.zeros(0)
-        self._plain = jax.tree.structure(PackedBatch(leaf, leaf, leaf, eos_id=eos_id))
-        self._segmented = jax.tree.structure(PackedBatch(leaf, leaf, leaf, segment_lengths=leaf, eos_id=eos_id))
+        self._plain = jax.tree.structure(PackedBatch(leaf, leaf, eos_id=eos_id))
+        self._segmented = jax.tree.structure(PackedBatch(leaf, leaf, segment_lengths=leaf, eos_id=eos_id))
 
     def __call__(self, host: HostRows) -> PackedBatch:
         """The global batch. ``host.tokens`` belongs to it from now on.
@@ -34,9 +34,7 @@ class Delivery:
         No array is shared between batches: a training step may donate all that it is given.
         """
         place, size = self._placement.to_global, host.batch_size
-        valid = self._placement.local_rows(size) < host.num_valid
-        tokens = place(host.tokens, size, seq_len=host.seq_len)
-        leaves = [tokens, place(valid, size), place(host.source_id, size)]
+        leaves = [place(host.tokens, size, seq_len=host.seq_len), place(host.source_id, size)]
         if host.segment_lengths is None:
             return jax.tree.unflatten(self._plain, leaves)
         leaves.append(place(host.segment_lengths, size, along_rows=True))

@@ -192,7 +192,7 @@ class DataLoader(BatchOrder):
         last = self.num_steps
         if replayed:
             last = step + replayed if last is None else min(step + replayed, last)
-        make = partial(_batches, reader, step, last, partial(self._to_devices, watch=counted.watch, waits=waits))
+        make = partial(_delivered, reader, step, last, partial(self._to_devices, watch=counted.watch, waits=waits))
         batches = Prefetched(
             partial(_replayed, make) if replayed else make,
             _READY_REPLAYS if replayed else ready - 2 * group,
@@ -308,13 +308,24 @@ class DataLoader(BatchOrder):
         return step
 
 
-def _batches(reader: BatchReader, step: int, stop: int | None, to_devices: Any) -> Iterator[Any]:
+def _delivered(
+    reader: BatchReader, step: int, stop: int | None, to_devices: Callable[[Any], Any]
+) -> Iterator[list[Any]]:
+    ready: list[Any] = []  # whoever takes it empties it
     try:
-        for host in reader.batches(step, stop):
-            yield to_devices(host)
+        for group in reader.groups(step, stop):
+            while group:
+                ready.append(to_devices(group.pop(0)))
+            yield ready
+            ready = []
+    except Exception:
+        if ready:  # those before one that fails
+            yield ready
+        raise
     finally:
         reader.close()
 
 
-def _replayed(make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    return replay(make())
+def _replayed(make: Callable[[], Iterator[list[Any]]]) -> Iterator[list[Any]]:
+    for batch in replay(batch for group in make() for batch in group):
+        yield [batch]

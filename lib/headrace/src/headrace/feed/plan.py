@@ -61,7 +61,6 @@ class WindowPlan:
         seq_len: Elements of a row.
         row_elements: Elements of a row that this host holds: fewer where sequences are split over hosts.
         batch_sizes: Global batch size of each step.
-        num_valid: Rows of each global batch that hold data; the rest is padding.
         row_bounds: Rows of each step.
         source: Source of each row.
         row: Number of each row within its source.
@@ -84,7 +83,6 @@ class WindowPlan:
     seq_len: int
     row_elements: int
     batch_sizes: Int64[np.ndarray, " steps"]
-    num_valid: Int64[np.ndarray, " steps"]
     row_bounds: Int64[np.ndarray, " steps1"]
     source: Int64[np.ndarray, " n"]
     row: Int64[np.ndarray, " n"]
@@ -176,7 +174,6 @@ def plan_window(
         seq_len=dataset.seq_len,
         row_elements=row_elements,
         batch_sizes=sizes,
-        num_valid=valid,
         row_bounds=row_bounds,
         source=source,
         row=row,
@@ -229,7 +226,7 @@ def _pieces(sources: Sequence[RowSource], space: BlockSpace, source: np.ndarray,
     if len(sources) == 1 or row.size == 0:  # a host may hold nothing but padding
         return sources[0].pieces(row)
     found: list[Pieces] = []
-    for number in np.unique(source).tolist():
+    for number in np.flatnonzero(np.bincount(source)).tolist():
         here = np.flatnonzero(source == number)
         own = sources[number].pieces(row[here])
         found.append(own._replace(row=here[own.row], array=own.array + space.first_array[number]))

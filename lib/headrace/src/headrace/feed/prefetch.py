@@ -1,9 +1,11 @@
 """Runs an iterator in a background thread, a few items ahead, and never leaves the thread behind.
 
+Items come in groups, made together and handed over at once: a consumer that waits is woken once for all of them. To be
+woken costs as much as it takes to deliver a batch, and the two threads would take turns at the interpreter's lock.
+
 An error in the background reaches the consumer at the item where it happened, and whenever it asks again. Leaving a
 loop early, an exception, Ctrl-C or simply dropping the iterator stops the thread: it holds no reference to the
-iterator, whose finaliser stops it. An item is begun only when there is room for it, so never more than ``depth`` are
-ready or in the making.
+iterator, whose finaliser stops it. A group is begun only when fewer than ``depth`` items are ready.
 
 Only :meth:`Prefetched.close` waits for the thread. A finaliser runs in whichever thread the garbage collector happens
 to, which may be one that the background work waits for: it says stop and goes on. The process waits for what is left.
@@ -16,9 +18,10 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from headrace.errors import ReadError
 from headrace.metrics import QueueStats
@@ -34,35 +37,38 @@ class _End:
 
 
 class Prefetched(Iterator[T], Generic[T]):
-    """Items of ``make()``, made in a background thread up to ``depth`` ahead.
+    """Items of the groups of ``make()``, made in a background thread.
 
     Asked for more after it was closed it raises ReadError: an end that is none must not look like one.
 
     Use it as a context manager, or call :meth:`close`, to stop early; dropping it does the same.
 
     Args:
-        make: Called in the thread; gives the iterator. Its ``close`` (if a generator) is called in the thread too.
-        depth: Items that may be ready, or in the making, and unasked for, at least 1.
+        make: Called in the thread; gives an iterator of groups, lists of at least one item, which are emptied. Its
+            ``close`` (if a generator) is called in the thread too.
+        depth: Another group is begun when fewer items than this are ready and unasked for; at least 1.
         stats: Gets each wait.
         name: Name of the thread.
         interrupt: Called when stopping, from any thread: makes what the iterator waits for give up.
 
     Example:
-        >>> with Prefetched(lambda: iter(range(3)), depth=2) as items:
+        >>> with Prefetched(lambda: iter([[0], [1, 2]]), depth=2) as items:
         ...     list(items)
         [0, 1, 2]
     """
 
     def __init__(
         self,
-        make: Callable[[], Iterator[T]],
+        make: Callable[[], Iterator[list[T]]],
         depth: int,
         stats: QueueStats | None = None,
         name: str = "headrace-loader",
         interrupt: Callable[[], None] | None = None,
     ) -> None:
-        self._queue: SimpleQueue[T | _End] = SimpleQueue()
-        self._room: SimpleQueue[None] = SimpleQueue()  # one entry for each item that may be made
+        self._queue: SimpleQueue[list[T] | _End] = SimpleQueue()
+        self._group: deque[T] = deque()  # what is left of the one taken last
+        self._made, self._taken = [0], 0
+        self._room: SimpleQueue[None] = SimpleQueue()  # one entry for each item fewer than ``depth``
         for _ in range(depth):
             self._room.put(None)
         self._stats = stats or QueueStats()
@@ -71,7 +77,7 @@ class Prefetched(Iterator[T], Generic[T]):
         self._ended: _End | None = None
         self._process = os.getpid()
         self.thread = threading.Thread(
-            target=_produce, args=(make, self._queue, self._room, self._stop), name=name, daemon=True
+            target=_produce, args=(make, self._queue, self._made, self._room, self._stop), name=name, daemon=True
         )
         self._finalizer = weakref.finalize(self, _tell, self.thread, self._room, self._stop, interrupt)
         _stops[self.thread] = self._finalizer
@@ -91,7 +97,7 @@ class Prefetched(Iterator[T], Generic[T]):
                 field="iterator",
                 cure="Make it in the process that uses it, started with spawn or forkserver.",
             )
-        occupancy = self._queue.qsize() / self._depth
+        occupancy = min((self._made[0] - self._taken) / self._depth, 1.0)
         started = time.perf_counter()
         self._stats.begin()
         try:
@@ -102,24 +108,32 @@ class Prefetched(Iterator[T], Generic[T]):
             self._ended = item
             self.close()
             raise item.error or StopIteration
+        self._taken += 1
         self._room.put(None)
         self._stats.record(time.perf_counter() - started, occupancy)
         return item
 
     def _take(self) -> T | _End:
         patience = self._stats.say_after_s
-        while True:
+        while not self._group:
             try:
-                return self._queue.get(timeout=patience)
+                group = self._queue.get(timeout=patience)
             except Empty:
                 self._stats.say()
                 patience = self._stats.waiting_now_s  # until it has doubled
+                continue
+            if isinstance(group, _End):
+                return group
+            self._group.extend(group)
+            group.clear()  # ``make`` may hold the list, but not what it held
+        return self._group.popleft()
 
     def close(self) -> None:
         """Stops the thread and waits for it. Safe to call twice, and from any thread."""
         self._finalizer()
         if self.thread is not threading.current_thread():
             self.thread.join()
+            self._group.clear()
             _empty(self._queue)
             self._queue.put(_End(_closed()))  # for a consumer that waits in another thread
 
@@ -131,26 +145,35 @@ class Prefetched(Iterator[T], Generic[T]):
 
 
 def _produce(
-    make: Callable[[], Iterator[T]], out: SimpleQueue[T | _End], room: SimpleQueue[None], stop: threading.Event
+    make: Callable[[], Iterator[list[T]]],
+    out: SimpleQueue[list[T] | _End],
+    made: list[int],
+    room: SimpleQueue[None],
+    stop: threading.Event,
 ) -> None:
     error: BaseException | None = None
     try:
-        items = make()
+        groups = make()
         try:
+            wanted = 1  # entries of ``room`` before another group may begin
             while True:
-                room.get()
+                while wanted and not stop.is_set():
+                    room.get()
+                    wanted -= 1
                 if stop.is_set():
                     break
                 try:
-                    item = next(items)
+                    group = next(groups)
                 except StopIteration:
                     break
                 if stop.is_set():
                     break
-                out.put(item)
-                del item  # a ready batch belongs to the queue alone
+                wanted = len(group)
+                made[0] += wanted
+                out.put(group)
+                del group  # a ready batch belongs to the queue alone
         finally:
-            close = getattr(items, "close", None)
+            close = getattr(groups, "close", None)
             if close is not None:
                 close()
     except BaseException as raised:  # noqa: BLE001  # whatever it is, the consumer gets it
@@ -191,7 +214,7 @@ def _closed() -> ReadError:
     )
 
 
-def _empty(out: SimpleQueue[T | _End]) -> None:
+def _empty(out: SimpleQueue[Any]) -> None:
     while True:
         try:
             out.get_nowait()

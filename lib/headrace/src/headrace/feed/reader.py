@@ -8,10 +8,11 @@ are on their way to the devices the next ones are gathered in a thread. ``AsyncR
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,9 +41,8 @@ class HostRows(NamedTuple):
 
     Attributes:
         tokens: ``[local rows, local columns]`` in the stores' dtype; padding rows are zeros.
-        source_id: int32 ``[local rows]``.
+        source_id: int32 ``[local rows]``; -1 for padding rows.
         batch_size: Rows of the global batch.
-        num_valid: Rows of the global batch that hold data.
         seq_len: Elements of a whole row, of which ``tokens`` has those that this process holds.
         segment_lengths: int32 ``[local rows, M]``, or None if the sources do not know their segments.
     """
@@ -50,19 +50,34 @@ class HostRows(NamedTuple):
     tokens: np.ndarray
     source_id: np.ndarray
     batch_size: int
-    num_valid: int
     seq_len: int
     segment_lengths: np.ndarray | None = None
 
 
-class BatchReader(Protocol):
-    """Yields this process's part of each batch."""
+class BatchReader(ABC):
+    """Yields this process's part of each batch, those that are made together as one group."""
 
-    def batches(self, first_step: int, stop_step: int | None) -> Iterator[Any]: ...
-    def interrupt(self) -> None: ...
-    def close(self) -> None: ...
+    @abstractmethod
+    def groups(self, first_step: int, stop_step: int | None) -> Iterator[list[Any]]:
+        """The steps ``first_step .. stop_step`` (without end if None), in order. To be called once."""
+
+    def batches(self, first_step: int, stop_step: int | None) -> Iterator[Any]:
+        """The same, one by one."""
+        for group in self.groups(first_step, stop_step):
+            yield from group
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Makes a read that is waited for fail, so that :meth:`groups` ends. For any thread."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Abandons reads in flight and gives the memory back."""
+
     @property
-    def resident_bytes(self) -> int: ...
+    @abstractmethod
+    def resident_bytes(self) -> int:
+        """Bytes of stored blocks in memory."""
 
 
 class _Group(NamedTuple):
@@ -73,7 +88,7 @@ class _Group(NamedTuple):
     job: Job[None]
 
 
-class PlannedReader:
+class PlannedReader(BatchReader):
     """Reads a planned dataset through a block cache.
 
     Args:
@@ -120,24 +135,22 @@ class PlannedReader:
     def resident_bytes(self) -> int:
         return self._residency.resident * self._cache.slot_bytes if self._residency is not None else 0
 
-    def batches(self, first_step: int, stop_step: int | None) -> Iterator[HostRows]:
-        """Batches of the steps ``first_step .. stop_step`` (without end if None). To be called once.
+    def groups(self, first_step: int, stop_step: int | None) -> Iterator[list[HostRows]]:
+        """The steps ``first_step .. stop_step`` (without end if None), in order. To be called once.
 
         Raises:
             ConfigError: the budget is less than the blocks of one batch.
             ReadError: a block cannot be read.
         """
         try:
-            yield from self._batches(first_step, stop_step)
+            yield from self._groups(first_step, stop_step)
         finally:
             self._close_workers()
 
     def interrupt(self) -> None:
-        """Makes a read that is waited for fail, so that :meth:`batches` ends. For any thread."""
         self._cache.interrupt()
 
     def close(self) -> None:
-        """Abandons reads in flight and gives the memory back."""
         self._close_workers()
         self._cache.close()
         self._residency = None
@@ -146,7 +159,7 @@ class PlannedReader:
         self._workers.close()
         self._gatherer.close()
 
-    def _batches(self, first_step: int, stop_step: int | None) -> Iterator[HostRows]:
+    def _groups(self, first_step: int, stop_step: int | None) -> Iterator[list[HostRows]]:
         ahead = ReadAhead(self._plan, self._workers, self._cache, first_step, stop_step, self._waits)
         self._residency = ahead.residency
         under_way: _Group | None = None
@@ -211,20 +224,22 @@ class PlannedReader:
         with self._watch.phase("gather"), self._waits.during("gather"):
             return _Group(steps, tokens, self._gatherer.submit_begun(partial(self._cache.gather, located, tokens)))
 
-    def _gathered(self, group: _Group | None, ahead: ReadAhead) -> Iterator[HostRows]:
+    def _gathered(self, group: _Group | None, ahead: ReadAhead) -> Iterator[list[HostRows]]:
         if group is None:
             return
         with self._watch.phase("gather"), self._waits.during("gather"):
             group.job.result()
         ahead.gathered(group.steps[-1].step)
         rows = group.tokens.shape[0] // len(group.steps)
-        for number, step in enumerate(group.steps):
-            yield self._host_rows(step, group.tokens[number * rows : (number + 1) * rows])
+        yield [
+            self._host_rows(step, group.tokens[number * rows : (number + 1) * rows])
+            for number, step in enumerate(group.steps)
+        ]
 
     def _host_rows(self, step: Step, tokens: np.ndarray) -> HostRows:
         plan, k = step.plan, step.number
         rows = slice(int(plan.row_bounds[k]), int(plan.row_bounds[k + 1]))
-        source_id = np.zeros(tokens.shape[0], np.int32)
+        source_id = np.full(tokens.shape[0], -1, np.int32)
         source_id[: rows.stop - rows.start] = plan.source[rows]
         stats = self._stats
         stats.examples_requested += rows.stop - rows.start
@@ -236,7 +251,7 @@ class PlannedReader:
         if plan.segments is not None:
             segments = np.zeros((tokens.shape[0], plan.segments.shape[1]), np.int32)
             segments[: rows.stop - rows.start] = plan.segments[rows]
-        return HostRows(tokens, source_id, int(plan.batch_sizes[k]), int(plan.num_valid[k]), plan.seq_len, segments)
+        return HostRows(tokens, source_id, int(plan.batch_sizes[k]), plan.seq_len, segments)
 
     def _warn_of_thrashing(self) -> None:
         """Says, once, that the budget is too small for the order, when more than a cold start has been read."""
@@ -251,7 +266,7 @@ class PlannedReader:
         )
 
 
-class AsyncReader:
+class AsyncReader(BatchReader):
     """Reads any dataset with ``get_batch``: one call a batch, for the rows of this process.
 
     The batch must be a pytree of arrays with the requested rows along the first axis.
@@ -274,15 +289,15 @@ class AsyncReader:
     def resident_bytes(self) -> int:
         return 0
 
-    def batches(self, first_step: int, stop_step: int | None) -> Iterator[Any]:
-        """Batches of the steps ``first_step .. stop_step`` (without end if None).
+    def groups(self, first_step: int, stop_step: int | None) -> Iterator[list[Any]]:
+        """The steps ``first_step .. stop_step`` (without end if None), each a group of its own.
 
         Raises:
             ConfigError: the last batch is not full, and the batches are no PackedBatch that could say so.
         """
         step = first_step
         while stop_step is None or step < stop_step:
-            yield self._batch(step)
+            yield [self._batch(step)]
             step += 1
 
     def _batch(self, step: int) -> Any:
@@ -302,10 +317,10 @@ class AsyncReader:
                 field="dataset",
                 cure=f"Use .take({begin}), or map to a PackedBatch.",
             )
-        return replace(batch, valid=batch.valid & inside)
+        return replace(batch, source_id=np.where(inside, batch.source_id, -1).astype(np.int32))
 
     def interrupt(self) -> None:
-        """``get_batch`` is not ours to interrupt; :meth:`batches` ends after it."""
+        """``get_batch`` is not ours to interrupt; :meth:`groups` ends after it."""
 
     def close(self) -> None:
         """Nothing is open between batches."""
