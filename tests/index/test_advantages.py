@@ -108,7 +108,8 @@ def test_whitening_keeps_the_mean_if_asked():
         whiten(values, mask * 0)
 
 
-rewards_by_group = st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=6), min_size=1, max_size=6)
+a_reward = st.floats(-5, 5).map(lambda r: round(r, 9))  # two that differ by 1e-300 have no variance in float64
+rewards_by_group = st.lists(st.lists(a_reward, min_size=1, max_size=6), min_size=1, max_size=6)
 
 
 @given(rewards_by_group, st.sampled_from(sorted(PRESETS)), st.randoms())
