@@ -172,15 +172,15 @@ class BlockCache:
         itemsize = self.dtype.itemsize if len(self._kinds) == 1 else self._itemsize[plan.array[pieces]]
         return Gathering(plan, step, slots * self.slot_bytes + plan.offset[pieces] * itemsize, rows)
 
-    def gather(self, steps: Sequence[Gathering], out: np.ndarray, begun: Callable[[], None]) -> None:
-        """Copies the rows of some steps into ``out``; rows beyond those that hold data become zeros.
+    def gather(self, steps: Sequence[Gathering], out: np.ndarray) -> Callable[[], Any]:
+        """What copies the rows of some steps into ``out``, where rows beyond those that hold data become zeros.
 
-        For any thread; the blocks must not be replaced before it returns.
+        For any thread, once; the blocks must not be replaced before it returns. As little as can be is left to it that
+        needs the interpreter's lock.
 
         Args:
             steps: Steps whose rows have one length.
             out: ``[rows of all steps, row elements]`` of :attr:`dtype`, C order.
-            begun: Called when the copying begins.
         """
         row_bytes = out.shape[1] * out.itemsize
         regular = len(self._kinds) == 1 and self.slot_bytes % row_bytes == 0
@@ -188,11 +188,11 @@ class BlockCache:
             first_byte = steps[0].first_byte if len(steps) == 1 else np.concatenate([s.first_byte for s in steps])
             row, within = np.divmod(first_byte, row_bytes)
             if not within.any():
-                rows = self._memory.reshape(-1, row_bytes)
-                begun()
-                np.take(rows, row, axis=0, out=out.view(np.uint8), mode="clip")
-                return
-        begun()
+                rows, into = self._memory.reshape(-1, row_bytes), out.view(np.uint8)
+                return partial(np.take, rows, row, axis=0, out=into, mode="clip")
+        return partial(self._gather_steps, steps, out)
+
+    def _gather_steps(self, steps: Sequence[Gathering], out: np.ndarray) -> None:
         at = 0
         for step in steps:
             self._gather_pieces(step, out[at : at + step.rows])

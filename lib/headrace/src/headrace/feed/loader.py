@@ -28,14 +28,14 @@ from headrace.feed.headspace import replay
 from headrace.feed.hosts import check_same, gather
 from headrace.feed.placement import Placement, batch_sharding
 from headrace.feed.prefetch import Prefetched
-from headrace.feed.reader import GROUP, AsyncReader, BatchReader, PlannedReader
+from headrace.feed.reader import GATHERING, GROUP, AsyncReader, BatchReader, PlannedReader
 from headrace.index.schedule import BatchSchedule
 from headrace.metrics import IterationStats, LoaderStats, ReadStats, StallRule, Stopwatch
 from headrace.store.forks import check_same_process
 from headrace.store.retry import request_counts
 
 DEFAULT_PREFETCH_BYTES = 1 << 30
-_MAX_READY = 3 * GROUP
+_MAX_READY = (GATHERING + 2) * GROUP
 _READY_REPLAYS = 2
 
 _Counted: TypeAlias = tuple[IterationStats, weakref.ref[Prefetched[Any]], threading.Thread]
@@ -52,7 +52,7 @@ class DataLoader(BatchOrder):
         batch_axis: Mesh axis, or axes, that rows are split over; None: ``"data"``, or the mesh's first axis.
         sharding: Sharding of ``[B, S]`` arrays, instead of ``mesh`` and ``batch_axis``.
         prefetch_bytes: Budget on this host, of each iteration, for stored blocks in memory and in flight; another
-            eighth, but at least one batch and at most 24, for batches that are ready or in the making.
+            eighth, but at least one batch and at most 32, for batches that are ready or in the making.
         memory_map: Whether chunks of local, uncompressed caches are copied from memory-mapped files, which is faster
             than reading them through TensorStore (docs/performance.md); False: they are read, for comparison.
         row_order: ``"locality"`` orders the rows within a batch by where they lie in the store, so that each host reads
@@ -184,7 +184,7 @@ class DataLoader(BatchOrder):
             check_same(self.placement.sharding.device_set, {**first, **self.describe()})
             self._check_hosts = False
         ready = self._ready_batches()
-        group = min(GROUP, ready // 3)  # one is handed on while another is gathered
+        group = min(GROUP, ready // (GATHERING + 2))
         waits = WaitLog(step)
         counted = IterationStats(self._stall_rule, waits.explain, replay=replayed > 0)
         reader = self._reader(counted.reads, counted.watch, waits, group=group)
@@ -195,7 +195,7 @@ class DataLoader(BatchOrder):
         make = partial(_delivered, reader, step, last, partial(self._to_devices, watch=counted.watch, waits=waits))
         batches = Prefetched(
             partial(_replayed, make) if replayed else make,
-            _READY_REPLAYS if replayed else ready - 2 * group,
+            _READY_REPLAYS if replayed else ready - (GATHERING + 1) * group,
             counted.queue,
             interrupt=reader.interrupt,
         )

@@ -18,7 +18,6 @@ import numpy as np
 from headrace.feed.block_cache import BlockCache
 from headrace.feed.diagnosis import LEAST_S, Wait, WaitLog
 from headrace.feed.plan import WindowPlan
-from headrace.feed.workers import Job, Workers
 from headrace.index.residency import Residency
 from headrace.metrics import Cause
 from headrace.store.retry import own_counts
@@ -77,8 +76,7 @@ class ReadAhead:
     """The steps of a run, in order, their fetches running ahead.
 
     Args:
-        plan: Plans so many steps from a step on (fewer at the end of a phase). Called in a worker.
-        workers: Plan.
+        plan: Plans so many steps from a step on (fewer at the end of a phase).
         cache: Fetches.
         first_step: First step.
         stop_step: One past the last; None: no end.
@@ -88,20 +86,18 @@ class ReadAhead:
     def __init__(
         self,
         plan: Callable[[int, int], WindowPlan],
-        workers: Workers,
         cache: BlockCache,
         first_step: int,
         stop_step: int | None,
         waits: WaitLog,
     ) -> None:
         self.residency = Residency(cache.num_slots, first_step, stop_step)
-        self._plan, self._workers, self._cache = plan, workers, cache
+        self._plan, self._cache = plan, cache
         self._first_step, self._stop_step = first_step, stop_step
         self._gathered = first_step - 1
         self._windows: deque[WindowPlan] = deque()
         self._steps: deque[Step] = deque()
         self._fetches: deque[_Fetch] = deque()
-        self._planning: Job[WindowPlan] | None = None
         self._waits = waits
         self._started: dict[int, _Started] = {}  # by block
 
@@ -204,13 +200,7 @@ class ReadAhead:
         return Wait(cause, began, ended, array.url, chunk, detail)
 
     def _extend(self) -> None:
-        planning = self._planning if self._planning is not None else self._next_plan()
         with self._waits.during("plan"):
-            plan = planning.result()
+            plan = self._plan(self.residency.planned_until, self.residency.window_steps)
         self.residency.extend(plan.uses)
         self._windows.append(plan)
-        more = self._stop_step is None or self.residency.planned_until < self._stop_step
-        self._planning = self._next_plan() if more and self._workers.threads else None
-
-    def _next_plan(self) -> Job[WindowPlan]:
-        return self._workers.submit(partial(self._plan, self.residency.planned_until, self.residency.window_steps))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,8 @@ from headrace.metrics import ReadStats, Stopwatch
 
 GROUP = 8
 """Steps gathered together: one handover between threads, and code that is still warm for the next batch."""
+GATHERING = 2
+"""Groups that are gathered, or wait for it, while the ones before are delivered."""
 _THRASHING = 3.0
 
 
@@ -160,15 +162,14 @@ class PlannedReader(BatchReader):
         self._gatherer.close()
 
     def _groups(self, first_step: int, stop_step: int | None) -> Iterator[list[HostRows]]:
-        ahead = ReadAhead(self._plan, self._workers, self._cache, first_step, stop_step, self._waits)
+        ahead = ReadAhead(self._plan, self._cache, first_step, stop_step, self._waits)
         self._residency = ahead.residency
-        under_way: _Group | None = None
+        under_way: deque[_Group] = deque()
         step = first_step
         while stop_step is None or step < stop_step:
             ahead.run(step)
-            if under_way and not ahead.may_begin():  # a batch that is there never waits for the reads of another
-                yield from self._gathered(under_way, ahead)
-                under_way = None
+            while under_way and not ahead.may_begin():  # a batch that is there never waits for the reads of another
+                yield self._gathered(under_way.popleft(), ahead)
             with self._watch.phase("read"):
                 begun = [ahead.begin()]
             step += 1
@@ -178,13 +179,11 @@ class PlannedReader(BatchReader):
                     break
                 begun.append(ahead.begin())
                 step += 1
-            following = self._gather(begun)
-            yield from self._gathered(under_way, ahead)
-            under_way = following
-            if not self._group or begun[0].step == first_step:
-                yield from self._gathered(under_way, ahead)
-                under_way = None
-        yield from self._gathered(under_way, ahead)
+            under_way.append(self._gather(begun))
+            if len(under_way) > GATHERING or not self._group or begun[0].step == first_step:
+                yield self._gathered(under_way.popleft(), ahead)
+        while under_way:
+            yield self._gathered(under_way.popleft(), ahead)
 
     def _plan(self, first_step: int, steps: int) -> WindowPlan:
         with self._watch.phase("plan"):
@@ -222,16 +221,14 @@ class PlannedReader(BatchReader):
         tokens = self._buffers.take(rows * len(steps), steps[0].plan.row_elements, self._cache.dtype)
         located = [self._cache.located(s.plan, s.number, s.slots, rows) for s in steps]
         with self._watch.phase("gather"), self._waits.during("gather"):
-            return _Group(steps, tokens, self._gatherer.submit_begun(partial(self._cache.gather, located, tokens)))
+            return _Group(steps, tokens, self._gatherer.submit(self._cache.gather(located, tokens)))
 
-    def _gathered(self, group: _Group | None, ahead: ReadAhead) -> Iterator[list[HostRows]]:
-        if group is None:
-            return
+    def _gathered(self, group: _Group, ahead: ReadAhead) -> list[HostRows]:
         with self._watch.phase("gather"), self._waits.during("gather"):
             group.job.result()
         ahead.gathered(group.steps[-1].step)
         rows = group.tokens.shape[0] // len(group.steps)
-        yield [
+        return [
             self._host_rows(step, group.tokens[number * rows : (number + 1) * rows])
             for number, step in enumerate(group.steps)
         ]

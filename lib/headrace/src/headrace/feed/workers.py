@@ -1,4 +1,4 @@
-"""A few threads for work that runs without the interpreter's lock: gathering rows, checking blocks, planning.
+"""A few threads for work that runs without the interpreter's lock: gathering rows, checking blocks.
 
 Jobs are taken in the order in which they were given. The threads start with the first job and end with :meth:`close`; a
 job that was not begun by then never runs. Handing over a job costs about 10 us.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -93,20 +92,6 @@ class Workers:
         self._jobs.put(job)
         return job
 
-    def submit_begun(self, run: Callable[[Callable[[], None]], T]) -> Job[T]:
-        """Hands over work, and waits until it has begun what needs no interpreter's lock.
-
-        Otherwise the thread would get the lock only when this one waits for something, and the two would take turns.
-
-        Args:
-            run: Is given a function, which it calls right before that.
-        """
-        begun = threading.Lock()
-        begun.acquire()
-        job = self.submit(partial(_announced, run, begun))
-        begun.acquire()
-        return job
-
     def close(self) -> None:
         """Ends the threads, after the jobs that they are at."""
         while True:
@@ -121,21 +106,6 @@ class Workers:
         for thread in self._running:
             thread.join()
         self._running.clear()
-
-
-def _announced(run: Callable[[Callable[[], None]], T], begun: threading.Lock) -> T:
-    told = False
-
-    def tell() -> None:
-        nonlocal told
-        told = True
-        begun.release()
-
-    try:
-        return run(tell)
-    finally:
-        if not told:
-            begun.release()
 
 
 def _work(jobs: SimpleQueue[Job[Any] | None]) -> None:
