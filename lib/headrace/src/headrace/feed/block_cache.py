@@ -96,9 +96,8 @@ class BlockCache:
 
     def start(self, block: int, slot: int) -> None:
         """Starts fetching a block into a slot. The step that used the slot last must have been gathered."""
-        number = int(self.space.first_block.searchsorted(block, side="right")) - 1
+        number, chunk = self.space.place_of(block)
         array = self.space.arrays[number]
-        chunk = block - int(self.space.first_block[number])
         stats = self.stats
         stats.block_fetches += 1
         stats.bytes_read += self._elements(array, chunk) * array.dtype.itemsize
@@ -138,8 +137,7 @@ class BlockCache:
             if waiting is None:
                 continue
             slot, future = waiting
-            number = int(self.space.array_of(np.asarray([block]))[0])
-            chunk = block - int(self.space.first_block[number])
+            number, chunk = self.space.place_of(block)
             try:
                 sound = self._arrived(future)
                 if sound is False:  # not what its checksum says: TensorStore reads it, or says what is wrong

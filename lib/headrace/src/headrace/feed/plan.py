@@ -6,6 +6,7 @@ a step costs well under a microsecond a row.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -38,6 +39,7 @@ class BlockSpace:
         self._one_chunk = int(self.chunk[0]) if self.chunk.size and (self.chunk == self.chunk[0]).all() else None
         lengths = np.asarray([a.length for a in self.arrays], np.int64)
         self.first_block = np.concatenate([[0], np.cumsum(-(-lengths // self.chunk))])
+        self._first_blocks: list[int] = self.first_block.tolist()
 
     def chunk_of(self, array: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | int:
         """Elements of the blocks of the arrays: one number where all are alike, which divides faster."""
@@ -46,6 +48,11 @@ class BlockSpace:
     def array_of(self, blocks: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """The array that each block belongs to."""
         return np.searchsorted(self.first_block, blocks, side="right") - 1
+
+    def place_of(self, block: int) -> tuple[int, int]:
+        """The array that a block belongs to, and the chunk of it that it is."""
+        array = bisect_right(self._first_blocks, block) - 1
+        return array, block - self._first_blocks[array]
 
 
 @dataclass(frozen=True, eq=False)

@@ -183,8 +183,8 @@ class ReadAhead:
         """A wait for a block. It is put down to the budget if the fetch had waited as long for its slot: else it would
         have been there.
         """
-        number = int(self._cache.space.array_of(np.asarray([block]))[0])
-        array, chunk = self._cache.space.arrays[number], block - int(self._cache.space.first_block[number])
+        number, chunk = self._cache.space.place_of(block)
+        array = self._cache.space.arrays[number]
         held, took = started.held_s >= ended - began, f"{(ended - started.at) * 1000:.0f} ms"
         detail = f"copy and check took {took}" if started.mapped else f"read took {took}"
         if held:
