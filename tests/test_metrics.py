@@ -160,10 +160,10 @@ def test_hosts_are_reduced():
     one = host(4, 0.5, resident_bytes=7, batches_per_s=3.0, num_stalls=1)
     stalls = (Stall(2, 0.1, "plan"), Stall(8, 0.4, "store"))
     other = host(6, 0.1, resident_bytes=1, batches_per_s=2.0, num_stalls=2, stalls=stalls)
-    both = LoaderStats.over_hosts([one, other])
+    both = LoaderStats.over_hosts({3: one, 12: other})
     assert (both.batches, both.reads.examples_requested, both.resident_bytes, both.num_stalls) == (9, 10, 8, 3)
     assert (both.wait_p99_s, both.gather_s, both.batches_per_s, both.hosts) == (0.5, 0.5, 2.0, 2)
     assert (both.waiting_share, both.queue_occupancy) == (pytest.approx(0.3), pytest.approx(0.3))
-    assert [(s.step, s.host) for s in both.stalls] == [(2, 1), (8, 1)]
-    assert str(both.stalls[1]) == "step 8 on host 1 waited 400 ms: store"
-    assert LoaderStats.over_hosts([one]) == one
+    assert [(s.step, s.host) for s in both.stalls] == [(2, 12), (8, 12)]
+    assert str(both.stalls[1]) == "step 8 on host 12 waited 400 ms: store"
+    assert LoaderStats.over_hosts({0: one}) == one

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from headrace.adapters.host_batches import HostBatches
 from headrace.data.batch import PackedBatch
 from headrace.data.dataset import AsyncDataset
 from headrace.data.mixture import MixtureDataset
@@ -376,3 +377,10 @@ def test_tokens_travel_in_the_stores_dtype(tmp_path):
         batch = DataLoader(TokenSeqDataset(cache, 16), 8, mesh=mesh(2)).batch_at(0)
         assert batch.token_ids.dtype == dtype
         assert batch.tokens.dtype == np.int32
+
+
+@pytest.mark.parametrize("budget", [0, -1, "1GiB", 1e9, True, None])
+def test_a_budget_is_a_number_of_bytes(mixture, budget):
+    for make in (DataLoader, HostBatches):
+        with pytest.raises(ConfigError, match=r"prefetch_bytes = .*: is no number of bytes\. E\.g\. 1 << 30"):
+            make(mixture, prefetch_bytes=budget)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from headrace.component_config import ComponentConfig
 from headrace.config_parsing import decode, dump, read_mapping, with_overrides
 from headrace.errors import ConfigError, did_you_mean
+from headrace.feed.block_cache import checked_budget
 from headrace.index.budgets import check_component_budgets, check_epochs, tightest_bounds
 from headrace.index.limits import STOP_STRATEGIES
 from headrace.index.packing_config import check_packing
@@ -115,8 +116,7 @@ class LmDataConfig:
 
     def __post_init__(self) -> None:
         self._check_phases()
-        if self.prefetch_bytes < 1:
-            raise ConfigError("must be positive", field="prefetch_bytes", value=self.prefetch_bytes, cure="In bytes.")
+        checked_budget(self.prefetch_bytes)
         for name, known in (
             ("row_order", ("locality", "stream")),
             ("stop_strategy", STOP_STRATEGIES),

@@ -43,7 +43,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
@@ -211,14 +211,18 @@ class LoaderStats:
         return cls(**rebuilt)
 
     @classmethod
-    def over_hosts(cls, all_stats: Sequence[LoaderStats]) -> LoaderStats:
+    def over_hosts(cls, by_host: Mapping[int, LoaderStats]) -> LoaderStats:
         """One snapshot for all hosts of a job.
 
         Counts of reads, bytes and stalls are summed; waits, percentiles and seconds are those of the host that has the
         most, since all wait for the slowest; shares are means; the speed is that of the slowest. Steps are the same on
         all: the number of batches is the largest. ``stalls`` has those of all hosts, by step.
+
+        Args:
+            by_host: Of each, by the index of its process.
         """
-        stalls = [replace(stall, host=host) for host, s in enumerate(all_stats) for stall in s.stalls]
+        all_stats = list(by_host.values())
+        stalls = [replace(stall, host=host) for host, s in by_host.items() for stall in s.stalls]
         stalls.sort(key=lambda stall: stall.step)
         combined: dict[str, Any] = {
             f.name: max(getattr(s, f.name) for s in all_stats) for f in fields(cls) if f.name not in ("reads", "stalls")

@@ -19,6 +19,7 @@ from headrace.data.batch import PackedBatch
 from headrace.data.batch_order import BatchOrder, RowOrder
 from headrace.data.dataset import AsyncDataset, PlannedDataset
 from headrace.errors import ConfigError
+from headrace.feed.block_cache import checked_budget
 from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
 from headrace.feed.placement import Placement
 from headrace.feed.reader import GROUP, AsyncReader, HostRows, PlannedReader
@@ -69,7 +70,7 @@ class HostBatches(BatchOrder):
             if size % world:
                 raise ConfigError(f"is not divisible by {world} processes", field="batch_size", value=size)
         self.read_stats = ReadStats()
-        self._share, self._prefetch_bytes = _Share(rank, world), prefetch_bytes
+        self._share, self._prefetch_bytes = _Share(rank, world), checked_budget(prefetch_bytes)
         self._manifest: RunManifest | None = None
 
     @property

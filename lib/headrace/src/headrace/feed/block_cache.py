@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from headrace.errors import HeadraceError, ReadError
+from headrace.errors import ConfigError, HeadraceError, ReadError
 from headrace.feed.plan import BlockSpace, WindowPlan
 from headrace.feed.workers import Workers
 from headrace.metrics import ReadStats
@@ -255,6 +255,23 @@ class BlockCache:
             except TimeoutError:
                 continue
         raise ReadError("the loader was closed while it was read")
+
+
+def checked_budget(prefetch_bytes: int) -> int:
+    """The budget, if it is one.
+
+    Raises:
+        ConfigError: it is no whole number of bytes from 1 on.
+
+    Example:
+        >>> checked_budget(1 << 30)
+        1073741824
+    """
+    if not isinstance(prefetch_bytes, int | np.integer) or prefetch_bytes is True or prefetch_bytes < 1:
+        raise ConfigError(
+            "is no number of bytes", field="prefetch_bytes", value=prefetch_bytes, cure="E.g. 1 << 30 for 1 GiB."
+        )
+    return int(prefetch_bytes)
 
 
 def slot_bytes(space: BlockSpace) -> int:

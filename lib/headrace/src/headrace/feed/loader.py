@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from headrace.data.batch_order import BatchOrder, RowOrder
 from headrace.data.dataset import AsyncDataset, PlannedDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.feed.block_cache import checked_budget
 from headrace.feed.delivery import Delivery
 from headrace.feed.diagnosis import WaitLog
 from headrace.feed.headspace import replay
@@ -93,12 +94,10 @@ class DataLoader(BatchOrder):
         check_hosts: bool = True,
     ) -> None:
         super().__init__(dataset, batch_size, row_order)
-        if prefetch_bytes < 1:
-            raise ConfigError("must be positive", field="prefetch_bytes", value=prefetch_bytes, cure="In bytes.")
         if sharding is not None and (mesh is not None or batch_axis is not None):
             raise ConfigError("goes without mesh and batch_axis", field="sharding", cure="Give one or the other.")
         self.placement = Placement(sharding if sharding is not None else batch_sharding(mesh, batch_axis))
-        self.prefetch_bytes = prefetch_bytes
+        self.prefetch_bytes = checked_budget(prefetch_bytes)
         for size in self.schedule.unique_sizes:
             for seq_len in self._seq_lens() or [0]:
                 self.placement.check(size, seq_len)
@@ -227,7 +226,7 @@ class DataLoader(BatchOrder):
         if not all_hosts:
             return mine
         said = gather(self.placement.sharding.device_set, json.dumps(mine.to_record()).encode())
-        return LoaderStats.over_hosts([LoaderStats.from_record(json.loads(record)) for record in said.values()])
+        return LoaderStats.over_hosts({host: LoaderStats.from_record(json.loads(s)) for host, s in said.items()})
 
     def _fold_finished(self) -> None:
         """Sums up the iterations that nobody has any more, so that a loader's many iterations take no memory."""
