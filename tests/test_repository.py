@@ -1,6 +1,7 @@
 """The repository keeps its own promises: pins, licence, commands, links, the README's example."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -27,7 +28,7 @@ def load_script(name: str):
     return module
 
 
-update_constraints = load_script("update_constraints")
+update_constraints, update_page = load_script("update_constraints"), load_script("bench/update_page")
 
 
 def committed_files() -> list[Path]:
@@ -45,6 +46,28 @@ def committed_files() -> list[Path]:
         files = [*ROOT.glob("*"), *(p for folder in folders for p in (ROOT / folder).rglob("*"))]
     suffixes = {".py", ".md", ".toml", ".txt", ".json", ".yaml", ".yml", ".html", ".css", ".js", ""}
     return [p for p in files if p.is_file() and p.suffix in suffixes and "__pycache__" not in p.parts]
+
+
+def test_the_tables_of_the_performance_page_are_those_of_the_records(tmp_path):
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert page.count("<!-- end -->") > 5
+    assert update_page.update(page) == page
+    record = {
+        "bars": [
+            {"name": "a", "measured": 0.25, "limit": 0.5, "kind": "at least", "tolerance": 0, "ok": False},
+            {"name": "b", "measured": 12345.6, "limit": 1, "kind": "within", "tolerance": 0.02, "ok": True},
+        ],
+        "tables": [{"columns": ["x", "y|z"], "rows": [[1000, None]]}],
+        "notes": ["* is a star"],
+    }
+    (tmp_path / "r.json").write_text(json.dumps(record))
+    old = "<!-- bars r -->\nold\n<!-- end -->\nwords\n<!-- table r 0 --><!-- end -->\n<!-- notes r -->\n<!-- end -->"
+    assert "| a | 0.25 | at least 0.5 | **missed** |\n| b | 12,346 | 1 +- 0.02 | met |" in update_page.update(
+        old, tmp_path
+    )
+    assert "old" not in update_page.update(old, tmp_path)
+    assert "\nwords\n" in update_page.update(old, tmp_path)
+    assert "- `*` is a star" in update_page.update(old, tmp_path)
 
 
 def test_pins_stand_twice_and_are_exact():

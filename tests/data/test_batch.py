@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.data.batch import PackedBatch, pack_rows
+from headrace.errors import ConfigError
 
 EOS = 3
 LEAVES = ("tokens", "labels", "token_weights", "position_ids", "segment_ids", "cu_seqlens")
@@ -88,6 +89,11 @@ def test_source_ids_default_to_zero():
     assert pack_rows(np.zeros((3, 2), np.uint8)).source_id.tolist() == [0, 0, 0]
     assert pack_rows(np.zeros((3, 2), np.uint8)).valid.all()
     assert pack_rows(np.zeros((1, 2), np.uint8), np.array([7], np.int32)).source_id.tolist() == [7]
+
+
+def test_truth_values_are_no_sources():
+    with pytest.raises(ConfigError, match=r"source_id: are truth values, not numbers\. Rows that only fill up"):
+        PackedBatch(np.zeros((2, 4), np.uint8), np.ones(2, bool))
 
 
 def test_a_batch_is_a_pytree_with_a_static_end_of_text():

@@ -18,7 +18,7 @@ from headrace.data.token_seq import TokenSeqDataset
 from headrace.feed.block_cache import BlockCache
 from headrace.feed.diagnosis import Wait, WaitLog
 from headrace.feed.loader import DataLoader
-from headrace.metrics import StallRule
+from headrace.stalls import StallRule
 from headrace.store.decode import Decoder
 from headrace.store.layout import CacheLayout
 from headrace.store.mapped import MappedArray
@@ -268,7 +268,7 @@ def test_a_wait_is_said_while_it_lasts(stored, caplog):
             waiting.append(loader.stats().waiting_now_s)
 
     watcher = threading.Thread(target=watch)
-    with caplog.at_level(logging.WARNING, "headrace.metrics"), loader.iter_from_step(0) as batches:
+    with caplog.at_level(logging.WARNING, "headrace.stalls"), loader.iter_from_step(0) as batches:
         watcher.start()
         for _ in range(STEPS):
             next(batches)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ReadError
 from headrace.feed.prefetch import Prefetched
-from headrace.metrics import QueueStats
+from headrace.stalls import QueueStats
 
 
 def running():

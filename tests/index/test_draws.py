@@ -65,7 +65,7 @@ def test_steps_behind_the_end_are_refused_in_one_go_too(policy):
     )
     assert draws.route(np.arange(32))[0].size == 32
     for count in (33, 40, 400):
-        with pytest.raises(IndexOutOfRangeError, match="mixture"):
+        with pytest.raises(IndexOutOfRangeError, match="step = 4: the mixture"):
             draws.route(np.arange(count))
 
 

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from headrace.component_config import ComponentConfig
 from headrace.config_parsing import decode, dump, read_mapping, with_overrides
 from headrace.errors import ConfigError, did_you_mean
-from headrace.feed.block_cache import checked_budget
 from headrace.index.budgets import check_component_budgets, check_epochs, tightest_bounds
 from headrace.index.limits import STOP_STRATEGIES
 from headrace.index.packing_config import check_packing
 from headrace.index.phases import phase_lengths
 from headrace.index.policies import POLICIES
+from headrace.index.residency import checked_budget
 from headrace.index.schedule import BatchSchedule, weight_from_config
 from headrace.index.seeds import derive
 from headrace.index.shuffle_config import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig, check_shuffle

@@ -19,10 +19,10 @@ from headrace.data.batch import PackedBatch
 from headrace.data.batch_order import BatchOrder, RowOrder
 from headrace.data.dataset import AsyncDataset, PlannedDataset
 from headrace.errors import ConfigError
-from headrace.feed.block_cache import checked_budget
 from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
 from headrace.feed.placement import Placement
 from headrace.feed.reader import GROUP, AsyncReader, HostRows, PlannedReader
+from headrace.index.residency import checked_budget
 from headrace.index.schedule import BatchSchedule
 from headrace.metrics import ReadStats, Stopwatch
 from headrace.state import LoaderState, RunManifest
@@ -39,7 +39,8 @@ class HostBatches(BatchOrder):
         rank: Number of this process.
         world: Processes; must divide every batch size.
         row_order: As for :class:`headrace.DataLoader`.
-        prefetch_bytes: Budget for stored blocks in memory and in flight.
+        prefetch_bytes: Budget for stored blocks in memory and in flight; up to 32 batches that are ready or in the
+            making come on top.
 
     Raises:
         ConfigError: the batch size is missing, differs from the mixture's, or does not divide.

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32, Integer
 
 from headrace.data.flat import ExpandedBatch, FlatBatch
+from headrace.errors import ConfigError
 
 
 class PackedBatch(eqx.Module):
@@ -60,6 +61,12 @@ class PackedBatch(eqx.Module):
     group_ids: Int32[Any, "B M"] | None = None
     policy_version: Int32[Any, "B S"] | None = None
     extras: dict[str, Any] | None = None
+
+    def __check_init__(self) -> None:
+        if getattr(self.source_id, "dtype", None) == np.bool_:
+            raise ConfigError(
+                "are truth values, not numbers", field="source_id", cure="Rows that only fill up have source -1."
+            )
 
     @property
     def batch_size(self) -> int:

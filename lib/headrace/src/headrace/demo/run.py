@@ -284,5 +284,5 @@ def load_data_state(checkpoint: Path) -> LoaderState:
 
 def rows_by_source(batch: PackedBatch, names: Sequence[str]) -> dict[str, int]:
     """How many rows of a batch came from each source."""
-    counts = np.bincount(np.asarray(batch.source_id), minlength=len(names))
+    counts = np.bincount(np.asarray(batch.source_id)[np.asarray(batch.valid)], minlength=len(names))
     return {name: int(count) for name, count in zip(names, counts, strict=True)}

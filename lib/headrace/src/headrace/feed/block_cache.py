@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from headrace.errors import ConfigError, HeadraceError, ReadError
+from headrace.errors import HeadraceError, ReadError
 from headrace.feed.plan import BlockSpace, WindowPlan
 from headrace.feed.workers import Workers
 from headrace.metrics import ReadStats
@@ -170,7 +170,7 @@ class BlockCache:
         itemsize = self.dtype.itemsize if len(self._kinds) == 1 else self._itemsize[plan.array[pieces]]
         return Gathering(plan, step, slots * self.slot_bytes + plan.offset[pieces] * itemsize, rows)
 
-    def gather(self, steps: Sequence[Gathering], out: np.ndarray) -> Callable[[], Any]:
+    def gather(self, steps: Sequence[Gathering], out: np.ndarray) -> Callable[[], None]:
         """What copies the rows of some steps into ``out``, where rows beyond those that hold data become zeros.
 
         For any thread, once; the blocks must not be replaced before it returns. As little as can be is left to it that
@@ -186,8 +186,7 @@ class BlockCache:
             first_byte = steps[0].first_byte if len(steps) == 1 else np.concatenate([s.first_byte for s in steps])
             row, within = np.divmod(first_byte, row_bytes)
             if not within.any():
-                rows, into = self._memory.reshape(-1, row_bytes), out.view(np.uint8)
-                return partial(np.take, rows, row, axis=0, out=into, mode="clip")
+                return partial(_take, self._memory.reshape(-1, row_bytes), row, out.view(np.uint8))
         return partial(self._gather_steps, steps, out)
 
     def _gather_steps(self, steps: Sequence[Gathering], out: np.ndarray) -> None:
@@ -257,21 +256,8 @@ class BlockCache:
         raise ReadError("the loader was closed while it was read")
 
 
-def checked_budget(prefetch_bytes: int) -> int:
-    """The budget, if it is one.
-
-    Raises:
-        ConfigError: it is no whole number of bytes from 1 on.
-
-    Example:
-        >>> checked_budget(1 << 30)
-        1073741824
-    """
-    if not isinstance(prefetch_bytes, int | np.integer) or prefetch_bytes is True or prefetch_bytes < 1:
-        raise ConfigError(
-            "is no number of bytes", field="prefetch_bytes", value=prefetch_bytes, cure="E.g. 1 << 30 for 1 GiB."
-        )
-    return int(prefetch_bytes)
+def _take(rows: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> None:
+    np.take(rows, numbers, axis=0, out=out, mode="clip")
 
 
 def slot_bytes(space: BlockSpace) -> int:

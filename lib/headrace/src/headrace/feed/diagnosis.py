@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from headrace.metrics import Cause, Stall
+from headrace.stalls import Cause, Stall
 
 LEAST_S = 0.001
 _KEPT = 1000

@@ -22,7 +22,6 @@ from jax.sharding import Mesh, NamedSharding
 from headrace.data.batch_order import BatchOrder, RowOrder
 from headrace.data.dataset import AsyncDataset, PlannedDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.feed.block_cache import checked_budget
 from headrace.feed.delivery import Delivery
 from headrace.feed.diagnosis import WaitLog
 from headrace.feed.headspace import replay
@@ -30,8 +29,10 @@ from headrace.feed.hosts import check_same, gather
 from headrace.feed.placement import Placement, batch_sharding
 from headrace.feed.prefetch import Prefetched
 from headrace.feed.reader import GATHERING, GROUP, AsyncReader, BatchReader, PlannedReader
+from headrace.index.residency import checked_budget
 from headrace.index.schedule import BatchSchedule
-from headrace.metrics import IterationStats, LoaderStats, ReadStats, StallRule, Stopwatch
+from headrace.metrics import IterationStats, LoaderStats, ReadStats, Stopwatch
+from headrace.stalls import StallRule
 from headrace.store.forks import check_same_process
 from headrace.store.retry import request_counts
 
@@ -326,5 +327,8 @@ def _delivered(
 
 
 def _replayed(make: Callable[[], Iterator[list[Any]]]) -> Iterator[list[Any]]:
-    for batch in replay(batch for group in make() for batch in group):
-        yield [batch]
+    yield from map(_alone, replay(batch for group in make() for batch in group))
+
+
+def _alone(batch: Any) -> list[Any]:  # a frame that ends keeps no batch alive
+    return [batch]

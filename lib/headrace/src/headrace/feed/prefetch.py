@@ -24,7 +24,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from headrace.errors import ReadError
-from headrace.metrics import QueueStats
+from headrace.stalls import QueueStats
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from headrace.feed.block_cache import BlockCache
 from headrace.feed.diagnosis import LEAST_S, Wait, WaitLog
 from headrace.feed.plan import WindowPlan
 from headrace.index.residency import Residency
-from headrace.metrics import Cause
+from headrace.stalls import Cause
 from headrace.store.retry import own_counts
 
 AHEAD = 64

@@ -66,7 +66,8 @@ class BatchReader(ABC):
     def batches(self, first_step: int, stop_step: int | None) -> Iterator[Any]:
         """The same, one by one."""
         for group in self.groups(first_step, stop_step):
-            yield from group
+            while group:  # what was taken is not kept
+                yield group.pop(0)
 
     @abstractmethod
     def interrupt(self) -> None:

@@ -62,6 +62,23 @@ class WindowUses:
         return self.bounds.size - 1
 
 
+def checked_budget(prefetch_bytes: int) -> int:
+    """The budget, if it is one.
+
+    Raises:
+        ConfigError: it is no whole number of bytes from 1 on.
+
+    Example:
+        >>> checked_budget(1 << 30)
+        1073741824
+    """
+    if not isinstance(prefetch_bytes, int | np.integer) or prefetch_bytes is True or prefetch_bytes < 1:
+        raise ConfigError(
+            "is no number of bytes", field="prefetch_bytes", value=prefetch_bytes, cure="E.g. 1 << 30 for 1 GiB."
+        )
+    return int(prefetch_bytes)
+
+
 def window_steps(number: int) -> int:
     """Steps of a run's n-th window, unless the run or a phase ends in it.
 

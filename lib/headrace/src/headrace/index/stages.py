@@ -179,11 +179,11 @@ class Stages:
         number = self.stage_at(first)
         if self.stage_at(stop - 1) != number:
             return None
-        begun = self._first_steps[number]
+        begun, quota = self._first_steps[number], self._quota(number)
         try:
-            drawn, ordinal = self._quota(number).tables_between(first - begun, stop - begun)
+            drawn, ordinal = quota.tables_between(first - begun, stop - begun)
         except IndexOutOfRangeError as error:
-            raise self._ended(number, first) from error
+            raise self._ended(number, max(first, begun + (quota.find_end(stop - begun) or 0))) from error
         return self._columns[number][drawn].astype(np.int32), ordinal
 
     def supply(self) -> Int64[np.ndarray, " d"]:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from headrace.metrics import Stall
 from headrace.report.blocks import Figure
 from headrace.report.lengths import Fill, Lengths
 from headrace.report.mixture_facts import MixtureFacts, largest
 from headrace.report.run_records import HostSeries
 from headrace.simulate import Forecast
+from headrace.stalls import Stall
 
 PALETTE = ("#2a7ab8", "#d97706", "#1a9870", "#c2589c", "#b8860b", "#4aa3d8", "#c8442c", "#7a68c4", "#7c8a3a", "#8a8f98")
 _DASHES = ("solid", "dashdot", "longdash")

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from headrace.feed.run_log import FOLDER
-from headrace.metrics import Stall
+from headrace.stalls import Stall
 from headrace.store import files
 
 MAX_POINTS = 400

@@ -1,0 +1,79 @@
+"""Bring the tables of docs/performance.md up to date with the records in docs/bench.
+
+    python scripts/bench/update_page.py            write the page
+    python scripts/bench/update_page.py --check    exit status 1 if it differs from what it would write
+
+What stands between ``<!-- bars peers,peers_latency -->`` (or ``<!-- table peers 0 -->``, ``<!-- notes peers -->``) and
+the next ``<!-- end -->`` is made from those records; all else is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE, RECORDS = ROOT / "docs" / "performance.md", ROOT / "docs" / "bench"
+_PART = re.compile(r"<!-- (bars|table|notes) (\S+) ?(\d*) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def update(page: str, records: Path = RECORDS) -> str:
+    """The page with its tables made afresh."""
+
+    def part(found: re.Match[str]) -> str:
+        kind, names, number = found.groups()
+        read = [json.loads((records / f"{name}.json").read_text()) for name in names.split(",")]
+        if kind == "bars":
+            made = _markdown(
+                ["bar", "measured", "wanted", ""], [_bar(bar) for record in read for bar in record["bars"]]
+            )
+        elif kind == "table":
+            table = read[0]["tables"][int(number)]
+            made = _markdown([c.replace("pro- cesses", "processes") for c in table["columns"]], table["rows"])
+        else:
+            made = "\n".join(f"- {note.replace('*', '`*`')}" for note in read[0]["notes"])
+        return f"<!-- {found[1]} {found[2]}{f' {number}' if number else ''} -->\n\n{made}\n\n<!-- end -->"
+
+    return _PART.sub(part, page)
+
+
+def _bar(bar: dict[str, Any]) -> list[Any]:
+    limit = f"{bar['limit']:g}"
+    wanted = f"{limit} +- {bar['tolerance']:g}" if bar["kind"] == "within" else f"{bar['kind']} {limit}"
+    return [bar["name"], bar["measured"], wanted, "met" if bar["ok"] else "**missed**"]
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [columns, ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value).replace("|", "\\|")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit status 1 if the page is not up to date"
+    )
+    check = parser.parse_args().check
+    page = PAGE.read_text()
+    updated = update(page)
+    if not check:
+        PAGE.write_text(updated)
+    elif updated != page:
+        sys.exit("docs/performance.md does not say what docs/bench does: python scripts/bench/update_page.py")
+
+
+if __name__ == "__main__":
+    main()
