@@ -127,8 +127,8 @@ class PlannedReader(BatchReader):
         self._row_order: RowOrder = row_order
         self._stats, self._watch = stats, watch
         self._space = BlockSpace(dataset.sources)
-        self._workers, self._gatherer = Workers(min(group, 1)), Workers(min(group, 1))
-        self._cache = BlockCache(self._space, max_bytes, stats, self._workers, mapping=mapping)
+        self._copiers, self._gatherer = Workers(min(group, 1)), Workers(min(group, 1))
+        self._cache = BlockCache(self._space, max_bytes, stats, self._copiers, mapping=mapping)
         self._residency: Residency | None = None
         self._buffers = Buffers()
         self._group = group
@@ -159,7 +159,7 @@ class PlannedReader(BatchReader):
         self._residency = None
 
     def _close_workers(self) -> None:
-        self._workers.close()
+        self._copiers.close()
         self._gatherer.close()
 
     def _groups(self, first_step: int, stop_step: int | None) -> Iterator[list[HostRows]]:
