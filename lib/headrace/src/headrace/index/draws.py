@@ -25,7 +25,7 @@ from headrace.index.schedule import MAX_STEP, BatchSchedule, Weight
 from headrace.index.shares import UNLIMITED
 
 _TABLES = 32
-_WASTE = 4
+_WASTE = 4  # rows computed for each that is asked for, up to which whole steps are cheaper
 StepTable: TypeAlias = tuple[Int32[np.ndarray, " b"], Int64[np.ndarray, " b"]]
 
 
@@ -202,10 +202,8 @@ class Draws:
 
     def _tables_between(self, low: int, high: int, asked: int) -> StepTable | None:
         """The rows of the steps ``low`` to ``high``, if the policy has them in one go and most are asked for."""
-        if (
-            not isinstance(self.policy, Tabled)
-            or sum(self.batch.rows_at(high)) - self.batch.rows_at(low)[0] > _WASTE * asked
-        ):
+        first, (last, size) = self.batch.rows_at(low)[0], self.batch.rows_at(high)
+        if not isinstance(self.policy, Tabled) or last + size - first > _WASTE * asked:
             return None
         sizes = self.batch.size_at(np.arange(low, high + 1))
         return self.policy.tables_between(low, high + 1) if (sizes == sizes[0]).all() else None
