@@ -54,7 +54,7 @@ class DataLoader(BatchOrder):
         batch_axis: Mesh axis, or axes, that rows are split over; None: ``"data"``, or the mesh's first axis.
         sharding: Sharding of ``[B, S]`` arrays, instead of ``mesh`` and ``batch_axis``.
         prefetch_bytes: Budget on this host, of each iteration, for stored blocks in memory and in flight; another
-            eighth, but at least one batch and at most 32, for batches that are ready or in the making.
+            eighth, but at least one batch and at most 48, for batches that are ready or in the making.
         memory_map: Whether chunks of local, uncompressed caches are copied from memory-mapped files, which is faster
             than reading them through TensorStore (docs/performance.md); False: they are read, for comparison.
         row_order: ``"locality"`` orders the rows within a batch by where they lie in the store, so that each host reads

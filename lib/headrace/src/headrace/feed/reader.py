@@ -33,8 +33,8 @@ from headrace.metrics import ReadStats, Stopwatch
 
 GROUP = 8
 """Steps gathered together: one handover between threads, and code that is still warm for the next batch."""
-GATHERING = 2
-"""Groups that are gathered, or wait for it, while the ones before are delivered."""
+GATHERING = 4
+"""Groups that are gathered, or wait for it, while the ones before are delivered or the next window is planned."""
 _THRASHING = 3.0
 
 

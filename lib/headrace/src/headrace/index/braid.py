@@ -46,6 +46,7 @@ from headrace.index.remap import IndexMap
 from headrace.index.seeds import derive, fold
 
 _SLICE = 8192  # rows per pass: the temporaries stay in the second-level cache
+_MOST_PLACED = 1 << 16  # blocks of a table that is kept
 _PLASTIC32 = np.uint64(0x91E10DA5)  # 2**32 / plastic number squared: independent of GOLDEN32
 _LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 _EPOCHS = np.uint64((1 << 21) - 1)
@@ -116,15 +117,18 @@ def _spot(i: np.ndarray, d: _Draw, s: BraidSpec) -> _Spot:
     before, after = _laps(d.begin, s)[0], _laps(d.begin + s.n, s)[0]
     regular = after - before
     mine = d.visits - before
-    draw = np.where(d.extra, i - mine, mine)
-    draws = np.where(d.extra, s.n - regular, regular)
+    # Where no lap has an extra draw, numbers of the braid stay single numbers, which are far cheaper to divide by
+    extra = bool(d.extra.any())
+    either = np.where if extra else _second
+    draw = either(d.extra, i - mine, mine)
+    draws = either(d.extra, s.n - regular, regular)
     # Extra draws have a cell for each of their strands
-    cells, depth = np.where(d.extra, s.extra, s.cells), np.where(d.extra, _ONE, s.depth)
+    cells, depth = either(d.extra, s.extra, s.cells), either(d.extra, _ONE, s.depth)
     strands = cells * depth
     turn = draw // strands
     visit = draw - turn * strands
     lap = visit // cells
-    cell = np.where(d.extra, visit * s.extra_step % s.extra, d.cell)
+    cell = np.where(d.extra, visit * s.extra_step % s.extra, d.cell) if extra else d.cell
     rounds = draws // strands
     rest = draws - rounds * strands
     # Strands of many blocks lie in the order of their draws; the first of them are one longer. Of short strands, many
@@ -142,7 +146,7 @@ def _spot(i: np.ndarray, d: _Draw, s: BraidSpec) -> _Spot:
     over = np.where(short, rest - longer * cells, 0)
     return _Spot(
         strand=strand + s.regular * d.extra,
-        rounds_before=np.where(d.extra, d.begin - before, before) // strands,
+        rounds_before=either(d.extra, d.begin - before, before) // strands,
         turn=turn,
         start=np.where(
             short, strand * rounds + cell * longer + longer_before, visit * rounds + np.minimum(visit, rest)
@@ -153,6 +157,11 @@ def _spot(i: np.ndarray, d: _Draw, s: BraidSpec) -> _Spot:
         over=over,
         late=(draw + over - draws).view(np.int64),
     )
+
+
+def _second(_which: np.ndarray, _first: object, second: np.ndarray) -> np.ndarray:
+    """``np.where`` of a condition that is true nowhere."""
+    return second
 
 
 def _transposed(k: np.ndarray, n: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -181,7 +190,7 @@ def _virtual(at: _Spot, key: np.ndarray, s: BraidSpec) -> np.ndarray:
     place = _with_gaps(at.start + offset, at)
     last = np.flatnonzero(at.late >= 0)
     if last.size:
-        over, draws = at.over[last], at.draws[last]
+        over, draws = (np.broadcast_to(x, place.shape)[last] for x in (at.over, at.draws))
         blocks = np.minimum(np.maximum(draws // (s.block if s.block.size == 1 else s.block[last]), _ONE), over)
         k = _transposed(at.late[last].view(np.uint64), over, blocks)[0] + _ONE
         gap = draws // over
@@ -199,22 +208,64 @@ def _with_gaps(x: np.ndarray, at: _Spot) -> np.ndarray:
     return x + np.minimum(gaps, at.over)
 
 
-def _rows(i: np.ndarray, d: _Draw, s: BraidSpec) -> np.ndarray:
+def _rows(i: np.ndarray, d: _Draw, s: BraidSpec, placed: _Placed | None) -> np.ndarray:
     """Physical rows."""
     virtual = _virtual(_spot(i, d, s), fold(d.key, _PHASE), s)
     block = virtual // s.block
     place = virtual - block * s.block
+    if placed is None:
+        first, keyed = _placed(block, d.key, s)
+    else:
+        first, keyed = placed.first[block], placed.keyed[block]
     in_tail = block >= s.full_blocks
-    outer = permute(np.minimum(block, s.full_blocks - _ONE).view(np.int64), s.full_blocks, fold(d.key, _BLOCK))
     size, step = np.where(in_tail, s.tail, s.block), np.where(in_tail, s.tail_step, s.block_step)
-    keyed = fold(fold(d.key, _INSIDE), block)
     inner = (place * step + ((keyed >> _S32) * size >> _S32)) % size
-    inner = np.where(keyed & _ONE, size - _ONE - inner, inner)
-    return np.where(in_tail, s.full_blocks, outer.view(np.uint64)) * s.block + inner
+    return first + np.where(keyed & _ONE, size - _ONE - inner, inner)
+
+
+class _Placed(NamedTuple):
+    """Where blocks of the epoch's sequence lie."""
+
+    first: np.ndarray  # physical row that each begins at
+    keyed: np.ndarray  # 64 bits each: how its rows are turned
+
+
+def _placed(block: np.ndarray, key: np.ndarray, s: BraidSpec) -> _Placed:
+    within = np.minimum(block, s.full_blocks - _ONE).view(np.int64)
+    outer = permute(within, s.full_blocks, fold(key, _BLOCK)).view(np.uint64)
+    first = np.where(block >= s.full_blocks, s.full_blocks, outer) * s.block
+    return _Placed(first, fold(fold(key, _INSIDE), block))
+
+
+class PlacedBlocks:
+    """Where the blocks of one braid lie in the epoch that is read: each is hashed once, and not for each of its rows.
+
+    A table of at most 1 MiB, made when as many rows of the epoch have been asked for as it has entries, so that it pays
+    whatever is asked. Threads that meet make it twice.
+    """
+
+    def __init__(self, spec: BraidSpec) -> None:
+        self._spec = spec
+        self._blocks = int(spec.full_blocks[0]) + bool(spec.tail[0])
+        self._asked: tuple[int, int] = (-1, 0)  # key of the epoch; rows
+        self._held: tuple[int, _Placed] | None = None
+
+    def of(self, key: np.ndarray, rows: int) -> _Placed | None:
+        """The table of the epoch of this key; None if it is not worth it (yet). ``rows`` are about to be mapped."""
+        epoch, held = int(key[0]), self._held
+        if held is not None and held[0] == epoch:
+            return held[1]
+        asked = rows + (self._asked[1] if self._asked[0] == epoch else 0)
+        self._asked = (epoch, asked)
+        if asked < self._blocks or self._blocks > _MOST_PLACED:
+            return None
+        placed = _placed(np.arange(self._blocks, dtype=np.uint64), key, self._spec)
+        self._held = (epoch, placed)
+        return placed
 
 
 def braid(
-    i: Int64[np.ndarray, " m"], epoch: Int64[np.ndarray, " m"], spec: BraidSpec
+    i: Int64[np.ndarray, " m"], epoch: Int64[np.ndarray, " m"], spec: BraidSpec, blocks: PlacedBlocks | None = None
 ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]:
     """Rows and localities of positions ``i``; ``spec`` holds one braid for all or one for each position.
 
@@ -222,6 +273,7 @@ def braid(
         i: Positions in the epoch, ``0 <= i < n``. Not checked.
         epoch: Epoch of each position.
         spec: Parameters, of length 1 or m.
+        blocks: Of the one braid, if it is one, what is kept from call to call; nothing but time depends on it.
 
     Returns:
         Rows in ``[0, n)``, a bijection of the positions of an epoch, and localities in [0, 1).
@@ -241,7 +293,8 @@ def braid(
         if (of_part == of_part[0]).all():  # the rule: what depends on the epoch alone is computed once
             of_part = of_part[:1]
         d = _draw(places[part], of_part, s)
-        rows[part] = _rows(places[part], d, s).view(np.int64)
+        placed = blocks.of(d.key, places[part].size) if blocks is not None and d.key.size == 1 else None
+        rows[part] = _rows(places[part], d, s, placed).view(np.int64)
         where[part] = _locality(d, s)
     return rows, where
 
@@ -305,16 +358,17 @@ class BraidShuffle(IndexMap):
             key=braid_key(seed),
             first_strand=self.first_strand,
         )
+        self._placed = PlacedBlocks(self._spec)
 
     @property
     def described(self) -> tuple[str, ...]:
         return ("length", "io_block_size", "strands", "lap", "seed", "first_strand")
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
-        return braid(i, epoch, self._spec)[0]
+        return braid(i, epoch, self._spec, self._placed)[0]
 
     def resolve(self, i: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return braid(i, epoch, self._spec)
+        return braid(i, epoch, self._spec, self._placed)
 
     def locality(self, i: np.ndarray, epoch: np.ndarray | None = None) -> np.ndarray:
         return _locality(self._draw(i, epoch), self._spec)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float64, Int32, Int64
 
 from headrace.errors import ConfigError
-from headrace.index.braid import BraidShuffle, braid, braid_key
+from headrace.index.braid import BraidShuffle, PlacedBlocks, braid, braid_key
 from headrace.index.braid_spec import BraidSpec, braid_spec
 
 _SLICE = 8192  # rows per pass, as in braid()
@@ -69,6 +69,7 @@ class BraidTable:
             lengths, io_block_size=io_block_size, strands=strands, lap=laps, key=keys, first_strand=first_strands
         )
         self.lengths = lengths
+        self._of_one: dict[int, tuple[BraidSpec, PlacedBlocks]] = {}  # components that were mapped alone
 
     @classmethod
     def of(cls, orders: Sequence[BraidShuffle]) -> BraidTable:
@@ -97,13 +98,13 @@ class BraidTable:
         """
         rows, where = np.empty(ordinal.shape, np.int64), np.empty(ordinal.shape, np.float64)
         drawn = ordinal.astype(np.uint64)
-        for part, spec in self._parts(component):
+        for part, spec, blocks in self._parts(component):
             passes = drawn[part] // spec.n
             epoch = passes if first_epoch is None else passes + first_epoch[part].astype(np.uint64)
-            rows[part], where[part] = braid(drawn[part] - passes * spec.n, epoch, spec)
+            rows[part], where[part] = braid(drawn[part] - passes * spec.n, epoch, spec, blocks)
         return rows, where
 
-    def _parts(self, component: Int32[np.ndarray, " m"]) -> Iterator[tuple[Any, BraidSpec]]:
+    def _parts(self, component: Int32[np.ndarray, " m"]) -> Iterator[tuple[Any, BraidSpec, PlacedBlocks | None]]:
         """Draws that are computed together, and their parameters: all of a component, if it has many, as to divide by
         one number is far cheaper than by one for each draw; else any.
         """
@@ -112,8 +113,11 @@ class BraidTable:
         if component.size < _MANY * present.size:
             for lo in range(0, component.size, _SLICE):
                 part = slice(lo, lo + _SLICE)
-                yield part, self.spec.take(component[part])
+                yield part, self.spec.take(component[part]), None
             return
         order = np.argsort(component.astype(np.min_scalar_type(counts.size)), kind="stable")  # radix sort
         for d, stop in zip(present.tolist(), np.cumsum(counts[present]).tolist(), strict=True):
-            yield order[stop - int(counts[d]) : stop], self.spec.take(np.array([d]))
+            if d not in self._of_one:
+                spec = self.spec.take(np.array([d]))
+                self._of_one[d] = (spec, PlacedBlocks(spec))
+            yield order[stop - int(counts[d]) : stop], *self._of_one[d]

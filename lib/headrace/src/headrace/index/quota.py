@@ -36,6 +36,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -100,6 +101,18 @@ class _Anchor(Account):
     """Examples of the run from which on, as long as weights stay constant, it does not matter how they began."""
 
 
+class _Walked(NamedTuple):
+    """What is known of a chunk of steps.
+
+    Attributes:
+        table: Examples drawn before each step and after the last: one row more than steps that can be filled.
+        following: The state behind the chunk; None: the mixture ends in it.
+    """
+
+    table: Int64[np.ndarray, "m d"]
+    following: _Anchor | None
+
+
 class Quota:
     """Exact counts of each component at each step. Thread-safe; random access through anchors, extended on demand.
 
@@ -148,7 +161,7 @@ class Quota:
         self._chunks: list[int] = []
         self._end: int | None = None
         self._keep(0, _Anchor(start.whole, start.part, start.drawn, 0, promised, self._calm(start, 0, None)))
-        self._tables: list[tuple[int, Int64[np.ndarray, "n d"]] | None] = [None] * _TABLES
+        self._tables: list[tuple[int, _Walked] | None] = [None] * _TABLES
 
     @property
     def late_steps(self) -> int:
@@ -271,7 +284,7 @@ class Quota:
         self._check(step)
         chunk, row = divmod(int(step), CHUNK)
         self._extend(chunk)
-        table = self._table(chunk) if chunk in self._anchors else None
+        table = self._walked(chunk).table if chunk in self._anchors else None
         if table is None or row + counts >= len(table):
             raise IndexOutOfRangeError(
                 f"the mixture ends at step {self._end}: no component that has weight then has enough examples left",
@@ -281,16 +294,26 @@ class Quota:
             )
         return table, row
 
-    def _table(self, chunk: int) -> Int64[np.ndarray, "m d"]:
-        """Examples drawn before each step of a chunk and after its last: one row more than steps that can be filled."""
+    def _walked(self, chunk: int) -> _Walked:
+        """Walks a chunk, once for its table and for the anchor behind it."""
         held = self._tables[chunk % _TABLES]
-        if held is None or held[0] != chunk:
-            anchor = self._anchors[chunk]
-            drawn = self._walk.drawn(anchor, self._walk.plan(anchor, chunk * CHUNK), [])
-            if len(drawn) < CHUNK:
-                self._end = chunk * CHUNK + len(drawn)
-            held = self._tables[chunk % _TABLES] = (chunk, np.concatenate([anchor.drawn[None], drawn]))
-        return held[1]
+        if held is not None and held[0] == chunk:
+            return held[1]
+        anchor = self._anchors[chunk]
+        plan = self._walk.plan(anchor, chunk * CHUNK)
+        off: list[float] = []
+        drawn = self._walk.drawn(anchor, plan, off)
+        following = None
+        if len(drawn) < CHUNK:
+            self._end = chunk * CHUNK + len(drawn)
+        else:
+            late, worst = anchor.late + sum(o >= 1 for o in off), max(anchor.worst, *off, 0.0)
+            after = Account(plan.shares.whole[-1].copy(), plan.shares.part[-1].copy(), drawn[-1].copy())
+            calm = self._calm(after, chunk + 1, anchor)
+            following = _Anchor(after.whole, after.part, after.drawn, late, worst, calm)
+        walked = _Walked(np.concatenate([anchor.drawn[None], drawn]), following)
+        self._tables[chunk % _TABLES] = (chunk, walked)
+        return walked
 
     def _extend(self, chunk: int) -> None:
         """Make the anchor of ``chunk``, unless the mixture ends before it."""
@@ -302,18 +325,11 @@ class Quota:
             if far is not None:
                 at = far
                 continue
-            anchor = self._anchors[at]
-            plan = self._walk.plan(anchor, at * CHUNK)
-            off: list[float] = []
-            drawn = self._walk.drawn(anchor, plan, off)
-            if len(drawn) < CHUNK:
-                self._end = at * CHUNK + len(drawn)
+            following = self._walked(at).following
+            if following is None:
                 return
-            late, worst = anchor.late + sum(o >= 1 for o in off), max(anchor.worst, *off, 0.0)
-            after = Account(plan.shares.whole[-1].copy(), plan.shares.part[-1].copy(), drawn[-1].copy())
             at += 1
-            calm = self._calm(after, at, anchor)
-            self._keep(at, _Anchor(after.whole, after.part, after.drawn, late, worst, calm))
+            self._keep(at, following)
 
     def _keep(self, chunk: int, anchor: _Anchor) -> None:
         if chunk not in self._anchors:
