@@ -139,7 +139,7 @@ def test_pairs_of_a_cache_stay_together_whatever_the_order(first, more, algorith
                 ids = [int(batch.tokens[b, at]) - 1 for at in np.cumsum([0, *held[:-1]])]
                 assert ids[1::2] == [i + 1 for i in ids[::2]]  # a pair is two neighbours, in one row
                 assert all(i % 2 == 0 for i in ids[::2])
-                groups = batch.group_ids[b, : len(held)].tolist()
+                groups = batch.segment_groups[b, : len(held)].tolist()
                 assert groups[::2] == groups[1::2]
                 seen += ids
                 seen_groups = groups[::2]

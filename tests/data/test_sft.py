@@ -1,19 +1,28 @@
 """What of a conversation is trained on, mode by mode; media; and masks of caches in packed, shuffled rows."""
 
+from pathlib import Path
+
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.component_config import ComponentConfig
+from headrace.config import LmDataConfig
 from headrace.data.examples import pack_examples
+from headrace.data.mixture import MixtureDataset
 from headrace.data.packing import PackedTokenDataset
-from headrace.data.sft import MODES, Media, Message, SupervisedDataset, conversation, trained_messages, trains
-from headrace.errors import ConfigError
+from headrace.data.sft import MODES, Media, Message, conversation, trained_messages, trains
+from headrace.data.token_seq import TokenSeqDataset
+from headrace.errors import ConfigError, ReadError
+from headrace.feed.loader import DataLoader
 from headrace.index.packing.plan import plan_packs
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ragged import PartWriter
+from headrace.testing import write_cache
 
 CHAT = [
     Message("system", [[10]], [1], trainable=True),
@@ -132,8 +141,7 @@ def masked_cache(root, lengths_of_parts, *, leaf="ragged"):
 def test_masks_of_a_cache_stay_with_their_tokens(tmp_path, algorithm):
     cache = masked_cache(tmp_path, [[5, 9, 3, 12], [7, 1, 20]])
     rows = PackedTokenDataset(cache, 24, algorithm=algorithm)
-    for shuffled in (rows, rows.shuffle(seed=1)):
-        dataset = SupervisedDataset(shuffled, [cache])
+    for dataset in (rows, rows.shuffle(seed=1)):
         batch = dataset.read(np.arange(len(dataset)))
         row, at = np.nonzero(batch.label_mask)
         assert (batch.labels[row, at] == batch.tokens[row, at] + 1).all()
@@ -141,19 +149,59 @@ def test_masks_of_a_cache_stay_with_their_tokens(tmp_path, algorithm):
         inside = batch.segment_ids[:, :-1] == batch.segment_ids[:, 1:]
         inside &= batch.segment_ids[:, :-1] >= 0
         assert batch.label_mask.sum() == (batch.labels[:, :-1][inside] % 2 == 1).sum()
-        assert np.array_equal(batch.tokens, shuffled.read(np.arange(len(dataset))).tokens)
-        again, known = dataset.shuffle(seed=2).read(np.arange(len(dataset))), batch.loss_mask.tolist()
-        assert sorted(again.loss_mask.tolist()) == sorted(known)
-    assert dataset.read([]).loss_mask.shape == (0, 24)
-    assert dataset.describe()["leaf"] == "loss_mask"
+        again, known = dataset.shuffle(seed=2).read(np.arange(len(dataset))), batch.token_mask.tolist()
+        assert sorted(again.token_mask.tolist()) == sorted(known)
+        assert dataset.read([]).token_mask.shape == (0, 24)
+    assert rows.describe()["loss_mask"] == "loss_mask"
+    everything = PackedTokenDataset(cache, 24, algorithm=algorithm, loss_mask="none")
+    assert "loss_mask" not in everything.describe()
+    assert everything.read([0]).token_mask is None
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_masks_go_through_mixtures_splits_and_loaders(tmp_path, packed):
+    """Beside a source without a mask, whose tokens all count; on devices, in batches that are not full."""
+    chats = masked_cache(tmp_path / "chats", [[5, 9, 3, 12], [7, 1, 20]])
+    texts = write_cache(tmp_path / "texts", [[np.arange(2, 200, 2)] * 3])
+    rows = [PackedTokenDataset(c, 24) if packed else TokenSeqDataset(c, 24) for c in (chats, texts)]
+    assert TokenSeqDataset(chats, 4).holdout_documents(one_in=3)[0].read([0]).token_mask is not None
+    mixture = MixtureDataset(dict(zip("ab", rows, strict=True)), {"a": 1, "b": 1}, 4)
+    for dataset, batch_size in ((mixture, None), (rows[0].shuffle(seed=3), 2 * jax.device_count())):
+        with DataLoader(dataset, batch_size, mesh=jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])) as loader:
+            stop = 6 if loader.num_steps is None else loader.num_steps
+            for step, batch in zip(range(stop), loader, strict=False):
+                tokens, labels, mask = (np.asarray(x) for x in (batch.tokens, batch.labels, batch.label_mask))
+                inside = np.asarray(batch.position_ids)[:, 1:] == np.asarray(batch.position_ids)[:, :-1] + 1
+                inside &= (np.asarray(batch.segment_ids)[:, 1:] >= 0) & np.asarray(batch.valid)[:, None]
+                counted = (labels[:, :-1] % 2 == 1) | (np.asarray(batch.source_id) == 1)[:, None]
+                assert np.array_equal(mask[:, :-1], inside & counted)
+                assert batch.token_mask.dtype == np.uint8
+                assert tokens.dtype == np.int32
+                again = loader.batch_at(step)
+                assert np.array_equal(mask, again.label_mask)
 
 
 def test_a_leaf_that_is_no_mask_is_refused(tmp_path):
     cache = masked_cache(tmp_path, [[5, 9]], leaf="fixed")
-    rows = PackedTokenDataset(cache, 24)
-    with pytest.raises(ConfigError, match="not one value a token"):
-        SupervisedDataset(rows, [cache])
-    with pytest.raises(ConfigError, match="one for each of 1"):
-        SupervisedDataset(rows, [])
+    with pytest.raises(ConfigError, match="not one number a token"):
+        PackedTokenDataset(cache, 24)
+    PackedTokenDataset(cache, 24, loss_mask="none")
     with pytest.raises(ConfigError, match="Did you mean 'loss_mask'"):
-        SupervisedDataset(rows, [cache], leaf="los_mask")
+        TokenSeqDataset(cache, 4, loss_mask="los_mask")
+    config = LmDataConfig(components={"chat": ComponentConfig(cache.path, loss_mask="los_mask")}, seq_len=4)
+    with pytest.raises(ConfigError, match=r"components\.chat\.loss_mask"):
+        config.datasets()
+
+
+def test_a_flipped_bit_of_a_mask_is_named(tmp_path):
+    cache = masked_cache(tmp_path, [[40, 40]])
+    shard = next(Path(cache.path).glob("parts/*/loss_mask/data/c/1"))
+    content = bytearray(shard.read_bytes())
+    content[3] ^= 1
+    shard.write_bytes(content)
+    rows = TokenSeqDataset(TokenCache.open(cache.path), 16)
+    loader = DataLoader(rows, 1, mesh=jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]))
+    with pytest.raises(ReadError, match=r"array = .*loss_mask.*chunk 2 cannot be read for step 2"):
+        list(loader)
+    for step in (0, 1, 3):
+        loader.batch_at(step)

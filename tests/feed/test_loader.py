@@ -35,7 +35,8 @@ LAYOUTS = {
     "b": CacheLayout("uint16", 50, 2, "zstd"),
     "c": CacheLayout("uint32", 7, 8),
 }
-LEAVES = ("tokens", "labels", "token_weights", "position_ids", "segment_ids", "cu_seqlens", "source_id", "valid")
+LEAVES = ("tokens", "labels", "token_weights", "position_ids", "segment_ids", "cu_seqlens", "source_id", "valid",
+          "token_mask")  # fmt: skip
 
 
 def documents(seed):
@@ -50,7 +51,8 @@ def sources(tmp_path_factory):
     for seed, (name, layout) in enumerate(LAYOUTS.items()):
         every = documents(seed)
         parts = [every[p :: seed + 1] for p in range(seed + 1)]
-        cache = write_cache(root / name, parts, eos_id=EOS, layout=layout)
+        mask = (lambda ids: ids % 3 > 0) if name == "b" else None
+        cache = write_cache(root / name, parts, eos_id=EOS, layout=layout, mask=mask)
         found[name] = TokenSeqDataset(cache, 16, split_documents=True, name=name)
     return found
 

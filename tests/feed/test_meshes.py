@@ -22,7 +22,7 @@ from headrace.feed.loader import DataLoader
 from headrace.store.layout import CacheLayout
 from headrace.testing import write_cache
 
-LEAVES = ("token_ids", "source_id", "valid")
+LEAVES = ("token_ids", "token_mask", "source_id", "valid")
 
 HOST = """
 import json, os, sys
@@ -55,7 +55,7 @@ for name, mesh, spec in job["meshes"]:
 
 
 def mixture(root):
-    """Two sources of different dtype; the batch grows; the last one is padded."""
+    """Two sources of different dtype, one with a mask; the batch grows; the last one is padded."""
     a, b = (TokenSeqDataset(f"{root}/{n}", 8, split_documents=True) for n in "ab")
     sources = {"a": a.braid_shuffle(strands=4, seed=1), "b": b.shuffle(2)}
     return MixtureDataset(sources, {"a": 3, "b": 1}, {0: 8, 3: 16}, stop_strategy="first_exhausted")
@@ -72,7 +72,8 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("caches")
     for name, dtype, rows in (("a", "uint8", 93), ("b", "uint16", 70)):
         tokens = [np.append((np.arange(7) * 3 + 5 * r) % 255, 255) for r in range(rows)]
-        write_cache(root / name, [tokens], eos_id=255, layout=CacheLayout(dtype, 32, 2))
+        mask = (lambda ids: ids % 2 == 1) if name == "b" else None
+        write_cache(root / name, [tokens], eos_id=255, layout=CacheLayout(dtype, 32, 2), mask=mask)
     return root
 
 

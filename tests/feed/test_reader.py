@@ -68,8 +68,14 @@ def caches(draw, root, seq_len, counted, dtype=None):
     sizes = draw(st.lists(st.integers(0, 12), max_size=3))
     parts = [random_documents(n, seed=seed + k) for k, n in enumerate(sizes)]
     parts.append([np.arange(3 * seq_len + 5) % 251])
-    cache = write_cache(root, parts, eos_id=255, layout=layout)
+    mask = trained if not counted and draw(st.booleans()) else None
+    cache = write_cache(root, parts, eos_id=255, layout=layout, mask=mask)
     return with_arrays(cache, CountingArray) if counted or draw(st.booleans()) else cache
+
+
+def trained(tokens):
+    """The mask of caches that have one."""
+    return np.asarray(tokens) % 3 != 1
 
 
 @st.composite
@@ -113,7 +119,7 @@ def wanted_steps(dataset, batch, steps):
         first, size = batch.rows_at(step)
         valid = size if dataset.length is None else min(size, dataset.length - first)
         found = dataset.read(np.arange(first, first + valid))
-        yield found.tokens, found.source_id, size
+        yield found.tokens, found.source_id, size, found.token_mask
 
 
 def least_budget(dataset, batch, host, row_order, steps):
@@ -130,7 +136,10 @@ def reader(dataset, batch, host, row_order, max_bytes, group=0, stats=None, mapp
 
 
 def slot_bytes(dataset):
-    return max((a.chunk_elements * a.dtype.itemsize + 7) // 8 * 8 for s in dataset.sources for a in s.arrays)
+    arrays = [a for s in dataset.sources for a in s.arrays]
+    masked = any(s.masks is not None for s in dataset.sources)
+    largest = max(a.chunk_elements * a.dtype.itemsize for a in arrays), masked * max(a.chunk_elements for a in arrays)
+    return sum((size + 7) // 8 * 8 for size in largest)
 
 
 def check_batches(data):
@@ -158,15 +167,20 @@ def check_batches(data):
             found.append(mine)
             assert len(mine) == steps - first
             assert stats.bytes_read >= 0
-            assert stats.block_fetches == stats.tensorstore_reads_issued + stats.mapped_blocks
-        for k, (tokens, sources, size) in enumerate(list(wanted_steps(dataset, batch, steps))[first:]):
+            read = stats.tensorstore_reads_issued + stats.mapped_blocks
+            assert stats.block_fetches <= read <= len(BlockSpace(dataset.sources).kinds) * stats.block_fetches
+        for k, (tokens, sources, size, mask) in enumerate(list(wanted_steps(dataset, batch, steps))[first:]):
             everything = np.zeros((size, dataset.seq_len), np.int64)
+            masks = np.zeros((size, dataset.seq_len), np.uint8)
             source_id = np.full(size, -1)
             for (number, part), mine in zip(np.ndindex(hosts, parts), found, strict=True):
                 host = Host(number, hosts, turns, part, parts)
                 rows = host.local_rows(size)
                 everything[rows, slice(*host.local_columns(dataset.seq_len))] = mine[k].tokens
                 source_id[rows] = mine[k].source_id
+                assert (mine[k].token_mask is None) == (mask is None)
+                if mask is not None:
+                    masks[rows, slice(*host.local_columns(dataset.seq_len))] = mine[k].token_mask
                 assert mine[k].batch_size == size
                 assert mine[k].seq_len == dataset.seq_len
             assert (everything[len(tokens) :] == 0).all()
@@ -177,6 +191,11 @@ def check_batches(data):
                 where = dataset.locate(np.arange(begin, begin + len(tokens))).locality
                 wanted = [wanted[i] for i in np.argsort(where, kind="stable")]
             assert pairs == wanted
+            if mask is not None:
+                masked = np.array([s.masks is not None for s in dataset.sources])[source_id[: len(tokens), None]]
+                assert np.array_equal(masks[: len(tokens)] != 0, ~masked | trained(everything[: len(tokens)]))
+                held = np.c_[everything, masks][: len(tokens)]
+                assert sorted(np.c_[tokens, mask].tolist()) == sorted(held.tolist())
 
 
 @given(data=st.data())

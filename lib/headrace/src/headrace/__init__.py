@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from headrace.data.rl.dataset import RLDataset
     from headrace.data.rl.groups import Sampler, ScoredGroup
     from headrace.data.rl.store import RolloutStore
-    from headrace.data.sft import SupervisedDataset
     from headrace.data.token_seq import TokenSeqDataset
     from headrace.errors import ConfigError, HeadraceError
     from headrace.feed.loader import DataLoader
@@ -72,7 +71,6 @@ _HOMES = {
     "StageConfig": "headrace.index.stage_config",
     "StagePlan": "headrace.index.stage_plan",
     "StageStream": "headrace.index.stage_plan",
-    "SupervisedDataset": "headrace.data.sft",
     "TokenCache": "headrace.store.cache",
     "TokenSeqDataset": "headrace.data.token_seq",
     "TokenizerConfig": "headrace.ingest.tokenize",
@@ -119,7 +117,6 @@ __all__ = [
     "StageConfig",
     "StagePlan",
     "StageStream",
-    "SupervisedDataset",
     "TokenCache",
     "TokenSeqDataset",
     "TokenizerConfig",

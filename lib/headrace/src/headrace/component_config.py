@@ -30,6 +30,8 @@ class ComponentConfig:
         remove: File of documents to leave out; see :class:`~headrace.data.document_filter.DocumentFilter`.
         remove_not_found: What becomes of numbers in that file that no document has: ``refuse`` them, or ``count`` them
             and go on.
+        loss_mask: Leaf of the cache that says which tokens are trained on; ``auto``: that of chats, if there is one;
+            ``none``: all tokens are.
     """
 
     cache: str
@@ -43,3 +45,4 @@ class ComponentConfig:
     expected_tokens: float | None = None
     remove: str | None = None
     remove_not_found: Literal["refuse", "count"] = "refuse"
+    loss_mask: str = "auto"

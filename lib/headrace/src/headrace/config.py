@@ -269,6 +269,7 @@ class LmDataConfig:
                 packing=self.components[name].packing,
                 remove=self.components[name].remove,
                 remove_not_found=self.components[name].remove_not_found,
+                loss_mask=self.components[name].loss_mask,
             )
             for name, cache in self.open_caches(instead).items()
         }

@@ -6,7 +6,8 @@ name                         unit     meaning
 examples_requested           count    rows that batches asked for on this host
 unique_examples              count    distinct rows among them, batch by batch; lower means repeats within a batch
 coalesced_ranges             count    runs of neighbouring rows, batch by batch; near examples_requested: no locality
-block_fetches                count    stored blocks read or mapped because they were not in memory
+block_fetches                count    stored blocks read or mapped because they were not in memory; a block is a chunk
+                                      of tokens and, if there is one, that of their mask
 block_hits                   count    uses of a block that was in memory already
 tensorstore_reads_issued     count    read calls to TensorStore (one a block, or one a range without a block cache)
 bytes_read                   bytes    decoded bytes of those blocks and ranges, read or mapped

@@ -110,8 +110,15 @@ class HostBatches(BatchOrder):
     def _batch(self, host: HostRows | PackedBatch) -> PackedBatch:
         if isinstance(host, PackedBatch):
             return host
-        eos = self.dataset.eos_id if isinstance(self.dataset, PlannedDataset) else None
-        return PackedBatch(host.tokens, host.source_id, segment_lengths=host.segment_lengths, eos_id=eos)
+        dataset = cast(PlannedDataset, self.dataset)  # only such a one is read as host rows
+        return PackedBatch(
+            host.tokens,
+            host.source_id,
+            segment_lengths=host.segment_lengths,
+            eos_id=dataset.eos_id,
+            token_mask=host.token_mask,
+            pairs=dataset.pairs,
+        )
 
 
 class _Share:

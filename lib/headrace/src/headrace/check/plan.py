@@ -310,8 +310,7 @@ def _first_batch(dataset: PlannedDataset, order: RowOrder) -> tuple[int, int]:
     space = BlockSpace(served.sources)
     blocks = np.unique(stored_blocks(served.sources, space, rows)[1])
     array = space.array_of(blocks)
-    itemsize = np.asarray([a.dtype.itemsize for a in space.arrays])
-    return blocks.size, int((space.chunk[array] * itemsize[array]).sum())
+    return blocks.size, int(space.block_bytes()[array].sum())
 
 
 def _component(

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from headrace.ingest.tokenize import Tokenizer
     from headrace.store.cache import TokenCache
 
-MASKS = ("loss_mask", "assistant_masks")
-"""Leaves that say of each token whether it is trained on: headrace's, and that of Levanter's chats."""
 ID_LEAF = "id"
 _HEAD_IDS, _TAIL_IDS = 240, 40
 _READS = 16
@@ -112,6 +110,8 @@ def sample(cache: TokenCache, tokenizer: Tokenizer | None, document: int, *, who
 
 def leaf_values(cache: TokenCache, document: int) -> dict[str, Any]:
     """What is kept of a document beside tokens and masks: texts, numbers, lists of numbers."""
+    from headrace.data.masks import MASKS
+
     return {
         name: value_of(cache, name, cache.leaf(name).document(document)) for name in cache.leaves if name not in MASKS
     }
@@ -155,6 +155,8 @@ def drawn(documents: int, count: int, seed: int) -> list[int]:
 
 def _mask(cache: TokenCache, document: int, tokens: int) -> np.ndarray | None:
     """Which tokens of a document are trained on; None if the cache does not say of each."""
+    from headrace.data.masks import MASKS
+
     for name in MASKS:
         if name in cache.leaves:
             values = cache.leaf(name).document(document)

@@ -36,10 +36,14 @@ class PackedBatch(eqx.Module):
         segment_lengths: Tokens of each row's segments, zeros behind the last; what they leave of a row is padding.
             None: rows are full, and ``eos_id`` says where segments end.
         eos_id: A segment ends after each of these tokens; None: each row is one segment. Static under jit.
-        loss_mask: Which labels are trained on, beside what segments say (SFT, RL); None: all.
+        loss_mask: Which labels are trained on, beside what segments say (RL, and SFT of examples); None: all.
         weights: Weight of each label (RL: its advantage); None: 1. Where a label is not trained on, it does not count.
         group_ids: Group of each segment (RL: the prompt; preference: the pair), any numbers; None: each its own.
         policy_version: Version of the policy that sampled each label (RL), or None.
+        token_mask: Which tokens are trained on, as caches store it (SFT): the label of a position counts if the token
+            behind it does. None: all.
+        pairs: Whether the segments of each row are chosen and rejected in turn: rejected ones weigh -1, and both of a
+            pair are one group. Static under jit.
         extras: Further leaves, each ``[B, S, ...]``, that the model reads: e.g. where pictures go. Carried as they are.
 
     Example:
@@ -60,6 +64,8 @@ class PackedBatch(eqx.Module):
     weights: Float32[Any, "B S"] | None = None
     group_ids: Int32[Any, "B M"] | None = None
     policy_version: Int32[Any, "B S"] | None = None
+    token_mask: Integer[Any, "B S"] | None = None
+    pairs: bool = eqx.field(static=True, default=False)
     extras: dict[str, Any] | None = None
 
     def __check_init__(self) -> None:
@@ -91,24 +97,29 @@ class PackedBatch(eqx.Module):
     @property
     def labels(self) -> Int32[Any, "B S"]:
         """The token that follows; 0 at the end of a segment."""
-        xp, tokens = self._xp, self.tokens
-        following = xp.concatenate([tokens[:, 1:], xp.zeros_like(tokens[:, :1])], axis=1)
-        return xp.where(self._ends, 0, following)
+        return self._xp.where(self._ends, 0, self._following(self.tokens))
 
     @property
     def label_mask(self) -> Bool[Any, "B S"]:
-        """Which labels are trained on: none at the end of a segment, none in padding, else as ``loss_mask`` says."""
+        """Which labels are trained on: none at the end of a segment, none in padding, else as the masks say."""
         trained = ~self._ends & self.valid[:, None]
         if self.segment_lengths is not None:
             trained = trained & ~self._padding
+        if self.token_mask is not None:
+            trained = trained & (self._following(self.token_mask) != 0)
         return trained if self.loss_mask is None else trained & (self.loss_mask != 0)
 
     @property
     def token_weights(self) -> Float32[Any, "B S"]:
-        """Loss weight of each label: 1, or what ``weights`` says; 0 where a label is not trained on."""
-        if self.weights is None:
+        """Loss weight of each label: 1, or what ``weights`` says; minus that in the rejected ones of ``pairs``; 0 where
+        a label is not trained on.
+        """
+        if self.weights is None and not self.pairs:
             return self.label_mask.astype(np.float32)
-        return self._xp.where(self.label_mask, self.weights, np.float32(0)).astype(np.float32)
+        weights = np.float32(1) if self.weights is None else self.weights
+        if self.pairs:
+            weights = self._xp.where(self.segment_ids % 2 == 0, weights, -weights)
+        return self._xp.where(self.label_mask, weights, np.float32(0)).astype(np.float32)
 
     @property
     def position_ids(self) -> Int32[Any, "B S"]:
@@ -142,10 +153,12 @@ class PackedBatch(eqx.Module):
 
     @property
     def segment_groups(self) -> Int32[Any, "B M"]:
-        """Group of each range of ``cu_seqlens``: ``group_ids``; where there are none, each is its own."""
+        """Group of each range of ``cu_seqlens``: ``group_ids``; where there are none, each pair or range is its own."""
         rows, ranges = self.token_ids.shape[0], self.cu_seqlens.shape[1] - 1
         if self.group_ids is None:
-            return self._xp.arange(rows * ranges, dtype=np.int32).reshape(rows, ranges)
+            size = 2 if self.pairs else 1
+            first = -(-ranges // size) * self._xp.arange(rows, dtype=np.int32)[:, None]
+            return first + self._xp.arange(ranges, dtype=np.int32) // size
         spare = ranges - self.group_ids.shape[1]  # padding, which nothing is trained on: any group will do
         return self._xp.pad(self.group_ids, ((0, 0), (0, spare)))
 
@@ -186,6 +199,10 @@ class PackedBatch(eqx.Module):
     @property
     def _xp(self) -> ModuleType:
         return np if isinstance(self.token_ids, np.ndarray) else jnp
+
+    def _following(self, values: Integer[Any, "B S"]) -> Integer[Any, "B S"]:
+        """What stands one position further on; 0 behind the last."""
+        return self._xp.concatenate([values[:, 1:], self._xp.zeros_like(values[:, :1])], axis=1)
 
     @property
     def _positions(self) -> Int32[Any, "B S"]:
@@ -234,6 +251,8 @@ def pack_rows(
     source_id: Int32[np.ndarray, " B"] | None = None,
     eos_id: int | None = None,
     segment_lengths: Int32[np.ndarray, "B M"] | None = None,
+    token_mask: Integer[np.ndarray, "B S"] | None = None,
+    pairs: bool = False,
 ) -> PackedBatch:
     """A batch of rows that all hold data, on the host.
 
@@ -242,6 +261,8 @@ def pack_rows(
         source_id: Source of each row; None: 0.
         eos_id: See :class:`PackedBatch`.
         segment_lengths: See :class:`PackedBatch`.
+        token_mask: See :class:`PackedBatch`.
+        pairs: See :class:`PackedBatch`.
     """
     rows = token_ids.shape[0]
     return PackedBatch(
@@ -249,4 +270,6 @@ def pack_rows(
         source_id=np.zeros(rows, np.int32) if source_id is None else source_id,
         segment_lengths=segment_lengths,
         eos_id=eos_id,
+        token_mask=token_mask,
+        pairs=pairs,
     )

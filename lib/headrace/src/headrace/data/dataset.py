@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.data.batch import PackedBatch, pack_rows
-from headrace.data.rows import Rows, RowSource, read_rows, segments_of
+from headrace.data.rows import Rows, RowSource, read_masks, read_rows, segments_of
 from headrace.errors import ConfigError
 from headrace.index.block_shuffle import BlockShuffle
 from headrace.index.braid import BraidShuffle
@@ -243,8 +243,13 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         """Token after which a segment ends; None: each row is one segment."""
 
     @property
+    def pairs(self) -> bool:
+        """Whether the segments of each row are chosen and rejected in turn; see :attr:`PackedBatch.pairs`."""
+        return False
+
+    @property
     def row_bytes(self) -> int:
-        """Bytes of a row as it is stored."""
+        """Bytes of a row as it is stored, without its mask."""
         return self.seq_len * max(a.dtype.itemsize for s in self.sources for a in s.arrays)
 
     @property
@@ -277,7 +282,8 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         else:
             tokens = await read_rows(self.sources, rows, self.read_stats)
         segments = segments_of(self.sources, rows.source, rows.row)
-        return pack_rows(tokens, rows.source.astype(np.int32), self.eos_id, segments)
+        mask = await read_masks(self.sources, rows, self.seq_len, self.read_stats)
+        return pack_rows(tokens, rows.source.astype(np.int32), self.eos_id, segments, mask, self.pairs)
 
     def reordered(self, order: IndexMap) -> PlannedDataset:
         return ReorderedDataset(self, order)
@@ -308,6 +314,10 @@ class ReorderedDataset(PlannedDataset):
     @property
     def eos_id(self) -> int | None:
         return self.base.eos_id
+
+    @property
+    def pairs(self) -> bool:
+        return self.base.pairs
 
     @property
     def read_stats(self) -> ReadStats:

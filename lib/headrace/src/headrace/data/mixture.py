@@ -208,6 +208,10 @@ class MixtureDataset(PlannedDataset):
         return self.components[0].eos_id
 
     @property
+    def pairs(self) -> bool:
+        return self.components[0].pairs
+
+    @property
     def read_stats(self) -> ReadStats:
         return self._stats
 
@@ -240,6 +244,13 @@ class MixtureDataset(PlannedDataset):
                     f" {self.names[0]!r} has {first.seq_len} ({first.eos_id})",
                     field=f"components.{name}",
                     cure="All components of a mixture need the same seq_len, tokenizer and split_documents.",
+                )
+            if component.pairs != first.pairs:
+                which = name if component.pairs else self.names[0]
+                raise ConfigError(
+                    "has rows of preference pairs, and another component has not",
+                    field=f"components.{which}",
+                    cure="Mix pairs with pairs, or train on both in turn.",
                 )
 
     def reordered(self, order: IndexMap) -> PlannedDataset:

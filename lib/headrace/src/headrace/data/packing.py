@@ -23,6 +23,7 @@ from jaxtyping import Int32, Int64
 
 from headrace.data.dataset import AsyncDataset, PlannedDataset
 from headrace.data.document_filter import DocumentFilter, RemovedDocuments
+from headrace.data.masks import mask_arrays, mask_leaf
 from headrace.data.pack_plans import first_tokens, plan_of_cache
 from headrace.data.rows import Pieces, Rows, RowSource
 from headrace.errors import ConfigError
@@ -48,6 +49,8 @@ class PackedTokenDataset(PlannedDataset):
             then be ``drop`` or ``error``.
         removed: Documents to leave out, with all of their unit.
         name: Name for counters and reports; None: the cache's path.
+        loss_mask: Leaf that says which tokens are trained on; ``auto``: that of chats, if the cache has it; ``none``:
+            all tokens are. See :mod:`headrace.data.masks`.
         plans: Folder or URL for plans; None: ``plans`` in the cache's own folder.
 
     Attributes:
@@ -56,6 +59,7 @@ class PackedTokenDataset(PlannedDataset):
         removal: What is left out, with the counters of the filter that says so.
         plan: The plan, its documents numbered as in the cache.
         plan_path: Folder or URL that it is saved in.
+        loss_mask: The leaf that says which tokens are trained on; None: all are.
 
     Raises:
         ConfigError: the dataset is not a cache but an order of one; ``long`` would need longer rows; nothing to pack.
@@ -80,6 +84,7 @@ class PackedTokenDataset(PlannedDataset):
         unit: int = 1,
         removed: DocumentFilter | RemovedDocuments | None = None,
         name: str | None = None,
+        loss_mask: str = "auto",
         plans: str | Path | None = None,
     ) -> None:
         if isinstance(cache, AsyncDataset):
@@ -98,7 +103,8 @@ class PackedTokenDataset(PlannedDataset):
         self.removal = removed
         spec = self.packing.spec(int(seq_len), self.cache.layout.chunk_elements)
         self.plan, self.plan_path = plan_of_cache(self.cache, spec, removed.documents, self.packing.plans, unit)
-        self._rows = PackedRows(self.cache, self.plan, name or self.cache.path, unit)
+        self.loss_mask = mask_leaf(self.cache, loss_mask)
+        self._rows = PackedRows(self.cache, self.plan, name or self.cache.path, unit, self.loss_mask)
         self._stats = ReadStats()
 
     @property
@@ -128,6 +134,7 @@ class PackedTokenDataset(PlannedDataset):
             "checksum": self.plan.checksum,
             **({} if self.packing.unit == 1 else {"unit": self.packing.unit}),
             **({} if self.removed_documents == 0 else {"removed_documents": self.removed_documents}),
+            **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
         }
 
     @property
@@ -226,6 +233,7 @@ class PackedTokenDataset(PlannedDataset):
             unit=self.packing.unit,
             removed=removed,
             name=self._rows.name,
+            loss_mask=self.loss_mask or "none",
             plans=p.plans,
         )
 
@@ -238,9 +246,10 @@ class PackedRows:
         plan: The plan; none of its packs exceeds its capacity.
         name: Name for counters and reports.
         unit: Documents that are never parted.
+        mask: Leaf that says which tokens are trained on; None: all are.
     """
 
-    def __init__(self, cache: TokenCache, plan: PackPlan, name: str, unit: int = 1) -> None:
+    def __init__(self, cache: TokenCache, plan: PackPlan, name: str, unit: int = 1, mask: str | None = None) -> None:
         self.name = name
         self.unit = unit
         self.row_elements = plan.spec.capacity
@@ -248,6 +257,7 @@ class PackedRows:
         self._plan = plan
         self._chunk = cache.layout.chunk_elements
         self.arrays: Sequence[StoredArray] = tuple(p.data for p in cache.parts)
+        self.masks = mask_arrays(cache, mask)
         self._first_token = np.cumsum([0, *(a.length for a in self.arrays)])
         self._start = first_tokens(cache)[plan.items.document]  # of each item, in the stream of all parts
         self._start += plan.items.offset

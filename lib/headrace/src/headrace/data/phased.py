@@ -105,6 +105,10 @@ class PhasedDataset(PlannedDataset):
         return self.phases[0][1].eos_id
 
     @property
+    def pairs(self) -> bool:
+        return self.phases[0][1].pairs
+
+    @property
     def read_stats(self) -> ReadStats:
         return sum((dataset.read_stats for _, dataset in self.phases), ReadStats())
 
@@ -185,6 +189,10 @@ class Continued(PlannedDataset):
     @property
     def eos_id(self) -> int | None:
         return self.whole.eos_id
+
+    @property
+    def pairs(self) -> bool:
+        return self.whole.pairs
 
     @property
     def read_stats(self) -> ReadStats:

@@ -19,17 +19,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from headrace.data.batch import PackedBatch
-from headrace.data.dataset import AsyncDataset, PlannedDataset
+from headrace.data.dataset import PlannedDataset
 from headrace.data.examples import Example, pack_examples
-from headrace.data.sft import SupervisedDataset
+from headrace.data.rows import Rows, RowSource, masks_of
 from headrace.errors import ConfigError
 from headrace.index.remap import IndexMap
+from headrace.metrics import ReadStats
 from headrace.store.cache import TokenCache
 
 
@@ -131,56 +132,82 @@ def pack_pairs(
     return pack_examples(pair_examples(pairs, weights), seq_len, unit=2, rows=rows, multiple=multiple)
 
 
-class PreferenceDataset(AsyncDataset[PackedBatch]):
+class PreferenceDataset(PlannedDataset):
     """Rows of pairs: of each pair the chosen answer weighs 1 and the rejected one -1, and both are one group.
 
-    Multiply ``weights`` with what :func:`dpo_weights` gives for each pair to train by DPO.
+    To train by DPO, give batches ``weights``: what :func:`dpo_weights` says of each pair, at all of its tokens.
 
     Args:
         rows: Rows of caches of pairs that never part them: ``PackedTokenDataset(cache, seq_len, unit=2, long="drop")``,
             shuffled, or a mixture of such.
         caches: The cache of each of its sources, in their order.
-        leaf: Name of the mask's leaf.
 
     Raises:
-        ConfigError: the rows are not of pairs; as :class:`~headrace.data.sft.SupervisedDataset`; the documents of a
-            cache are not chosen and rejected in turn.
+        ConfigError: the rows are not of pairs, or do not say which tokens are the answers'; the documents of a cache
+            are not chosen and rejected in turn.
     """
 
-    def __init__(self, rows: PlannedDataset, caches: Sequence[TokenCache], leaf: str = "loss_mask") -> None:
+    def __init__(self, rows: PlannedDataset, caches: Sequence[TokenCache]) -> None:
         for source in rows.sources:
             if getattr(source, "unit", 1) != 2:
                 raise ConfigError(
                     "are not rows of pairs", field="rows", value=source.name, cure="Pack the cache with unit=2."
                 )
+            if None in masks_of(source):
+                raise ConfigError(
+                    "do not say which tokens are trained on",
+                    field="rows",
+                    value=source.name,
+                    cure="Build the cache with --kind preference, which writes the leaf loss_mask.",
+                )
         for cache in caches:
             _check_turns(cache)
-        self._of = SupervisedDataset(rows, caches, leaf)
+        self.rows, self.caches = rows, tuple(caches)
 
     @property
     def length(self) -> int | None:
-        return self._of.length
+        return self.rows.length
+
+    @property
+    def sources(self) -> Sequence[RowSource]:
+        return self.rows.sources
+
+    @property
+    def seq_len(self) -> int:
+        return self.rows.seq_len
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.rows.eos_id
+
+    @property
+    def pairs(self) -> bool:
+        return True
+
+    @property
+    def read_stats(self) -> ReadStats:
+        return self.rows.read_stats
+
+    def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
+        return self.rows.locate(indices, epoch)
 
     def describe(self) -> dict[str, Any]:
-        return {"pairs": self._of.describe()}
+        return {"pairs": self.rows.describe()}
 
     def reordered(self, order: IndexMap) -> PreferenceDataset:
-        return PreferenceDataset(self._of.rows.reordered(order), self._of.caches, self._of.leaf)
+        return PreferenceDataset(self.rows.reordered(order), self.caches)
 
     def default_io_block_size(self) -> int:
-        return self._of.default_io_block_size()
+        return self.rows.default_io_block_size()
+
+    def block_aligned(self, io_block_size: int) -> PreferenceDataset:
+        return PreferenceDataset(cast(PlannedDataset, self.rows.block_aligned(io_block_size)), self.caches)
+
+    def full_blocks(self, io_block_size: int) -> int:
+        return self.rows.full_blocks(io_block_size)
 
     def check_stored_order(self) -> None:
-        self._of.check_stored_order()
-
-    async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
-        batch = await self._of.get_batch(indices)
-        assert batch.segment_lengths is not None  # rows of packs know their segments
-        rows, width = batch.segment_lengths.shape
-        segment = batch.segment_ids
-        weights = np.where(segment < 0, 0, np.where(segment % 2 == 0, 1, -1)).astype(np.float32)
-        pair = np.arange(width, dtype=np.int32) // 2 + np.arange(rows, dtype=np.int32)[:, None] * -(-width // 2)
-        return dataclasses.replace(batch, weights=weights, group_ids=np.where(batch.segment_lengths > 0, pair, 0))
+        self.rows.check_stored_order()
 
 
 def _check_turns(cache: TokenCache) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from jaxtyping import Float64, Int32, Int64
+from jaxtyping import Float64, Int32, Int64, UInt8
 
 from headrace.index.runs import adjacent_runs
 from headrace.metrics import ReadStats
@@ -91,6 +91,23 @@ class SegmentedSource(RowSource, Protocol):
         ...
 
 
+class MaskedSource(RowSource, Protocol):
+    """Rows that know which of their tokens are trained on."""
+
+    @property
+    def masks(self) -> Sequence[StoredArray] | None:
+        """For each of ``arrays`` one as long, in chunks of as many elements: other than 0 where a token is trained on.
+        None: all are.
+        """
+        ...
+
+
+def masks_of(source: RowSource) -> Sequence[StoredArray | None]:
+    """The mask of each array of a source; None for those whose tokens are all trained on."""
+    masks: Sequence[StoredArray] | None = getattr(source, "masks", None)
+    return masks if masks is not None else [None] * len(source.arrays)
+
+
 def segments_of(
     sources: Sequence[RowSource], source: Int64[np.ndarray, " n"], row: Int64[np.ndarray, " n"]
 ) -> Int32[np.ndarray, "n M"] | None:
@@ -147,6 +164,41 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
         stats.tensorstore_reads_issued += len(futures)
         stats.bytes_read += found.nbytes
     return out
+
+
+async def read_masks(
+    sources: Sequence[RowSource], rows: Rows, row_elements: int, stats: ReadStats
+) -> UInt8[np.ndarray, "n S"] | None:
+    """Which tokens of rows are trained on, 1 or 0, in the order of ``rows``; None if no source says so.
+
+    Args:
+        sources: What ``rows.source`` numbers.
+        rows: The rows, in any order, with repeats.
+        row_elements: Elements of a row.
+        stats: What is read is added to it.
+    """
+    masked = [getattr(s, "masks", None) is not None for s in sources]
+    if not any(masked):
+        return None
+    out = np.ones((rows.row.size, row_elements), np.uint8)
+    for number in np.flatnonzero(masked).tolist():
+        here = np.flatnonzero(rows.source == number)
+        if here.size:
+            of_masks = ReadStats()
+            view = Rows(np.zeros_like(here), rows.row[here], rows.locality[here])
+            out[here] = await read_rows([_OfMasks(sources[number])], view, of_masks) != 0
+            stats.tensorstore_reads_issued += of_masks.tensorstore_reads_issued
+            stats.bytes_read += of_masks.bytes_read
+    return out
+
+
+class _OfMasks:
+    """A source whose elements are those of its masks."""
+
+    def __init__(self, source: RowSource) -> None:
+        self.name, self.num_rows, self.row_elements = source.name, source.num_rows, source.row_elements
+        self.arrays: Sequence[StoredArray] = [mask for mask in masks_of(source) if mask is not None]
+        self.pieces = source.pieces
 
 
 def _rows_of(elements: np.ndarray, pieces: Pieces, rows: int, length: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: what of a conversation is trained on, with media in it; and caches that hold masks.
+"""Supervised fine-tuning: what of a conversation is trained on, with media in it.
 
 A conversation is a list of :class:`Message`: the ids of its header (role markers, which are trained on only with
 ``all_tokens``) and its content, text ids and :class:`Media` that stand for the model's own embeddings. ``train_on``:
@@ -17,29 +17,20 @@ Masks are of tokens, 1 where the token itself is trained on, as ``loss_mask`` in
 packing moves them to the labels. Media count in every length and are never cut: a conversation that is truncated within
 one ends before it.
 
-:class:`SupervisedDataset` reads such a cache: rows of a packed dataset, each with its mask. Price: one more read of one
-byte a token.
+Rows of caches of chats bring their masks along (:mod:`headrace.data.masks`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Integer
 
-from headrace.data.batch import PackedBatch
-from headrace.data.dataset import AsyncDataset, PlannedDataset
 from headrace.data.examples import Example
-from headrace.data.rows import Pieces, RowSource, read_rows
 from headrace.errors import ConfigError, did_you_mean
-from headrace.index.remap import IndexMap
-from headrace.metrics import ReadStats
-from headrace.store.array import StoredArray
-from headrace.store.cache import TokenCache
 
 TrainOnWhat: TypeAlias = Literal[
     "last_assistant_message",
@@ -192,77 +183,3 @@ def trains(example: Example) -> bool:
         False
     """
     return example.length > 1 if example.loss_mask is None else bool(example.loss_mask[1:].any())
-
-
-class SupervisedDataset(AsyncDataset[PackedBatch]):
-    """Rows of caches that hold a mask, with the mask.
-
-    Args:
-        rows: Rows of one cache or several: e.g. a ``PackedTokenDataset``, shuffled, or a mixture.
-        caches: The cache of each of its sources, in their order.
-        leaf: Name of the mask's leaf: uint8, as long as the tokens.
-
-    Raises:
-        ConfigError: there is not one cache a source; a cache has no such leaf, or not one value a token.
-
-    Example:
-        >>> from headrace.data.packing import PackedTokenDataset
-        >>> import headrace.testing
-        >>> cache = headrace.testing.tiny_cache(documents=50)  # its tokens stand in for a mask here
-        >>> masked = SupervisedDataset(PackedTokenDataset(cache, seq_len=64), [cache], leaf="input_ids")
-        >>> masked.shuffle(seed=0).read([0, 1]).loss_mask.shape
-        (2, 64)
-    """
-
-    def __init__(self, rows: PlannedDataset, caches: Sequence[TokenCache], leaf: str = "loss_mask") -> None:
-        if len(caches) != len(rows.sources):
-            raise ConfigError(
-                f"must be one for each of {len(rows.sources)} sources", field="caches", value=[c.path for c in caches]
-            )
-        self.rows, self.caches, self.leaf = rows, tuple(caches), leaf
-        self._masks = [_MaskRows(s, c, leaf) for s, c in zip(rows.sources, caches, strict=True)]
-        self.read_stats = ReadStats()
-
-    @property
-    def length(self) -> int | None:
-        return self.rows.length
-
-    def describe(self) -> dict[str, Any]:
-        return {"masked": self.rows.describe(), "leaf": self.leaf}
-
-    def reordered(self, order: IndexMap) -> SupervisedDataset:
-        return SupervisedDataset(self.rows.reordered(order), self.caches, self.leaf)
-
-    def default_io_block_size(self) -> int:
-        return self.rows.default_io_block_size()
-
-    def check_stored_order(self) -> None:
-        self.rows.check_stored_order()
-
-    async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
-        batch = await self.rows.get_batch(indices)
-        where = self.rows.locate(np.asarray(indices, np.int64))
-        if where.row.size == 0:
-            return dataclasses.replace(batch, loss_mask=np.zeros(batch.token_ids.shape, np.uint8))
-        mask = await read_rows(self._masks, where, self.read_stats)
-        of_labels = np.zeros(mask.shape, np.uint8)
-        of_labels[:, :-1] = mask[:, 1:] != 0  # a segment's last position has no label, whatever stands here
-        return dataclasses.replace(batch, loss_mask=of_labels)
-
-
-class _MaskRows:
-    """A source's rows in the arrays of a leaf that is as long as the tokens."""
-
-    def __init__(self, source: RowSource, cache: TokenCache, leaf: str) -> None:
-        found = cache.leaf(leaf)
-        lengths = [p.data.length for p in found.parts]
-        if lengths != [p.data.length for p in cache.parts] or found.kind != "ragged":
-            raise ConfigError("has not one value a token", field=f"leaf {leaf!r} of {cache.path}", value=sum(lengths))
-        self._source = source
-        self.name = f"{source.name} ({leaf})"
-        self.num_rows = source.num_rows
-        self.row_elements = source.row_elements
-        self.arrays: Sequence[StoredArray] = tuple(p.data for p in found.parts)
-
-    def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
-        return self._source.pieces(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from headrace.data.document_filter import DocumentFilter
+from headrace.data.masks import mask_leaf
 from headrace.data.packing import PackedTokenDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
@@ -21,6 +22,7 @@ def stored_rows(
     packing: PackingConfig | None = None,
     remove: str | None = None,
     remove_not_found: Literal["refuse", "count"] = "refuse",
+    loss_mask: str = "auto",
 ) -> TokenSeqDataset | PackedTokenDataset:
     """Rows of a cache.
 
@@ -32,6 +34,7 @@ def stored_rows(
         packing: How documents are packed; None: they are not.
         remove: File of documents to leave out.
         remove_not_found: What becomes of numbers in it that no document has.
+        loss_mask: Leaf that says which tokens are trained on, ``auto`` or ``none``.
 
     Raises:
         ConfigError: as the dataset's; the cache is only thought of, and its documents have no lengths to plan with.
@@ -42,12 +45,15 @@ def stored_rows(
         >>> type(stored_rows(cache, 64, name="a", packing=PackingConfig())).__name__
         'PackedTokenDataset'
     """
+    mask_leaf(cache, loss_mask, f"components.{name}.loss_mask")  # or the error would not name the component
     removed = None
     if remove is not None:
         field, count = f"components.{name}.remove", remove_not_found == "count"
         removed = DocumentFilter.load(remove, name=field, count_not_found=count)
     if packing is None:
-        return TokenSeqDataset(cache, seq_len, split_documents=split_documents, name=name, removed=removed)
+        return TokenSeqDataset(
+            cache, seq_len, split_documents=split_documents, name=name, removed=removed, loss_mask=loss_mask
+        )
     if cache.ledger.tokenizer.get("fingerprint") == "virtual":
         raise ConfigError(
             "needs the lengths of documents, and the cache does not exist yet",
@@ -63,5 +69,6 @@ def stored_rows(
         unit=packing.unit,
         removed=removed,
         name=name,
+        loss_mask=loss_mask,
         plans=packing.plans,
     )

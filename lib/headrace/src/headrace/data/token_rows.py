@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from headrace.data.masks import mask_arrays
 from headrace.data.rows import Pieces
 from headrace.index.intervals import Intervals
 from headrace.index.removal import Removal, clean_borders
@@ -32,8 +33,10 @@ class TokenRows:
         block_tokens: See :class:`~headrace.index.windows.Windows`.
         clean_run: Tokens without a gap from which on rows begin anew; None: 256 rows. To cut the same blocks into rows
             of another length, give the same number.
+        mask: Leaf that says which tokens are trained on; None: all are.
 
     Attributes:
+        masks: That of each array; None: all tokens are trained on.
         stretch_tokens: int64: tokens of each stretch.
         windows: How rows are numbered.
     """
@@ -46,10 +49,12 @@ class TokenRows:
         removed: Intervals,
         block_tokens: int | None = None,
         clean_run: int | None = None,
+        mask: str | None = None,
     ) -> None:
         self.name = name
         self.row_elements = seq_len
         self.arrays: Sequence[StoredArray] = tuple(p.data for p in cache.parts)
+        self.masks = mask_arrays(cache, mask)
         ends = np.cumsum([0, *(a.length for a in self.arrays)])
         self.clean_run = CLEAN_ROWS * seq_len if clean_run is None else clean_run
         self._removal = None

@@ -24,6 +24,7 @@ from jaxtyping import Int64
 
 from headrace.data.dataset import PlannedDataset
 from headrace.data.document_filter import DocumentFilter, RemovedDocuments
+from headrace.data.masks import mask_leaf
 from headrace.data.rows import Rows, RowSource
 from headrace.data.token_rows import TokenRows
 from headrace.errors import ConfigError
@@ -48,6 +49,8 @@ class TokenSeqDataset(PlannedDataset):
         block_tokens: Tokens of a block that rows may not cross (see :class:`~headrace.index.windows.Windows`); None:
             rows follow each other over a whole part.
         clean_run: See :class:`~headrace.data.token_rows.TokenRows`.
+        loss_mask: Leaf that says which tokens are trained on; ``auto``: that of chats, if the cache has it; ``none``:
+            all tokens are. See :mod:`headrace.data.masks`.
 
     Raises:
         ConfigError: ``seq_len`` below 2 or longer than the data; ``split_documents`` without an end-of-text token; a
@@ -71,6 +74,7 @@ class TokenSeqDataset(PlannedDataset):
         removed: DocumentFilter | RemovedDocuments | None = None,
         block_tokens: int | None = None,
         clean_run: int | None = None,
+        loss_mask: str = "auto",
     ) -> None:
         self.cache = cache if isinstance(cache, TokenCache) else TokenCache.open(cache)
         if not isinstance(seq_len, int | np.integer) or seq_len < 2:
@@ -78,7 +82,10 @@ class TokenSeqDataset(PlannedDataset):
         if not isinstance(removed, RemovedDocuments):
             removed = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(self.cache)
         self._removed = removed
-        self._rows = TokenRows(self.cache, seq_len, name or self.cache.path, removed.tokens, block_tokens, clean_run)
+        self.loss_mask = mask_leaf(self.cache, loss_mask)
+        self._rows = TokenRows(
+            self.cache, seq_len, name or self.cache.path, removed.tokens, block_tokens, clean_run, self.loss_mask
+        )
         self._check_not_empty()
         self._eos_id = self._end_of_text() if split_documents else None
         self._stats = ReadStats()
@@ -111,6 +118,7 @@ class TokenSeqDataset(PlannedDataset):
             "eos_id": self.eos_id,
             **({} if self.removed_tokens == 0 else {"removed": self._describe_removed()}),
             **({} if self.block_tokens is None else {"block_tokens": self.block_tokens}),
+            **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
         }
 
     @property
@@ -232,6 +240,7 @@ class TokenSeqDataset(PlannedDataset):
             removed=removed,
             block_tokens=block_tokens,
             clean_run=self._rows.clean_run,
+            loss_mask=self.loss_mask or "none",
         )
 
     def _end_of_text(self) -> int:

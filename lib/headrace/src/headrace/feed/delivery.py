@@ -19,14 +19,27 @@ class Delivery:
     Args:
         placement: Sharding of the batches.
         eos_id: Token after which a segment ends; None: each row is one segment.
+        pairs: Whether segments are chosen and rejected in turn.
     """
 
-    def __init__(self, placement: Placement, eos_id: int | None) -> None:
+    def __init__(self, placement: Placement, eos_id: int | None, pairs: bool) -> None:
         self._placement = placement
         # a Module's constructor costs as much as all transfers together
         leaf = np.zeros(0)
-        self._plain = jax.tree.structure(PackedBatch(leaf, leaf, eos_id=eos_id))
-        self._segmented = jax.tree.structure(PackedBatch(leaf, leaf, segment_lengths=leaf, eos_id=eos_id))
+        self._structures = {
+            (segmented, masked): jax.tree.structure(
+                PackedBatch(
+                    leaf,
+                    leaf,
+                    segment_lengths=leaf if segmented else None,
+                    token_mask=leaf if masked else None,
+                    eos_id=eos_id,
+                    pairs=pairs,
+                )
+            )
+            for segmented in (False, True)
+            for masked in (False, True)
+        }
 
     def __call__(self, host: HostRows) -> PackedBatch:
         """The global batch. ``host.tokens`` belongs to it from now on.
@@ -35,7 +48,9 @@ class Delivery:
         """
         place, size = self._placement.to_global, host.batch_size
         leaves = [place(host.tokens, size, seq_len=host.seq_len), place(host.source_id, size)]
-        if host.segment_lengths is None:
-            return jax.tree.unflatten(self._plain, leaves)
-        leaves.append(place(host.segment_lengths, size, along_rows=True))
-        return jax.tree.unflatten(self._segmented, leaves)
+        segmented, masked = host.segment_lengths is not None, host.token_mask is not None
+        if host.segment_lengths is not None:
+            leaves.append(place(host.segment_lengths, size, along_rows=True))
+        if host.token_mask is not None:
+            leaves.append(place(host.token_mask, size, seq_len=host.seq_len))
+        return jax.tree.unflatten(self._structures[segmented, masked], leaves)

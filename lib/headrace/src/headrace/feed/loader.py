@@ -111,7 +111,9 @@ class DataLoader(BatchOrder):
         self._requests_before = request_counts()
         self._readers: weakref.WeakSet[BatchReader] = weakref.WeakSet()
         self._open: weakref.WeakSet[Prefetched[Any]] = weakref.WeakSet()
-        self._deliver = Delivery(self.placement, dataset.eos_id) if isinstance(dataset, PlannedDataset) else None
+        self._deliver = None
+        if isinstance(dataset, PlannedDataset):
+            self._deliver = Delivery(self.placement, dataset.eos_id, dataset.pairs)
 
     @property
     def local_share(self) -> float:

@@ -16,7 +16,7 @@ from jaxtyping import Int32, Int64
 
 from headrace.data.batch_order import RowOrder
 from headrace.data.dataset import PlannedDataset
-from headrace.data.rows import Pieces, Rows, RowSource, segments_of
+from headrace.data.rows import Pieces, Rows, RowSource, masks_of, segments_of
 from headrace.feed.placement import Placement
 from headrace.index.residency import WindowUses, window_uses
 from headrace.index.schedule import BatchSchedule
@@ -28,18 +28,37 @@ class BlockSpace:
 
     Attributes:
         arrays: All arrays, source by source.
+        kinds: These and, if any of the sources says which tokens are trained on, the masks of each (or None).
         chunk: Elements of a block, by array.
         first_block: Number of each array's first block; its last entry is the number of all blocks.
     """
 
     def __init__(self, sources: Sequence[RowSource]) -> None:
         self.arrays: list[StoredArray] = [a for s in sources for a in s.arrays]
+        self.kinds: list[Sequence[StoredArray | None]] = [self.arrays]
+        masks = [mask for s in sources for mask in masks_of(s)]
+        if any(mask is not None for mask in masks):
+            self.kinds.append(masks)
         self.first_array = np.cumsum([0] + [len(s.arrays) for s in sources])
         self.chunk = np.asarray([a.chunk_elements for a in self.arrays], np.int64)
         self._one_chunk = int(self.chunk[0]) if self.chunk.size and (self.chunk == self.chunk[0]).all() else None
         lengths = np.asarray([a.length for a in self.arrays], np.int64)
         self.first_block = np.concatenate([[0], np.cumsum(-(-lengths // self.chunk))])
         self._first_blocks: list[int] = self.first_block.tolist()
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes that each block takes in memory: those of the largest of each kind."""
+        return sum(slot_bytes(arrays, self.chunk) for arrays in self.kinds)
+
+    def block_bytes(self) -> Int64[np.ndarray, " a"]:
+        """Bytes of a full block of each array, with that of its mask."""
+        itemsizes = [[0 if a is None else a.dtype.itemsize for a in arrays] for arrays in self.kinds]
+        return self.chunk * np.sum(itemsizes, axis=0)  # what is not stored is not read
+
+    def block_requests(self) -> Int64[np.ndarray, " a"]:
+        """Requests that a block of each array takes: one for its tokens and one for its mask."""
+        return np.sum([[a is not None for a in arrays] for arrays in self.kinds], axis=0)
 
     def chunk_of(self, array: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | int:
         """Elements of the blocks of the arrays: one number where all are alike, which divides faster."""
@@ -53,6 +72,12 @@ class BlockSpace:
         """The array that a block belongs to, and the chunk of it that it is."""
         array = bisect_right(self._first_blocks, block) - 1
         return array, block - self._first_blocks[array]
+
+
+def slot_bytes(arrays: Sequence[StoredArray | None], chunk: Int64[np.ndarray, " a"]) -> int:
+    """Bytes that each chunk of some arrays takes in memory: those of the largest; one byte for what is not stored."""
+    itemsizes = np.asarray([1 if a is None else a.dtype.itemsize for a in arrays])
+    return int((chunk * itemsizes).max() + 7) // 8 * 8
 
 
 @dataclass(frozen=True, eq=False)

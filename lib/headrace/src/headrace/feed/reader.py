@@ -26,6 +26,7 @@ from headrace.feed.diagnosis import WaitLog
 from headrace.feed.placement import Placement
 from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
 from headrace.feed.read_ahead import ReadAhead, Step
+from headrace.feed.slots import Gathering
 from headrace.feed.workers import Job, Workers
 from headrace.index.residency import Residency
 from headrace.index.schedule import BatchSchedule
@@ -47,6 +48,7 @@ class HostRows(NamedTuple):
         batch_size: Rows of the global batch.
         seq_len: Elements of a whole row, of which ``tokens`` has those that this process holds.
         segment_lengths: int32 ``[local rows, M]``, or None if the sources do not know their segments.
+        token_mask: uint8 ``[local rows, local columns]``, 0 where a token is not trained on, or None if all are.
     """
 
     tokens: np.ndarray
@@ -54,6 +56,7 @@ class HostRows(NamedTuple):
     batch_size: int
     seq_len: int
     segment_lengths: np.ndarray | None = None
+    token_mask: np.ndarray | None = None
 
 
 class BatchReader(ABC):
@@ -84,10 +87,10 @@ class BatchReader(ABC):
 
 
 class _Group(NamedTuple):
-    """Steps that are gathered together, one after the other into one buffer."""
+    """Steps that are gathered together, one after the other into one buffer for each kind of values."""
 
     steps: list[Step]
-    tokens: np.ndarray
+    values: list[np.ndarray]
     job: Job[None]
 
 
@@ -130,7 +133,7 @@ class PlannedReader(BatchReader):
         self._copiers, self._gatherer = Workers(min(group, 1)), Workers(min(group, 1))
         self._cache = BlockCache(self._space, max_bytes, stats, self._copiers, mapping=mapping)
         self._residency: Residency | None = None
-        self._buffers = Buffers()
+        self._buffers = [Buffers() for _ in self._cache.kinds]
         self._group = group
         self._warned = False
 
@@ -214,27 +217,31 @@ class PlannedReader(BatchReader):
     def _alike(self, one: Step, other: Step) -> bool:
         """Whether two steps may share a buffer: equal shapes, the second as well aligned as the first."""
         rows, length = self._local_rows(one), one.plan.row_elements
-        aligned = rows * length * self._cache.dtype.itemsize % ALIGNMENT == 0
+        aligned = all(rows * length * kind.dtype.itemsize % ALIGNMENT == 0 for kind in self._cache.kinds)
         return aligned and (rows, length) == (self._local_rows(other), other.plan.row_elements)
 
     def _gather(self, steps: list[Step]) -> _Group:
         rows = self._local_rows(steps[0])
-        tokens = self._buffers.take(rows * len(steps), steps[0].plan.row_elements, self._cache.dtype)
-        located = [self._cache.located(s.plan, s.number, s.slots, rows) for s in steps]
+        length = steps[0].plan.row_elements
+        values = [
+            buffers.take(rows * len(steps), length, kind.dtype)
+            for buffers, kind in zip(self._buffers, self._cache.kinds, strict=True)
+        ]
+        located = [Gathering(s.plan, s.number, s.slots, rows) for s in steps]
         with self._watch.phase("gather"), self._waits.during("gather"):
-            return _Group(steps, tokens, self._gatherer.submit(self._cache.gather(located, tokens)))
+            return _Group(steps, values, self._gatherer.submit(self._cache.gather(located, values)))
 
     def _gathered(self, group: _Group, ahead: ReadAhead) -> list[HostRows]:
         with self._watch.phase("gather"), self._waits.during("gather"):
             group.job.result()
         ahead.gathered(group.steps[-1].step)
-        rows = group.tokens.shape[0] // len(group.steps)
+        rows = group.values[0].shape[0] // len(group.steps)
         return [
-            self._host_rows(step, group.tokens[number * rows : (number + 1) * rows])
+            self._host_rows(step, *(of_kind[number * rows : (number + 1) * rows] for of_kind in group.values))
             for number, step in enumerate(group.steps)
         ]
 
-    def _host_rows(self, step: Step, tokens: np.ndarray) -> HostRows:
+    def _host_rows(self, step: Step, tokens: np.ndarray, mask: np.ndarray | None = None) -> HostRows:
         plan, k = step.plan, step.number
         rows = slice(int(plan.row_bounds[k]), int(plan.row_bounds[k + 1]))
         source_id = np.full(tokens.shape[0], -1, np.int32)
@@ -243,13 +250,16 @@ class PlannedReader(BatchReader):
         stats.examples_requested += rows.stop - rows.start
         stats.unique_examples += int(plan.distinct[k])
         stats.coalesced_ranges += int(plan.ranges[k])
-        stats.bytes_delivered += (rows.stop - rows.start) * tokens[:1].nbytes
+        row_bytes = tokens[:1].nbytes + (0 if mask is None else mask[:1].nbytes)
+        stats.bytes_delivered += (rows.stop - rows.start) * row_bytes
         self._warn_of_thrashing()
         segments = None
         if plan.segments is not None:
             segments = np.zeros((tokens.shape[0], plan.segments.shape[1]), np.int32)
             segments[: rows.stop - rows.start] = plan.segments[rows]
-        return HostRows(tokens, source_id, int(plan.batch_sizes[k]), plan.seq_len, segments)
+        if mask is not None and mask.dtype.itemsize > 1:  # as Levanter's caches have it
+            mask = (mask != 0).view(np.uint8)
+        return HostRows(tokens, source_id, int(plan.batch_sizes[k]), plan.seq_len, segments, mask)
 
     def _warn_of_thrashing(self) -> None:
         """Says, once, that the budget is too small for the order, when more than a cold start has been read."""

@@ -14,7 +14,6 @@ from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.supply import require_steps
 from headrace.errors import ConfigError
-from headrace.feed.block_cache import slot_bytes
 from headrace.index.schedule import MAX_STEP, BatchSchedule
 from headrace.simulate.looks import LEAST_STEPS, Look, Stretch, all_steps, sampled, stretches
 from headrace.simulate.quality import WINDOWS, Quality
@@ -188,7 +187,7 @@ def simulate(
         seen.append(_Seen.of(look, Windows(dataset, schedule, look.first_step, ends, row_order), run))
     if not any(one.parts for one in seen):
         raise ConfigError("leaves no whole step to look at", field="first_step", value=first_step)
-    block_bytes = slot_bytes(seen[0].windows.space)
+    block_bytes = seen[0].windows.space.slot_bytes
     used = seen[0].windows.distinct(stop) if whole and total is not None else None
     found: list[HostForecast] = []
     for number in hosts:
@@ -293,8 +292,9 @@ def _of_hosts(
     rate = _mean(rates)
     wanted = _mean([(q.blocks_per_step, weight) for one in seen for q, weight in one.parts])
     read_bytes = _mean([(q.read_bytes, q.blocks_per_step * weight) for one in seen for q, weight in one.parts])
+    requests = _mean([(q.requests, q.blocks_per_step * weight) for one in seen for q, weight in one.parts])
     cold = seen[0].windows.cold_start(hosts)
-    money = rate * (prices.per_1000_reads / 1000 + read_bytes / 2**30 * prices.per_gib)
+    money = rate * (requests * prices.per_1000_reads / 1000 + read_bytes / 2**30 * prices.per_gib)
     return HostForecast(
         hosts=hosts,
         block_fetches=fetches,

@@ -20,6 +20,7 @@ class Quality:
         steps: Full batches looked at.
         blocks_per_step: Blocks' worth of data in a step: what is read if each block is read once.
         read_bytes: Bytes of a block, mean over what is used.
+        requests: Requests that it takes, likewise.
         distinct_blocks: Blocks in a batch, mean.
         variance: ``VR_w`` by w, as far as there are steps.
     """
@@ -27,6 +28,7 @@ class Quality:
     steps: int
     blocks_per_step: float
     read_bytes: float
+    requests: float
     distinct_blocks: float
     variance: dict[int, float]
 
@@ -34,12 +36,13 @@ class Quality:
     def of(cls, blocks: Int64[np.ndarray, "steps uses"], size: int, seq_len: int, space: BlockSpace) -> Quality:
         """Of batches of ``size`` rows; rows that lie in several blocks have several uses, side by side."""
         array = space.array_of(blocks.ravel())
-        chunk_bytes = space.chunk * np.asarray([a.dtype.itemsize for a in space.arrays])
+        block_bytes = space.block_bytes()
         worth = seq_len / space.chunk[array]  # of caches with other chunks: the mean over what is used
         return cls(
             steps=blocks.shape[0],
             blocks_per_step=size * float(worth.mean()),
-            read_bytes=float((chunk_bytes[array] * worth).sum() / worth.sum()),
+            read_bytes=float((block_bytes[array] * worth).sum() / worth.sum()),
+            requests=float((space.block_requests()[array] * worth).sum() / worth.sum()),
             distinct_blocks=float(np.mean((np.diff(np.sort(blocks, axis=1), axis=1, prepend=-1) != 0).sum(axis=1))),
             variance={
                 w: variance_ratio(blocks[:, :: blocks.shape[1] // size], w) for w in WINDOWS if blocks.shape[0] >= 2 * w

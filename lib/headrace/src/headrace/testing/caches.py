@@ -5,13 +5,14 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout, token_dtype
+from headrace.store.layout import CacheLayout, LeafSpec, token_dtype
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ragged import PartWriter
 
@@ -35,19 +36,27 @@ def write_cache(
     vocab_size: int = 256,
     eos_id: int | None = None,
     layout: CacheLayout | None = None,
+    mask: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> TokenCache:
-    """Writes documents, given as one list for each part, as a finished cache and opens it."""
+    """Writes documents, given as one list for each part, as a finished cache and opens it.
+
+    ``mask`` says which tokens of a document are trained on; the cache then has a leaf ``loss_mask``.
+    """
     root = str(path)
     layout = layout or CacheLayout(token_dtype(vocab_size).name, chunk_elements=256, shard_chunks=4)
     tokenizer: dict[str, Any] = {"path": "testing", "file": None, "fingerprint": "testing", "vocab_size": vocab_size}
     tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": eos_id}
+    leaves = [] if mask is None else [LeafSpec("loss_mask", "uint8", "ragged")]
     records = []
     for number, documents in enumerate(parts):
-        writer = PartWriter(root, f"{number:05d}", layout)
+        writer = PartWriter(root, f"{number:05d}", layout, leaves)
         for document in documents:
-            writer.append(document, np.array([document.size]))
+            size = np.array([document.size])
+            masks = {} if mask is None else {"loss_mask": (mask(document).astype(np.uint8), size)}
+            writer.append(document, size, masks)
         records.append(writer.close())
-    write_ledger(root, Ledger(False, tokenizer, layout.to_json()).complete(records))
+    said = [{"name": leaf.name, "dtype": leaf.dtype, "kind": leaf.kind} for leaf in leaves]
+    write_ledger(root, Ledger(False, tokenizer, layout.to_json(), leaves=said).complete(records))
     return TokenCache.open(root)
 
 
