@@ -10,17 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.check.findings import findings
+from headrace.check.plan import plan_run
+from headrace.component_config import ComponentConfig
+from headrace.config import LmDataConfig
 from headrace.data.document_filter import DocumentFilter
 from headrace.data.examples import Example
 from headrace.data.loss import token_nll, unified_loss
+from headrace.data.mixture import MixtureDataset
 from headrace.data.packing import PackedTokenDataset
-from headrace.data.preference import PreferenceDataset, dpo_weights, pack_pairs, pair_examples, pairs_of_rows
+from headrace.data.preference import dpo_weights, pack_pairs, pair_examples, pairs_of_rows
 from headrace.errors import ConfigError
 from headrace.feed.loader import DataLoader
+from headrace.index.packing_config import PackingConfig
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ragged import PartWriter
+from headrace.testing import write_cache
 
 
 def some_pairs(count=5, seed=0):
@@ -132,7 +139,7 @@ def test_pairs_of_a_cache_stay_together_whatever_the_order(first, more, algorith
         assert counts.dropped_documents == (~fits).sum()
         assert counts.packed_tokens == lengths[fits].sum() == cache.num_tokens - rows.dropped_tokens
         for order in (rows, rows.shuffle(seed=3)):
-            batch = PreferenceDataset(order, [cache]).read(np.arange(len(rows)))
+            batch = order.read(np.arange(len(rows)))
             seen = []
             for b in range(len(rows)):
                 held = [int(n) for n in batch.segment_lengths[b] if n]
@@ -161,7 +168,7 @@ def test_pairs_are_held_out_and_removed_as_pairs(tmp_path):
     assert sides[0] | sides[1] == packed
     assert not {d // 2 for d in sides[0]} & {d // 2 for d in sides[1]}
     assert rows.describe()["unit"] == 2
-    with DataLoader(PreferenceDataset(rows.shuffle(seed=0), [cache]), 8) as loader:
+    with DataLoader(rows.shuffle(seed=0), 8) as loader:
         batch = loader.batch_at(0)
     assert float(np.asarray(batch.token_weights).min()) == -1
 
@@ -178,8 +185,36 @@ def test_what_is_no_cache_of_pairs_is_refused(tmp_path):
         PackedTokenDataset(cache, 10, long="error", unit=2)
     with pytest.raises(ConfigError, match="unit = 0"):
         PackedTokenDataset(cache, 16, unit=0)
-    rows = PackedTokenDataset(cache, 16, long="drop", unit=2)
     with pytest.raises(ConfigError, match=r"chosen\[0\] = 0: is out of turn"):
-        PreferenceDataset(rows, [cache])
-    with pytest.raises(ConfigError, match="Pack the cache with unit=2"):
-        PreferenceDataset(PackedTokenDataset(cache, 16, long="drop"), [cache])
+        PackedTokenDataset(cache, 16, long="drop", unit=2)
+    assert not PackedTokenDataset(cache, 16, long="drop", unit=2, pairs=False).pairs
+    with pytest.raises(ConfigError, match="Pack with unit=2"):
+        PackedTokenDataset(cache, 16, long="drop", pairs=True)
+    with pytest.raises(ConfigError, match="--kind preference"):
+        PackedTokenDataset(cache, 16, long="drop", unit=2, loss_mask="none")
+
+
+def test_pairs_in_a_config_and_what_parts_them(tmp_path):
+    path = cache_of_pairs(tmp_path / "pairs", [[3, 4] * 20]).path
+
+    def config(packing):
+        return LmDataConfig(
+            {"a": ComponentConfig(path, packing=packing)}, seq_len=16, batch_size=8, num_steps=2, shuffle=False
+        )
+
+    whole = config(PackingConfig(unit=2, long="drop"))
+    with DataLoader(whole.dataset()) as loader:
+        for batch in loader:
+            weights, tokens = np.asarray(batch.token_weights), np.asarray(batch.tokens)
+            assert set(np.sign(weights[(weights != 0) & (tokens % 2 == 1)])) == {1}
+            assert set(np.sign(weights[(weights != 0) & (tokens % 2 == 0)])) == {-1}
+    assert "parted_pairs" not in {f.rule for f in findings(plan_run(whole, hosts=[1]))}
+    for packing in (None, PackingConfig()):
+        said = {f.rule: f for f in findings(plan_run(config(packing), hosts=[1]))}["parted_pairs"]
+        assert "components.a.packing" in str(said)
+    texts = write_cache(tmp_path / "texts", [[np.arange(200)]])
+    rows = PackedTokenDataset(path, 16, unit=2, long="drop")
+    with pytest.raises(ConfigError, match=r"components\.pairs: has rows of preference pairs"):
+        MixtureDataset({"texts": PackedTokenDataset(texts, 16), "pairs": rows}, {"texts": 1, "pairs": 1}, 8)
+    mixture = MixtureDataset({"one": rows, "two": rows.shuffle(1)}, {"one": 1, "two": 2}, 8)
+    assert mixture.read([0, 1]).token_weights.min() == -1

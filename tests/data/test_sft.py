@@ -8,16 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.check.sizes import planned_caches
 from headrace.component_config import ComponentConfig
 from headrace.config import LmDataConfig
 from headrace.data.examples import pack_examples
 from headrace.data.mixture import MixtureDataset
 from headrace.data.packing import PackedTokenDataset
+from headrace.data.phased import PhasedDataset
 from headrace.data.sft import MODES, Media, Message, conversation, trained_messages, trains
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, ReadError
 from headrace.feed.loader import DataLoader
 from headrace.index.packing.plan import plan_packs
+from headrace.index.schedule import BatchSchedule
+from headrace.ingest.source import SourceConfig
+from headrace.simulate import simulate
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.ledger import Ledger, write_ledger
@@ -205,3 +210,25 @@ def test_a_flipped_bit_of_a_mask_is_named(tmp_path):
         list(loader)
     for step in (0, 1, 3):
         loader.batch_at(step)
+
+
+def test_what_is_not_built_yet_is_planned_with_its_mask(tmp_path):
+    """By the name of the leaf, or as conversations have one."""
+    chat = SourceConfig(["chats.jsonl"], kind="chat")
+    plain, named, built = (
+        LmDataConfig({"a": ComponentConfig("no/where", expected_tokens=1e6, **more)}, seq_len=64, batch_size=8)
+        for more in ({}, {"loss_mask": "loss_mask"}, {"source": chat})
+    )
+    bytes_per_step = []
+    for config in (plain, named, built):
+        dataset = config.dataset(planned_caches(config).caches)
+        forecast = simulate(dataset, BatchSchedule(8), hosts=[1], num_steps=20)
+        bytes_per_step.append(forecast.by_hosts[0].bytes_per_step)
+    assert bytes_per_step[1] == bytes_per_step[2] == pytest.approx(1.25 * bytes_per_step[0])
+
+
+def test_phases_that_mask_differently_are_refused(tmp_path):
+    cache = masked_cache(tmp_path, [[40, 40]])
+    phases = [(0, TokenSeqDataset(cache, 8)), (2, TokenSeqDataset(cache, 16, loss_mask="none"))]
+    with pytest.raises(ConfigError, match=r"phases\[2\]"):
+        PhasedDataset(phases, BatchSchedule(2))

@@ -18,6 +18,7 @@ from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.loader import DataLoader
 from headrace.store.cache import TokenCache
+from headrace.testing import write_cache
 
 pytest.importorskip("levanter")
 OF_OTHERS = ("DeprecationWarning", "FutureWarning", "UserWarning")
@@ -146,6 +147,19 @@ def test_as_a_component_of_levanters_own_config(config):
     assert copy.deepcopy(component.datasets["train"]) is component.datasets["train"]
 
 
+def test_masks_of_chats_are_levanters_loss_weights(tmp_path):
+    from headrace.levanter import HeadraceDataset
+
+    cache = write_cache(tmp_path, [[np.arange(k, k + 9) for k in range(40)]], mask=lambda ids: ids % 3 > 0)
+    for loss_mask in ("auto", "none"):
+        rows = TokenSeqDataset(cache, 16, loss_mask=loss_mask)
+        examples = asyncio.run(HeadraceDataset(rows, 4, row_order="stream").get_batch(range(8)))
+        found = np.stack([np.asarray(e.loss_weight.array) for e in examples])
+        wanted = rows.read(np.arange(8))
+        assert np.array_equal(found, wanted.token_weights)
+        assert (found[:, :-1] == 0).any() == (loss_mask == "auto")
+
+
 def test_wrong_use_is_refused(config, caches):
     from headrace.levanter import HeadraceDataset, LmLoader
 
@@ -182,6 +196,7 @@ from levanter.data import DataLoader
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.levanter import HeadraceDataset
 from headrace.store.cache import TokenCache
+from headrace.testing import write_cache
 dataset = HeadraceDataset(TokenSeqDataset(TokenCache.open(sys.argv[1]), 16).shuffle(0).repeat(), 8)
 mesh = Mesh(np.asarray(jax.devices()), ("data",))
 loader = DataLoader(dataset, 8, mesh=mesh, axis_resources={"batch": "data"}, max_buffered_batches=None, prefetch_size=4)

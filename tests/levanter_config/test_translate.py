@@ -235,3 +235,12 @@ def test_what_levanter_would_not_read_is_refused_with_its_place(raw, field, cure
         translate(raw)
     assert caught.value.field == field
     assert cure is None or cure in (caught.value.cure or "")
+
+
+def test_chats_that_levanter_trains_on_as_a_whole_are_not_masked():
+    def of(form):
+        component = {"cache_dir": "gs://bucket/chat", "format": form}
+        return translate({"components": {"a": component}}).config["components"]["a"]
+
+    assert of({"type": "chat", "mask_user_turns": False})["loss_mask"] == "none"
+    assert "loss_mask" not in of({"type": "chat"})  # auto: the mask that Levanter's cache has

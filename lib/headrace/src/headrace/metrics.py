@@ -9,13 +9,14 @@ coalesced_ranges             count    runs of neighbouring rows, batch by batch;
 block_fetches                count    stored blocks read or mapped because they were not in memory; a block is a chunk
                                       of tokens and, if there is one, that of their mask
 block_hits                   count    uses of a block that was in memory already
-tensorstore_reads_issued     count    read calls to TensorStore (one a block, or one a range without a block cache)
+tensorstore_reads_issued     count    read calls to TensorStore (one a block, two if it has a mask; without a block
+                                      cache one a range)
 bytes_read                   bytes    decoded bytes of those blocks and ranges, read or mapped
-mapped_blocks                count    block_fetches copied from memory-mapped files (local, uncompressed) and not
+mapped_blocks                count    chunks of them copied from memory-mapped files (local, uncompressed) and not
                                       read through TensorStore; 0 there: see headrace.store.mapped
 bytes_delivered              bytes    bytes of the rows that batches got
 requests                     count    requests to stores over HTTP, of this process since the loader was made, with the
-                                      two below; near block_fetches: one a block; 0: all is local
+                                      two below; near block_fetches (twice that with masks); 0: all is local
 retries                      count    requests sent again after a failure; near 0, or the store throttles or breaks
 hedges                       count    second requests for late answers; high: the store has a long tail
 reads_per_example            ratio    (tensorstore_reads_issued + mapped_blocks) / examples_requested; 1: random access

@@ -39,7 +39,7 @@ class HostBatches(BatchOrder):
         rank: Number of this process.
         world: Processes; must divide every batch size.
         row_order: As for :class:`headrace.DataLoader`.
-        prefetch_bytes: Budget for stored blocks in memory and in flight; up to 32 batches that are ready or in the
+        prefetch_bytes: Budget for stored blocks in memory and in flight; up to 48 batches that are ready or in the
             making come on top.
 
     Raises:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from headrace.check.plan import ComponentPlan, RunPlan
+from headrace.data.pairs import CHOSEN
 from headrace.errors import HeadraceError
 from headrace.index.schedule import weight_from_config
 from headrace.index.shuffle_config import BlockShuffleConfig
@@ -81,6 +82,19 @@ def _planned_as_streams(plan: RunPlan) -> Iterator[Finding]:
             "follows from the lengths of documents, which are not there yet: planned as streams, without padding",
             "Check again when the caches are built.",
         )
+
+
+def _parted_pairs(plan: RunPlan) -> Iterator[Finding]:
+    for c in plan.components:
+        packing = plan.config.components[c.name].packing
+        if CHOSEN in c.leaves and (packing is None or packing.unit != 2):
+            yield Finding(
+                "warning",
+                "parted_pairs",
+                f"components.{c.name}.packing",
+                "parts preference pairs: rejected answers are trained on as chosen ones are",
+                "Set packing: {unit: 2, long: drop}, which makes each pair a unit whose rejected side weighs -1.",
+            )
 
 
 def _no_tokenizer(plan: RunPlan) -> Iterator[Finding]:
@@ -338,6 +352,7 @@ def _uneven_hosts(plan: RunPlan) -> Iterator[Finding]:
 _RULES = (
     _missing_caches,
     _planned_as_streams,
+    _parted_pairs,
     _no_tokenizer,
     _wrong_sizes,
     _no_end,

@@ -44,6 +44,7 @@ class ComponentPlan:
     Attributes:
         name: Its name.
         cache: Path of its cache.
+        leaves: What the cache holds beside the tokens.
         exists: Whether the cache does; if not, sizes are as declared.
         declared_tokens: Tokens that the config declares; None: it declares none.
         tokens: Tokens of the cache.
@@ -64,6 +65,7 @@ class ComponentPlan:
 
     name: str
     cache: str
+    leaves: tuple[str, ...]
     exists: bool
     declared_tokens: int | None
     tokens: int
@@ -332,6 +334,7 @@ def _component(
     return ComponentPlan(
         name=name,
         cache=config.components[name].cache,
+        leaves=tuple(cache.leaves),
         exists=exists,
         declared_tokens=declared,
         tokens=cache.num_tokens,

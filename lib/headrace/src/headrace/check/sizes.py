@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from headrace.component_config import ComponentConfig
 from headrace.config import LmDataConfig
+from headrace.data.masks import MASKS
 from headrace.errors import ConfigError, did_you_mean
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.simulate import virtual_cache
@@ -96,11 +98,26 @@ def planned_caches(
     vocabulary, eos_id = _tokens_of(config, there)
     chunks = CacheLayout("int32", CHUNK, SHARD_CHUNKS) if layout == "levanter" else None
     caches = {
-        name: virtual_cache(name, declared[name], vocab_size=vocabulary, layout=chunks, eos_id=eos_id)
+        name: virtual_cache(
+            name,
+            declared[name],
+            vocab_size=vocabulary,
+            layout=chunks,
+            eos_id=eos_id,
+            mask=_mask_of(config.components[name]),
+        )
         for name in missing
     }
     unpacked = tuple(name for name in missing if config.components[name].packing is not None)
     return PlannedCaches(caches, declared, _as_streams(config, unpacked), unpacked)
+
+
+def _mask_of(component: ComponentConfig) -> str | None:
+    """The leaf that a cache will have that says which tokens are trained on."""
+    if component.loss_mask not in ("auto", "none"):
+        return component.loss_mask
+    masked = component.source is not None and component.source.kind in ("chat", "preference")
+    return MASKS[0] if masked and component.loss_mask == "auto" else None
 
 
 def _refuse_documents(config: LmDataConfig, missing: Sequence[str]) -> None:

@@ -37,6 +37,7 @@ class PackedBatch(eqx.Module):
             None: rows are full, and ``eos_id`` says where segments end.
         eos_id: A segment ends after each of these tokens; None: each row is one segment. Static under jit.
         loss_mask: Which labels are trained on, beside what segments say (RL, and SFT of examples); None: all.
+            Position i stands for token i + 1; a mask of tokens, as caches have it, is ``token_mask``.
         weights: Weight of each label (RL: its advantage); None: 1. Where a label is not trained on, it does not count.
         group_ids: Group of each segment (RL: the prompt; preference: the pair), any numbers; None: each its own.
         policy_version: Version of the policy that sampled each label (RL), or None.

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.data.batch import PackedBatch, pack_rows
-from headrace.data.rows import Rows, RowSource, read_masks, read_rows, segments_of
+from headrace.data.rows import Rows, RowSource, masks_of, read_masks, read_rows, segments_of
 from headrace.errors import ConfigError
 from headrace.index.block_shuffle import BlockShuffle
 from headrace.index.braid import BraidShuffle
@@ -249,8 +249,10 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row as it is stored, without its mask."""
-        return self.seq_len * max(a.dtype.itemsize for s in self.sources for a in s.arrays)
+        """Bytes of a row as it is stored, with its mask."""
+        masks = [a for s in self.sources for a in masks_of(s) if a is not None]
+        tokens = max(a.dtype.itemsize for s in self.sources for a in s.arrays)
+        return self.seq_len * (tokens + max((a.dtype.itemsize for a in masks), default=0))
 
     @property
     @abc.abstractmethod
@@ -276,13 +278,16 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         """
 
     async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
-        rows = self.locate(check_indices(indices, self.length))
+        return await self.read_located(self.locate(check_indices(indices, self.length)), self.read_stats)
+
+    async def read_located(self, rows: Rows, stats: ReadStats) -> PackedBatch:
+        """The batch of rows that :meth:`locate` named, in their order; ``stats`` counts what is read."""
         if rows.row.size == 0:
             tokens = np.zeros((0, self.seq_len), np.int32)
         else:
-            tokens = await read_rows(self.sources, rows, self.read_stats)
+            tokens = await read_rows(self.sources, rows, stats)
         segments = segments_of(self.sources, rows.source, rows.row)
-        mask = await read_masks(self.sources, rows, self.seq_len, self.read_stats)
+        mask = await read_masks(self.sources, rows, self.seq_len, stats)
         return pack_rows(tokens, rows.source.astype(np.int32), self.eos_id, segments, mask, self.pairs)
 
     def reordered(self, order: IndexMap) -> PlannedDataset:

@@ -12,8 +12,8 @@ denominator      c
 ``"tokens"``     1 / max(1, labels that are trained on), whatever they weigh
 ``"sequences"``  1 / (labels of the segment that are trained on x segments that have any): the mean over segments of
                  each segment's mean
-``"groups"``     the same with groups for segments, a group being all segments of one number in ``group_ids``, wherever
-                 in the batch they lie
+``"groups"``     the same with groups for segments, a group being all segments of one number in ``segment_groups``,
+                 wherever in the batch they lie
 a number         1 / that number (Dr. GRPO: completions x the longest length)
 a function       1 / what it returns for the batch: a scalar, or one value a label
 ===============  ====================================================================================================

@@ -63,12 +63,18 @@ def mask_arrays(cache: TokenCache, leaf: str | None) -> Sequence[StoredArray] | 
     masks, tokens = [p.data for p in found.parts], [p.data for p in cache.parts]
     one_each = found.kind == "ragged" and [a.length for a in masks] == [a.length for a in tokens]
     if not one_each or found.dtype.kind not in "iub":
-        raise ConfigError("has not one number a token", field=field, value=sum(a.length for a in masks))
+        raise ConfigError(
+            "has not one number a token",
+            field=field,
+            value=sum(a.length for a in masks),
+            cure="Name another leaf as loss_mask, or none.",
+        )
     for mask, of in zip(masks, tokens, strict=True):
         if mask.chunk_elements != of.chunk_elements:
             raise ConfigError(
                 f"lies in chunks of {mask.chunk_elements} elements, the tokens in chunks of {of.chunk_elements}",
                 field=field,
-                cure="Build the cache again: headrace reads a chunk of tokens and that of their mask together.",
+                cure="Build the cache again, as chunks of tokens and of their mask are read together; or set loss_mask:"
+                " none.",
             )
     return masks

@@ -25,6 +25,7 @@ from headrace.data.dataset import AsyncDataset, PlannedDataset
 from headrace.data.document_filter import DocumentFilter, RemovedDocuments
 from headrace.data.masks import mask_arrays, mask_leaf
 from headrace.data.pack_plans import first_tokens, plan_of_cache
+from headrace.data.pairs import is_of_pairs
 from headrace.data.rows import Pieces, Rows, RowSource
 from headrace.errors import ConfigError
 from headrace.index.holdout import held_out
@@ -51,6 +52,9 @@ class PackedTokenDataset(PlannedDataset):
         name: Name for counters and reports; None: the cache's path.
         loss_mask: Leaf that says which tokens are trained on; ``auto``: that of chats, if the cache has it; ``none``:
             all tokens are. See :mod:`headrace.data.masks`.
+        pairs: Whether documents are preference pairs, chosen and rejected in turn (:mod:`headrace.data.preference`),
+            which takes ``unit=2``; None: if they are packed so and the cache says which are chosen, as those that
+            headrace builds do.
         plans: Folder or URL for plans; None: ``plans`` in the cache's own folder.
 
     Attributes:
@@ -62,7 +66,8 @@ class PackedTokenDataset(PlannedDataset):
         loss_mask: The leaf that says which tokens are trained on; None: all are.
 
     Raises:
-        ConfigError: the dataset is not a cache but an order of one; ``long`` would need longer rows; nothing to pack.
+        ConfigError: the dataset is not a cache but an order of one; ``long`` would need longer rows; nothing to pack;
+            pairs that are none.
         CacheError: the cache cannot be used, or the plan cannot be written.
 
     Example:
@@ -85,6 +90,7 @@ class PackedTokenDataset(PlannedDataset):
         removed: DocumentFilter | RemovedDocuments | None = None,
         name: str | None = None,
         loss_mask: str = "auto",
+        pairs: bool | None = None,
         plans: str | Path | None = None,
     ) -> None:
         if isinstance(cache, AsyncDataset):
@@ -104,6 +110,7 @@ class PackedTokenDataset(PlannedDataset):
         spec = self.packing.spec(int(seq_len), self.cache.layout.chunk_elements)
         self.plan, self.plan_path = plan_of_cache(self.cache, spec, removed.documents, self.packing.plans, unit)
         self.loss_mask = mask_leaf(self.cache, loss_mask)
+        self._pairs = is_of_pairs(self.cache, unit, pairs, self.loss_mask)
         self._rows = PackedRows(self.cache, self.plan, name or self.cache.path, unit, self.loss_mask)
         self._stats = ReadStats()
 
@@ -124,6 +131,10 @@ class PackedTokenDataset(PlannedDataset):
         return None
 
     @property
+    def pairs(self) -> bool:
+        return self._pairs
+
+    @property
     def read_stats(self) -> ReadStats:
         return self._stats
 
@@ -135,11 +146,8 @@ class PackedTokenDataset(PlannedDataset):
             **({} if self.packing.unit == 1 else {"unit": self.packing.unit}),
             **({} if self.removed_documents == 0 else {"removed_documents": self.removed_documents}),
             **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
+            **({"pairs": True} if self.pairs else {}),
         }
-
-    @property
-    def row_bytes(self) -> int:
-        return self.seq_len * self.cache.dtype.itemsize
 
     @property
     def padding_tokens(self) -> int:
@@ -234,6 +242,7 @@ class PackedTokenDataset(PlannedDataset):
             removed=removed,
             name=self._rows.name,
             loss_mask=self.loss_mask or "none",
+            pairs=self.pairs,
             plans=p.plans,
         )
 

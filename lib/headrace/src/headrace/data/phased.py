@@ -16,7 +16,7 @@ from jaxtyping import Int64
 
 from headrace.data.batch import PackedBatch
 from headrace.data.dataset import PlannedDataset
-from headrace.data.rows import Rows, RowSource
+from headrace.data.rows import Rows, RowSource, masks_of
 from headrace.errors import ConfigError
 from headrace.index.remap import IndexMap
 from headrace.index.schedule import BatchSchedule
@@ -69,7 +69,7 @@ class PhasedDataset(PlannedDataset):
         self.phases, self.batch_schedule, self.changes = tuple(phases), batch, tuple(changes)
         first = self.phases[0][1]
         for step, dataset in self.phases:
-            if _urls(dataset) != _urls(first) or dataset.eos_id != first.eos_id:
+            if (_urls(dataset), dataset.eos_id, dataset.pairs) != (_urls(first), first.eos_id, first.pairs):
                 raise ConfigError("lies in other arrays than the first phase", field=f"phases[{step}]")
         self._steps = np.asarray(steps, np.int64)
 
@@ -144,7 +144,9 @@ class PhasedDataset(PlannedDataset):
 
 
 def _urls(dataset: PlannedDataset) -> list[str]:
-    return [array.url for source in dataset.sources for array in source.arrays]
+    """Of all arrays, tokens and masks."""
+    arrays = [a for source in dataset.sources for a in (*source.arrays, *masks_of(source))]
+    return ["" if array is None else array.url for array in arrays]
 
 
 class Continued(PlannedDataset):

@@ -7,8 +7,9 @@ DPO is of that form: with m = beta * ((log p_c - log q_c) - (log p_r - log q_r))
 reference, the gradient of ``-log sigmoid(m)`` is that of ``-w * (log p_c - log p_r)`` for ``w = beta * sigmoid(-m)``
 held fixed. :func:`dpo_weights` gives w; divide by the number of pairs (``denominator=pairs``).
 
-:class:`PreferenceDataset` reads the pairs of a cache (``headrace build --kind preference``), packed as units by a
-static plan; :func:`pack_pairs` packs pairs that are in memory.
+Pairs of a cache (``headrace build --kind preference``) are packed as units by a static plan, ``unit=2`` of
+:class:`~headrace.data.packing.PackedTokenDataset`; :func:`pack_pairs` packs pairs that are in memory. Either way
+batches say ``pairs``: their weights get their sign from it.
 
 Price: DPO needs the log probabilities of both sides before the step: one forward pass of policy and reference each.
 
@@ -19,19 +20,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Float64
 
 from headrace.data.batch import PackedBatch
-from headrace.data.dataset import PlannedDataset
 from headrace.data.examples import Example, pack_examples
-from headrace.data.rows import Rows, RowSource, masks_of
 from headrace.errors import ConfigError
-from headrace.index.remap import IndexMap
-from headrace.metrics import ReadStats
-from headrace.store.cache import TokenCache
 
 
 def dpo_weights(
@@ -129,99 +124,6 @@ def pack_pairs(
         >>> pack_pairs([pair], 6).token_weights.tolist()
         [[1.0, 0.0, -1.0, 0.0, 0.0, 0.0]]
     """
-    return pack_examples(pair_examples(pairs, weights), seq_len, unit=2, rows=rows, multiple=multiple)
-
-
-class PreferenceDataset(PlannedDataset):
-    """Rows of pairs: of each pair the chosen answer weighs 1 and the rejected one -1, and both are one group.
-
-    To train by DPO, give batches ``weights``: what :func:`dpo_weights` says of each pair, at all of its tokens.
-
-    Args:
-        rows: Rows of caches of pairs that never part them: ``PackedTokenDataset(cache, seq_len, unit=2, long="drop")``,
-            shuffled, or a mixture of such.
-        caches: The cache of each of its sources, in their order.
-
-    Raises:
-        ConfigError: the rows are not of pairs, or do not say which tokens are the answers'; the documents of a cache
-            are not chosen and rejected in turn.
-    """
-
-    def __init__(self, rows: PlannedDataset, caches: Sequence[TokenCache]) -> None:
-        for source in rows.sources:
-            if getattr(source, "unit", 1) != 2:
-                raise ConfigError(
-                    "are not rows of pairs", field="rows", value=source.name, cure="Pack the cache with unit=2."
-                )
-            if None in masks_of(source):
-                raise ConfigError(
-                    "do not say which tokens are trained on",
-                    field="rows",
-                    value=source.name,
-                    cure="Build the cache with --kind preference, which writes the leaf loss_mask.",
-                )
-        for cache in caches:
-            _check_turns(cache)
-        self.rows, self.caches = rows, tuple(caches)
-
-    @property
-    def length(self) -> int | None:
-        return self.rows.length
-
-    @property
-    def sources(self) -> Sequence[RowSource]:
-        return self.rows.sources
-
-    @property
-    def seq_len(self) -> int:
-        return self.rows.seq_len
-
-    @property
-    def eos_id(self) -> int | None:
-        return self.rows.eos_id
-
-    @property
-    def pairs(self) -> bool:
-        return True
-
-    @property
-    def read_stats(self) -> ReadStats:
-        return self.rows.read_stats
-
-    def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
-        return self.rows.locate(indices, epoch)
-
-    def describe(self) -> dict[str, Any]:
-        return {"pairs": self.rows.describe()}
-
-    def reordered(self, order: IndexMap) -> PreferenceDataset:
-        return PreferenceDataset(self.rows.reordered(order), self.caches)
-
-    def default_io_block_size(self) -> int:
-        return self.rows.default_io_block_size()
-
-    def block_aligned(self, io_block_size: int) -> PreferenceDataset:
-        return PreferenceDataset(cast(PlannedDataset, self.rows.block_aligned(io_block_size)), self.caches)
-
-    def full_blocks(self, io_block_size: int) -> int:
-        return self.rows.full_blocks(io_block_size)
-
-    def check_stored_order(self) -> None:
-        self.rows.check_stored_order()
-
-
-def _check_turns(cache: TokenCache) -> None:
-    """The leaf ``chosen`` of a cache, if it has one, must be 1 and 0 in turn."""
-    if "chosen" not in cache.leaves:
-        return
-    at = 0
-    for block in cache.leaf("chosen").blocks():
-        wrong = np.flatnonzero(block.reshape(-1) != (np.arange(at, at + block.size) + 1) % 2)
-        if wrong.size:
-            number = at + int(wrong[0])
-            raise ConfigError(
-                "is out of turn: even documents are chosen, odd ones are rejected",
-                field=f"chosen[{number}]",
-                value=int(block.reshape(-1)[wrong[0]]),
-            )
-        at += block.size
+    batch = pack_examples(pair_examples(pairs, weights), seq_len, unit=2, rows=rows, multiple=multiple)
+    strength = np.abs(np.asarray(batch.weights))  # the sign is that of the side
+    return dataclasses.replace(batch, weights=strength, pairs=True)

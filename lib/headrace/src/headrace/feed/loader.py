@@ -186,10 +186,12 @@ class DataLoader(BatchOrder):
             check_same(self.placement.sharding.device_set, {**first, **self.describe()})
             self._check_hosts = False
         ready = self._ready_batches()
-        group = min(GROUP, ready // (GATHERING + 2))
+        # One group is delivered, one ready, the rest gathered; what has no room for three is made batch by batch
+        group = 0 if ready < 3 else int(np.clip(ready // (GATHERING + 2), 1, GROUP))
+        gathering = min(ready // group - 2, GATHERING) if group else 0
         waits = WaitLog(step)
         counted = IterationStats(self._stall_rule, waits.explain, replay=replayed > 0)
-        reader = self._reader(counted.reads, counted.watch, waits, group=group)
+        reader = self._reader(counted.reads, counted.watch, waits, group=group, gathering=gathering)
         self._readers.add(reader)
         last = self.num_steps
         if replayed:
@@ -197,7 +199,7 @@ class DataLoader(BatchOrder):
         make = partial(_delivered, reader, step, last, partial(self._to_devices, watch=counted.watch, waits=waits))
         batches = Prefetched(
             partial(_replayed, make) if replayed else make,
-            _READY_REPLAYS if replayed else ready - (GATHERING + 1) * group,
+            _READY_REPLAYS if replayed else ready - (gathering + 1) * group,
             counted.queue,
             interrupt=reader.interrupt,
         )
@@ -252,7 +254,9 @@ class DataLoader(BatchOrder):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _reader(self, stats: ReadStats, watch: Stopwatch, waits: WaitLog, *, group: int) -> BatchReader:
+    def _reader(
+        self, stats: ReadStats, watch: Stopwatch, waits: WaitLog, *, group: int, gathering: int = GATHERING
+    ) -> BatchReader:
         check_same_process()  # neither the stores' threads nor jax live on in a fork
         if isinstance(self.dataset, PlannedDataset):
             return PlannedReader(
@@ -264,6 +268,7 @@ class DataLoader(BatchOrder):
                 stats,
                 watch,
                 group,
+                gathering,
                 mapping=self._mapping,
                 waits=waits,
             )

@@ -35,7 +35,9 @@ from headrace.metrics import ReadStats, Stopwatch
 GROUP = 8
 """Steps gathered together: one handover between threads, and code that is still warm for the next batch."""
 GATHERING = 4
-"""Groups that are gathered, or wait for it, while the ones before are delivered or the next window is planned."""
+"""Groups that are gathered, or wait for it, while the ones before are delivered: so many that the thread has work until
+the next window is planned.
+"""
 _THRASHING = 3.0
 
 
@@ -107,6 +109,7 @@ class PlannedReader(BatchReader):
         watch: Gets the phases ``plan``, ``read`` and ``gather``.
         group: Most steps that are gathered together, in a thread of their own while those before are handed on; 0: all
             is done by whoever asks for a batch, step by step.
+        gathering: Groups that are gathered, or wait for it, while the ones before are delivered.
         mapping: Whether blocks of local uncompressed arrays are copied from memory-mapped files.
         waits: Gets the long waits.
     """
@@ -121,6 +124,7 @@ class PlannedReader(BatchReader):
         stats: ReadStats,
         watch: Stopwatch,
         group: int = GROUP,
+        gathering: int = GATHERING,
         *,
         mapping: bool = True,
         waits: WaitLog | None = None,
@@ -134,7 +138,7 @@ class PlannedReader(BatchReader):
         self._cache = BlockCache(self._space, max_bytes, stats, self._copiers, mapping=mapping)
         self._residency: Residency | None = None
         self._buffers = [Buffers() for _ in self._cache.kinds]
-        self._group = group
+        self._group, self._gathering = group, gathering
         self._warned = False
 
     @property
@@ -184,7 +188,7 @@ class PlannedReader(BatchReader):
                 begun.append(ahead.begin())
                 step += 1
             under_way.append(self._gather(begun))
-            if len(under_way) > GATHERING or not self._group or begun[0].step == first_step:
+            if len(under_way) > self._gathering or not self._group or begun[0].step == first_step:
                 yield self._gathered(under_way.popleft(), ahead)
         while under_way:
             yield self._gathered(under_way.popleft(), ahead)
@@ -257,7 +261,7 @@ class PlannedReader(BatchReader):
         if plan.segments is not None:
             segments = np.zeros((tokens.shape[0], plan.segments.shape[1]), np.int32)
             segments[: rows.stop - rows.start] = plan.segments[rows]
-        if mask is not None and mask.dtype.itemsize > 1:  # as Levanter's caches have it
+        if mask is not None and mask.dtype != np.uint8:  # as Levanter's caches have it
             mask = (mask != 0).view(np.uint8)
         return HostRows(tokens, source_id, int(plan.batch_sizes[k]), plan.seq_len, segments, mask)
 

@@ -95,8 +95,8 @@ class Slots:
         dtypes = [np.dtype(np.uint8) if a is None else a.dtype for a in arrays]
         self.dtype = np.result_type(*dtypes)
         """Of every batch, whichever sources it holds: to the devices of all hosts it is one program."""
-        self._kinds = sorted(set(dtypes), key=str)
-        self._kind = np.asarray([self._kinds.index(d) for d in dtypes], np.int64)
+        self._dtypes = sorted(set(dtypes), key=str)
+        self._dtype_of = np.asarray([self._dtypes.index(d) for d in dtypes], np.int64)
         self._itemsize = np.asarray([d.itemsize for d in dtypes], np.int64)
         self.slot_bytes = slot_bytes(arrays, chunk)
         self._workers, self._mapping = workers, mapping
@@ -146,7 +146,7 @@ class Slots:
         """
         row_bytes = out.shape[1] * out.itemsize
         first_byte = [self._first_byte(step) for step in steps]
-        regular = len(self._kinds) == 1 and self.slot_bytes % row_bytes == 0
+        regular = len(self._dtypes) == 1 and self.slot_bytes % row_bytes == 0
         if regular and all(s.plan.whole and s.held == s.rows for s in steps):
             begins = first_byte[0] if len(steps) == 1 else np.concatenate(first_byte)
             row, within = np.divmod(begins, row_bytes)
@@ -157,7 +157,7 @@ class Slots:
     def _first_byte(self, where: Gathering) -> np.ndarray:
         """Where each piece of a step begins."""
         plan, pieces = where.plan, where.pieces
-        itemsize = self.dtype.itemsize if len(self._kinds) == 1 else self._itemsize[plan.array[pieces]]
+        itemsize = self.dtype.itemsize if len(self._dtypes) == 1 else self._itemsize[plan.array[pieces]]
         return where.slots * self.slot_bytes + plan.offset[pieces] * itemsize
 
     def _gather_steps(self, steps: Sequence[Gathering], first_byte: Sequence[np.ndarray], out: np.ndarray) -> None:
@@ -169,7 +169,7 @@ class Slots:
     def _gather_pieces(self, where: Gathering, first_byte: np.ndarray, out: np.ndarray) -> None:
         """Rows of any number of pieces, of any sizes and dtypes."""
         plan, pieces = where.plan, where.pieces
-        kind, size = self._kind[plan.array[pieces]], plan.size[pieces]
+        which, size = self._dtype_of[plan.array[pieces]], plan.size[pieces]
         begin = plan.piece_row[pieces] * out.shape[1] + plan.column[pieces]
         if int(size.sum()) < out.size:
             out[:] = 0  # what no piece fills
@@ -177,8 +177,8 @@ class Slots:
         for run in (out.shape[1], *_RUNS):
             of_run = (size >= run) & (size < longest)
             longest = min(longest, run)
-            for number, dtype in enumerate(self._kinds):
-                some = np.flatnonzero(of_run & (kind == number))
+            for number, dtype in enumerate(self._dtypes):
+                some = np.flatnonzero(of_run & (which == number))
                 if some.size:
                     self._copy_runs(dtype, run, first_byte[some] // dtype.itemsize, begin[some], size[some], flat)
 

@@ -295,7 +295,7 @@ class Quota:
         return table, row
 
     def _walked(self, chunk: int) -> _Walked:
-        """Walks a chunk, once for its table and for the anchor behind it."""
+        """A chunk, walked for its table and for the anchor behind it in one go; the latest are kept."""
         held = self._tables[chunk % _TABLES]
         if held is not None and held[0] == chunk:
             return held[1]

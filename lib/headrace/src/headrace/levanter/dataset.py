@@ -23,12 +23,12 @@ from levanter.data import AsyncDataset as LevanterAsyncDataset
 from levanter.data.text import DirectDatasetComponent
 from levanter.data.text.examples import named_lm_example_from_grug
 
-from headrace.data.batch import PackedBatch, pack_rows
+from headrace.data.batch import PackedBatch
 from headrace.data.batch_order import BatchOrder, RowOrder
 from headrace.data.conversions import to_grug_example
 from headrace.data.dataset import AsyncDataset, PlannedDataset
 from headrace.data.phased import PhasedDataset
-from headrace.data.rows import Rows, read_rows, segments_of
+from headrace.data.rows import Rows
 from headrace.errors import ConfigError
 from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
 from headrace.feed.plan import global_rows
@@ -106,10 +106,7 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
     async def _read(self, wanted: Int64[np.ndarray, " n"]) -> PackedBatch:
         if not isinstance(self.dataset, PlannedDataset):
             return await self.dataset.get_batch(wanted)
-        rows = self._rows(self.dataset, wanted)
-        tokens = await read_rows(self.dataset.sources, rows, self.read_stats)
-        segments = segments_of(self.dataset.sources, rows.source, rows.row)
-        return pack_rows(tokens, rows.source.astype(np.int32), self.dataset.eos_id, segments)
+        return await self.dataset.read_located(self._rows(self.dataset, wanted), self.read_stats)
 
     def _rows(self, dataset: PlannedDataset, wanted: Int64[np.ndarray, " n"]) -> Rows:
         """Where the rows lie that the batches of ``wanted`` have there: a batch is ordered as a whole."""

@@ -38,6 +38,8 @@ def component(
         into.missing(f"{path}.split", f"evaluation on the split {fields['split']!r} stays with Levanter")
     result: dict[str, Any] = {"cache": base if fields.get("flat_cache") else _join(base, "train")}
     form, said = chosen(fields.get("format") or {}, FORMATS, "text", f"{path}.format")
+    if form == "chat" and not said.get("mask_user_turns", True):
+        result["loss_mask"] = "none"  # Levanter's caches have the mask all the same
     if fields.get("source") is not None:
         source = _source(into, fields["source"], f"{path}.source")
         source |= _format(into, form, said, chat_template, f"{path}.format")
@@ -85,18 +87,17 @@ def _format(
     """Settings of a source that say what its records are."""
     if form == "text":
         return {"text_field": said.get("text_key", "text")}
-    into.differs(
-        path,
-        f"a mixture trains on all tokens of its components; what {form!r} masks or pairs is kept in leaves of its"
-        " cache, and used by headrace.data.sft and headrace.data.preference",
-    )
     if form == "prebuilt":
         if said.get("loss_weight_transform") is not None:
             into.missing(f"{path}.loss_weight_transform", "apply it to the weights before they are written")
         fields = {"tokens": said.get("input_ids_key", "input_ids")}
         if said.get("loss_weights_key"):
             fields["loss_mask"] = said["loss_weights_key"]
-            into.differs(f"{path}.loss_weights_key", "kept as a mask of 0 and 1; other weights are refused")
+            into.differs(
+                f"{path}.loss_weights_key",
+                "a mask of 0 and 1 is kept and trained by, other weights are refused; of a cache that exists no leaf of"
+                " weights is read",
+            )
         return {"kind": "tokens", "fields": fields}
     if form == "supervised":
         into.missing(
@@ -114,6 +115,11 @@ def _format(
         return {"kind": "chat", "fields": {"messages": said.get("messages_field", "messages")}, "chat": chat}
     if said.get("slice_strategy", "raise") != "raise":
         into.differs(f"{path}.slice_strategy", "pairs that are too long are decided on when rows are made")
+    into.differs(
+        path,
+        "chosen and rejected answers become documents in turn: with packing {unit: 2, long: drop} the rejected ones"
+        " weigh -1; the loss is yours (headrace.data.preference)",
+    )
     pair = {name: said.get(f"{name}_field", name) for name in ("chosen", "rejected")}
     return {"kind": "preference", "fields": pair, "chat": chat}
 

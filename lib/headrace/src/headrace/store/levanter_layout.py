@@ -11,7 +11,8 @@ Levanter's arrays are never resized (2**54 elements, most of them nowhere), ``of
 and leaves are those that Levanter's own ``TreeCache`` gives, row by row.
 
 What such a cache cannot tell: TensorStore leaves out chunks that are all zero, so a lost shard file of masks reads as
-zeros. For offsets a lost file is always an error; for tokens it is where more than 65,536 of them would be zero. There
+zeros. For offsets a lost file is always an error; for tokens it is where more than 65,536 of them would be zero, for
+masks where nothing would be trained on in 16 million. There
 are no digests either: the fingerprint is that of the ledger, so it tells counts and names, not contents apart.
 
 Price of opening: the ledger, two ``zarr.json`` for each field, and, if documents end with an end-of-text token, the
@@ -44,8 +45,8 @@ NAMED_ONLY = "levanter:"
 """Begins the fingerprint of a tokenizer of which a cache has the name and no copy."""
 VOCABULARY_SAID = "vocab_size_said"
 """Where a tokenizer's record has the size of the vocabulary, if Levanter kept it."""
-_ZERO_TOKENS = 1 << 16
-"""So many tokens of value 0 in one run may be meant; more are a lost file."""
+_MOST_ZEROS = {TOKENS: 1 << 16, "assistant_masks": 1 << 24}
+"""So many values of 0 in one run may be meant; more are a lost file."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +304,7 @@ def _layout_of(url: str) -> CacheLayout:
 def _leaf_part(
     folder: str, name: str, elements: int, documents: int, data: CacheLayout, offsets: CacheLayout
 ) -> LeafPart:
-    zeros = _ZERO_TOKENS if name == TOKENS else None
+    zeros = _MOST_ZEROS.get(name)
     return LeafPart(
         documents,
         LevanterArray(files.join(folder, "data"), elements, data, zeros=zeros),

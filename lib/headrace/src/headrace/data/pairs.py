@@ -1,0 +1,67 @@
+"""Caches of preference pairs: documents that are chosen and rejected in turn."""
+
+from __future__ import annotations
+
+from weakref import WeakSet
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.store.cache import TokenCache
+
+CHOSEN = "chosen"
+"""Leaf that says of each document whether it is a chosen one."""
+_checked: WeakSet[TokenCache] = WeakSet()
+
+
+def is_of_pairs(cache: TokenCache, unit: int, said: bool | None, mask: str | None) -> bool:
+    """Whether rows of a cache are rows of pairs.
+
+    Args:
+        cache: The cache.
+        unit: Documents that are never parted.
+        said: Whether they are to be; None: if ``unit`` is 2 and the cache has the leaf ``chosen``.
+        mask: Leaf that says which tokens are trained on.
+
+    Raises:
+        ConfigError: they are to be, but are packed one by one, or do not say which tokens are the answers'; documents
+            are not chosen and rejected in turn.
+
+    Example:
+        >>> import headrace.testing
+        >>> is_of_pairs(headrace.testing.tiny_cache(documents=6), 2, None, None)
+        False
+    """
+    pairs = unit == 2 and CHOSEN in cache.leaves if said is None else said
+    if not pairs:
+        return False
+    if unit != 2:
+        raise ConfigError("parts the two documents of a pair", field="unit", value=unit, cure="Pack with unit=2.")
+    if mask is None:
+        raise ConfigError(
+            "says that all tokens are trained on, those of the prompts too",
+            field="loss_mask",
+            value="none",
+            cure="Build the cache with --kind preference, which writes the leaf loss_mask; or set pairs=False.",
+        )
+    if cache not in _checked:
+        _check_turns(cache)
+        _checked.add(cache)
+    return True
+
+
+def _check_turns(cache: TokenCache) -> None:
+    """The leaf ``chosen`` of a cache, if it has one, must be 1 and 0 in turn."""
+    if CHOSEN not in cache.leaves:
+        return
+    at = 0
+    for block in cache.leaf(CHOSEN).blocks():
+        wrong = np.flatnonzero(block.reshape(-1) != (np.arange(at, at + block.size) + 1) % 2)
+        if wrong.size:
+            number = at + int(wrong[0])
+            raise ConfigError(
+                "is out of turn: even documents are chosen, odd ones are rejected",
+                field=f"chosen[{number}]",
+                value=int(block.reshape(-1)[wrong[0]]),
+            )
+        at += block.size
