@@ -41,7 +41,7 @@ COMPONENTS = 20
 FAR = 10**6
 BATCH = 1024
 WIDTHS = (20, 64)
-WINDOW_STEPS = 32  # the loader plans as many before it gives the first batch
+WINDOW_STEPS = 32
 
 
 def mapping(n: int, batch: int) -> Callable[[int], np.ndarray]:
