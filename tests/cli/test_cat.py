@@ -21,7 +21,7 @@ from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.state import RunManifest, open_run
 from headrace.store.cache import TokenCache
-from headrace.testing import tiny_cache
+from headrace.testing import tiny_cache, write_cache
 
 Run = Callable[..., tuple[int, str, str]]
 CONFIG = """
@@ -177,6 +177,30 @@ def test_ready_ids_are_spelled_or_decoded_as_told(headrace: Run, tmp_path: Path,
     assert [s["files"] for s in first["spans"]] == [[]] * len(first["spans"])
     spelled = shown(headrace, "run.yaml", "--tokenizer", "ids:256")["rows"][0]
     assert "".join(s["text"] for s in spelled["spans"]) == "".join(f"<{t}>" for t in tokens)
+
+
+def test_what_is_trained_on_of_chats_is_marked(headrace: Run, tmp_path: Path):
+    mask = lambda ids: ids % 2 == 1  # noqa: E731
+    write_cache(tmp_path / "chat", [[np.arange(k, k + 9) for k in range(30, 60)]], mask=mask)
+    tiny_cache(tmp_path / "texts")
+    said = {"seq_len": 16, "batch_size": 8, "components": {n: {"cache": str(tmp_path / n)} for n in ("chat", "texts")}}
+    config = tmp_path / "run.yaml"
+    config.write_text(json.dumps(said))
+    rows = shown(headrace, str(config), "--step", "1")["rows"]
+    batch = load_config(str(config)).loader(Mesh(np.array(jax.devices()[:1]), "data")).batch_at(1)
+    assert {row["component"] for row in rows} == {"chat", "texts"}
+    for row, tokens, trained in zip(rows, np.asarray(batch.tokens), np.asarray(batch.token_mask), strict=True):
+        for one in row["spans"]:
+            here = slice(one["column"], one["column"] + one["tokens"])
+            assert ("runs" in one) == (row["component"] == "chat")
+            if "runs" in one:
+                assert one["trained_tokens"] == trained[here].sum() == (tokens[here] % 2).sum()
+                ids = [i for text, _ in one["runs"] for i in text.split()]
+                assert ids == list(map(str, tokens[here]))
+                assert [t for text, t in one["runs"] for _ in text.split()] == (tokens[here] % 2 == 1).tolist()
+    _, out, _ = headrace("cat", str(config), "--step", "1", *(f"--row={k}" for k in range(8)))
+    assert "of them trained on" in out
+    assert "⟦" in out
 
 
 def test_no_device_is_taken(run: str):

@@ -277,3 +277,24 @@ def test_one_value_a_token():
     nll = token_nll(jnp.zeros((2, 3, 5)), jnp.zeros((2, 3), jnp.int32), chunk=2)
     assert nll.shape == (2, 3)
     np.testing.assert_allclose(nll, np.log(5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("denominator", ["weights", "tokens", "sequences"])
+def test_on_a_mesh_with_explicit_axes(denominator):
+    """``jax.make_mesh`` makes such: types of arrays then say how they are sharded, and a scan or a join may not mix."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    rng = np.random.default_rng(0)
+    lengths = np.array([[3, 5, 0], [8, 0, 0], [2, 2, 3], [1, 1, 0]], np.int32)
+    tokens = rng.integers(0, 9, (4, 8))
+    for batch in (pack_rows(tokens, segment_lengths=lengths), pack_rows(tokens, eos_id=0)):
+        logits = rng.normal(size=(4, 8, 9)).astype(np.float32)
+        wanted = jax.value_and_grad(partial(unified_loss, batch=batch, denominator=denominator))(jnp.asarray(logits))
+        with jax.set_mesh(mesh):
+            rows = NamedSharding(mesh, PartitionSpec("data"))
+            sharded, z = jax.tree.map(lambda leaf: jax.device_put(leaf, rows), (batch, logits))
+            loss = jax.value_and_grad(partial(unified_loss, denominator=denominator))
+            found, expanded = jax.jit(loss)(z, sharded), jax.jit(PackedBatch.expand)(sharded)
+        np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
+        np.testing.assert_allclose(found[1], wanted[1], atol=1e-6)
+        for leaf, same in zip(jax.tree.leaves(expanded), jax.tree.leaves(batch.expand()), strict=True):
+            assert np.array_equal(leaf, same)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import Mesh
 
 from headrace.check.findings import findings
 from headrace.check.plan import plan_run
@@ -19,7 +20,14 @@ from headrace.data.examples import Example
 from headrace.data.loss import token_nll, unified_loss
 from headrace.data.mixture import MixtureDataset
 from headrace.data.packing import PackedTokenDataset
-from headrace.data.preference import dpo_weights, pack_pairs, pair_examples, pairs_of_rows
+from headrace.data.preference import (
+    dpo_weights,
+    pack_pairs,
+    pair_examples,
+    pair_log_probs,
+    pair_weights,
+    pairs_of_rows,
+)
 from headrace.errors import ConfigError
 from headrace.feed.loader import DataLoader
 from headrace.index.packing_config import PackingConfig
@@ -77,6 +85,34 @@ def test_the_gradient_is_that_of_dpo():
     assert np.array_equal(weighted.token_ids, pairs_batch.token_ids)
     found = jax.grad(lambda z: unified_loss(z, weighted, count))(logits)
     np.testing.assert_allclose(found, jax.grad(dpo)(logits), atol=1e-6)
+
+
+def test_the_gradient_is_that_of_dpo_on_devices_with_rows_of_a_cache(tmp_path):
+    cache = cache_of_pairs(tmp_path, [[3, 4, 5, 2, 6, 6, 2, 3, 7, 4]])
+    rows = PackedTokenDataset(cache, 14, long="drop", unit=2)
+    with DataLoader(rows, len(rows), mesh=Mesh(np.asarray(jax.devices()[:1]), ("data",))) as loader:
+        batch = loader.batch_at(0)
+    rng, beta = np.random.default_rng(0), 0.3
+    logits, reference = (jnp.asarray(rng.normal(size=(*batch.tokens.shape, 20)), jnp.float32) for _ in range(2))
+
+    @jax.jit
+    def weighted(batch, logits, reference):
+        of = [pair_log_probs(batch, -token_nll(z, batch.labels)) for z in (logits, reference)]
+        weights = pair_weights(batch, dpo_weights(*of[0], *of[1], beta=beta))
+        return jax.grad(lambda z: unified_loss(z, dataclasses.replace(batch, weights=weights), 5))(logits)
+
+    def dpo(logits):
+        of = [pair_log_probs(batch, -token_nll(z, batch.labels)) for z in (logits, reference)]
+        (chosen, rejected), (chosen_r, rejected_r) = of
+        loss = -jax.nn.log_sigmoid(beta * ((chosen - chosen_r) - (rejected - rejected_r)))
+        return jnp.where(batch.segment_lengths[:, 1::2] > 0, loss, 0).sum() / 5
+
+    assert (np.asarray(batch.segment_lengths) > 0).sum() == 10
+    np.testing.assert_allclose(weighted(batch, logits, reference), jax.grad(dpo)(logits), atol=1e-6)
+    on_host = rows.read(np.arange(len(rows)))
+    sums = [pair_log_probs(b, np.asarray(logits[..., 0])) for b in (on_host, jax.device_get(batch))]
+    for found, wanted in zip(*sums, strict=True):
+        np.testing.assert_allclose(np.sort(found, axis=None), np.sort(wanted, axis=None), atol=1e-5)
 
 
 def test_rows_of_a_cache_are_paired():

@@ -122,22 +122,22 @@ def test_bad_input():
         conversation([Message("user", [Media(3)])], max_length=2)
 
 
-def masked_cache(root, lengths_of_parts, *, leaf="ragged"):
+def masked_cache(root, lengths_of_parts, *, leaf="ragged", name="loss_mask", dtype="uint8"):
     """Documents whose mask follows from the token: odd ones are trained on."""
     layout = CacheLayout("uint16", chunk_elements=16, shard_chunks=2)
-    spec = LeafSpec("loss_mask", "uint8", leaf)
+    spec = LeafSpec(name, dtype, leaf)
     records, at = [], 1
     for number, lengths in enumerate(lengths_of_parts):
         writer = PartWriter(str(root), f"{number:05d}", layout, [spec])
         for n in lengths:
             ids = np.arange(at, at + n)
-            of_document = (ids % 2).astype(np.uint8), np.array([n])
-            writer.append(ids, np.array([n]), {"loss_mask": of_document if leaf == "ragged" else (ids[:1] % 2, None)})
+            of_document = (ids % 2).astype(dtype), np.array([n])
+            writer.append(ids, np.array([n]), {name: of_document if leaf == "ragged" else (ids[:1] % 2, None)})
             at += n
         records.append(writer.close())
     tokenizer = {"path": "t", "file": None, "fingerprint": "t", "vocab_size": 60000}
     tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": None}
-    leaves = [{"name": "loss_mask", "dtype": "uint8", "kind": leaf}]
+    leaves = [{"name": name, "dtype": dtype, "kind": leaf}]
     write_ledger(str(root), Ledger(False, tokenizer, layout.to_json(), leaves=leaves).complete(records))
     return TokenCache.open(root)
 
@@ -164,9 +164,10 @@ def test_masks_of_a_cache_stay_with_their_tokens(tmp_path, algorithm):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_masks_go_through_mixtures_splits_and_loaders(tmp_path, packed):
+@pytest.mark.parametrize("leaf", [{}, {"name": "assistant_masks", "dtype": "int32"}])
+def test_masks_go_through_mixtures_splits_and_loaders(tmp_path, packed, leaf):
     """Beside a source without a mask, whose tokens all count; on devices, in batches that are not full."""
-    chats = masked_cache(tmp_path / "chats", [[5, 9, 3, 12], [7, 1, 20]])
+    chats = masked_cache(tmp_path / "chats", [[5, 9, 3, 12], [7, 1, 20]], **leaf)
     texts = write_cache(tmp_path / "texts", [[np.arange(2, 200, 2)] * 3])
     rows = [PackedTokenDataset(c, 24) if packed else TokenSeqDataset(c, 24) for c in (chats, texts)]
     assert TokenSeqDataset(chats, 4).holdout_documents(one_in=3)[0].read([0]).token_mask is not None

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from headrace.cli.decoded import decode, document_ids, tokenizer_of
-from headrace.cli.shown import coloured, one_line, printable
+from headrace.cli.decoded import decode, document_ids, tokenizer_of, trained_runs
+from headrace.cli.shown import coloured, legend, marked, one_line, printable
 from headrace.errors import redact
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ def described_rows(
     Raises:
         ReadError: tokens, offsets or ids cannot be read.
     """
-    from headrace.data.provenance import read_spans, source_files, spans_of_rows
+    from headrace.data.provenance import read_masks_of_spans, read_spans, source_files, spans_of_rows
 
     spans = spans_of_rows(rows, np.unique(np.asarray(places, np.int64)))
-    tokens = read_spans(rows, spans)
+    tokens, masks = read_spans(rows, spans), read_masks_of_spans(rows, spans)
     decoders = {number: _decoder(rows.caches[number], tokenizer) for number in set(spans.source.tolist())}
     ids = {
         number: document_ids(cache, spans.document[spans.source == number].tolist(), id_leaf)
@@ -64,6 +64,10 @@ def described_rows(
             **({"id": ids[source][document]} if ids[source] else {}),
             "text": decode(decoders[source], tokens[k]),
         }
+        mask = masks[k]
+        if mask is not None:
+            one["trained_tokens"] = int(mask.sum())
+            one["runs"] = trained_runs(decoders[source], tokens[k], mask)
         found.setdefault(place, []).append(one)
     return [_row(rows, place, found[place]) for place in places]
 
@@ -102,6 +106,8 @@ def show_rows(console: Console, facts: dict[str, Any], *, whole: bool) -> None:
     of = f"{facts['batch_size']:,} rows of {facts['seq_len']:,} tokens"
     shown = "" if len(rows) == facts["batch_size"] else "shown: "
     console.print(Text.assemble((f"step {facts['step']:,}", "bold"), f"  {of}, {shown}{mixed}"), soft_wrap=True)
+    if whole and any("runs" in one for row in rows for one in row["spans"]):
+        console.print(legend(console))
     for row in rows:
         draw = f"draw {row['draw']:,}, epoch {row['epoch']:,}, example {row['example']:,}"
         title = Text.assemble((f"row {row['row']:,}", "bold"), f"  {row['component']}  ", (draw, "dim"))
@@ -132,7 +138,8 @@ def _show_whole(console: Console, row: dict[str, Any]) -> None:
     """All text, with a line before each document."""
     for one in row["spans"]:
         console.print(Text(f"[{_columns(one)}] {_document(one)}", "cyan"), soft_wrap=True)
-        console.print(Text(printable(one["text"])), soft_wrap=not coloured(console))
+        text = marked(one["runs"], console) if "runs" in one else Text(printable(one["text"]))
+        console.print(text, soft_wrap=not coloured(console))
 
 
 def _columns(span: dict[str, Any]) -> str:
@@ -140,14 +147,15 @@ def _columns(span: dict[str, Any]) -> str:
 
 
 def _document(span: dict[str, Any]) -> str:
-    """The document of a span, and which tokens of it."""
+    """The document of a span, which tokens of it, and how many of these are trained on if not all."""
     first, size, length = span["offset"], span["tokens"], span["document_tokens"]
     if size == length:
         which = f"all {length:,} tokens"
     else:
         which = f"tokens {first:,} - {first + size - 1:,} of {length:,}"
     called = f" {one_line(str(span['id']), _ID_WIDTH)}" if "id" in span else ""
-    return f"document {span['document']:,}{called}, {which}"
+    trained = f", {span['trained_tokens']:,} of them trained on" if "trained_tokens" in span else ""
+    return f"document {span['document']:,}{called}, {which}{trained}"
 
 
 def _origin(row: dict[str, Any]) -> str:

@@ -83,8 +83,6 @@ def decode(tokenizer: Tokenizer | None, ids: np.ndarray) -> str:
 
 def sample(cache: TokenCache, tokenizer: Tokenizer | None, document: int, *, whole: bool = False) -> Sample:
     """Decodes a document (without a tokenizer: spells its ids); if it is long its two ends, unless ``whole``."""
-    import numpy as np
-
     ids = cache.document(document)
     first, last = 0, int(ids.size)
     bos = eos = None
@@ -99,13 +97,18 @@ def sample(cache: TokenCache, tokenizer: Tokenizer | None, document: int, *, who
     head, tail = (decode(tokenizer, ids[a:b]) for a, b in ((first, cut), (resume, last)))
     runs: list[list[tuple[str, bool]]] = [[], []]
     if mask is not None:
-        changes = np.flatnonzero(np.diff(mask)) + 1
-        for found, (a, b) in zip(runs, ((first, cut), (resume, last)), strict=True):
-            places = [a, *changes[(changes > a) & (changes < b)].tolist(), b]
-            found += [(decode(tokenizer, ids[x:y]), bool(mask[x])) for x, y in pairwise(places) if y > x]
+        runs = [trained_runs(tokenizer, ids[a:b], mask[a:b]) for a, b in ((first, cut), (resume, last))]
     trained = None if mask is None else int(mask.sum())
     values = leaf_values(cache, document)
     return Sample(document, int(ids.size), bos, head, left_out, tail, eos, trained, runs[0], runs[1], values)
+
+
+def trained_runs(tokenizer: Tokenizer | None, ids: np.ndarray, mask: np.ndarray) -> list[tuple[str, bool]]:
+    """The text of ids in runs, each with whether it is trained on."""
+    import numpy as np
+
+    places = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), int(ids.size)]
+    return [(decode(tokenizer, ids[x:y]), bool(mask[x])) for x, y in pairwise(places) if y > x]
 
 
 def leaf_values(cache: TokenCache, document: int) -> dict[str, Any]:

@@ -145,12 +145,12 @@ class PackedBatch(eqx.Module):
         xp, (rows, length) = self._xp, self.token_ids.shape
         if self.segment_lengths is not None:
             ends = xp.where(self.segment_lengths > 0, xp.cumsum(self.segment_lengths, axis=1), length)
-            first, last = xp.zeros((rows, 1), np.int32), xp.full((rows, 1), length, np.int32)
+            first, last = xp.zeros_like(ends[:, :1]), xp.full_like(ends[:, :1], length)  # sharded as these are
             return xp.concatenate([first, ends, last], axis=1).astype(np.int32)
         if self.eos_id is None:
             return xp.broadcast_to(xp.asarray([0, length], dtype=np.int32), (rows, 2))
         begins = xp.sort(xp.where(self._starts, self._positions, length), axis=1)
-        return xp.concatenate([begins, xp.full((rows, 1), length, np.int32)], axis=1).astype(np.int32)
+        return xp.concatenate([begins, xp.full_like(begins[:, :1], length)], axis=1).astype(np.int32)
 
     @property
     def segment_groups(self) -> Int32[Any, "B M"]:
@@ -243,8 +243,7 @@ def _begins(xp: ModuleType, segment_lengths: Int32[Any, "B M"], length: int) -> 
         starts[np.arange(rows)[:, None], ends] = True  # behind a full row: the column that is cut off
     else:  # a comparison and a reduction, which fuse and keep any sharding; a scatter does not
         starts = (ends[:, None, :] == jnp.arange(length, dtype=np.int32)[None, :, None]).any(axis=2)
-    first = xp.ones((rows, 1), bool)
-    return xp.concatenate([first, starts[:, 1:length]], axis=1)
+    return xp.concatenate([xp.ones_like(starts[:, :1]), starts[:, 1:length]], axis=1)
 
 
 def pack_rows(

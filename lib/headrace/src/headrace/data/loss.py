@@ -233,8 +233,9 @@ def _scan_vocabulary(
         picked = picked + jnp.where(fresh & (column == labels[:, None]), z, 0).sum(axis=1)
         return (high, total, picked), None
 
-    zeros = jnp.zeros(labels.shape, dtype)
-    begin = (jnp.full(labels.shape, jnp.finfo(dtype).min, dtype), zeros, zeros)
+    # "like": on a mesh with explicit axes what goes into a scan is sharded as what comes out of it
+    zeros = jnp.zeros_like(labels, dtype)
+    begin = (jnp.full_like(labels, jnp.finfo(dtype).min, dtype), zeros, zeros)
     (top, total, picked), _ = jax.lax.scan(step, begin, jnp.arange(0, size, chunk))
     return top + jnp.log(total), picked
 
@@ -310,7 +311,7 @@ def _hidden_backward(chunk: int, kept: Any, upstream: Any) -> tuple[Any, Any, No
         more = more + jax.lax.dynamic_slice_in_dim(of_matrix, start, chunk, 0)
         return (of_hidden, jax.lax.dynamic_update_slice_in_dim(of_matrix, more, start, 0)), None
 
-    begin = jnp.zeros(hidden.shape, norm.dtype), jnp.zeros(unembedding.shape, norm.dtype)
+    begin = jnp.zeros_like(hidden, norm.dtype), jnp.zeros_like(unembedding, norm.dtype)
     (of_hidden, of_matrix), _ = jax.lax.scan(step, begin, jnp.arange(0, size, chunk))
     return of_hidden.astype(hidden.dtype), of_matrix.astype(unembedding.dtype), None
 

@@ -5,7 +5,8 @@ loss with a positive weight on the tokens of the one and a negative weight on th
 
 DPO is of that form: with m = beta * ((log p_c - log q_c) - (log p_r - log q_r)), where p is the policy and q the
 reference, the gradient of ``-log sigmoid(m)`` is that of ``-w * (log p_c - log p_r)`` for ``w = beta * sigmoid(-m)``
-held fixed. :func:`dpo_weights` gives w; divide by the number of pairs (``denominator=pairs``).
+held fixed. :func:`pair_log_probs` sums the log probabilities of both sides, :func:`dpo_weights` gives w, and
+:func:`pair_weights` lays it over the tokens; divide by the number of pairs (``denominator=pairs``).
 
 Pairs of a cache (``headrace build --kind preference``) are packed as units by a static plan, ``unit=2`` of
 :class:`~headrace.data.packing.PackedTokenDataset`; :func:`pack_pairs` packs pairs that are in memory. Either way
@@ -20,28 +21,60 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Float, Float32
 
 from headrace.data.batch import PackedBatch
 from headrace.data.examples import Example, pack_examples
 from headrace.errors import ConfigError
 
 
+def pair_log_probs(batch: PackedBatch, log_probs: Float[Any, "B S"]) -> tuple[Float[Any, "B P"], Float[Any, "B P"]]:
+    """Log probability of the chosen and of the rejected answer of each pair: sums over the labels that are trained on.
+
+    For batches on the host and, under jit or not, on devices. P is half the width of ``segment_lengths``; rows that
+    hold fewer pairs have zeros behind them.
+
+    Args:
+        batch: Rows of pairs.
+        log_probs: Of each label.
+    """
+    assert batch.segment_lengths is not None  # rows of pairs know their segments
+    xp = np if isinstance(batch.token_ids, np.ndarray) else jnp
+    of_labels = xp.where(batch.label_mask, log_probs, 0)
+    width = -(-batch.segment_lengths.shape[1] // 2) * 2
+    mine = batch.segment_ids[:, :, None] == xp.arange(width)
+    sums = xp.where(mine, of_labels[:, :, None], 0).sum(axis=1)
+    return sums[:, 0::2], sums[:, 1::2]
+
+
+def pair_weights(batch: PackedBatch, weights: Float[Any, "B P"]) -> Float[Any, "B S"]:
+    """The weight of each pair at all of its tokens: what a batch of pairs takes as ``weights``.
+
+    Args:
+        batch: Rows of pairs.
+        weights: Of each pair, as :func:`pair_log_probs` orders them.
+    """
+    xp: Any = np if isinstance(batch.token_ids, np.ndarray) else jnp
+    return xp.take_along_axis(weights, xp.clip(batch.segment_ids // 2, 0, weights.shape[1] - 1), axis=1)
+
+
 def dpo_weights(
-    chosen: Float64[np.ndarray, " p"],
-    rejected: Float64[np.ndarray, " p"],
-    reference_chosen: Float64[np.ndarray, " p"],
-    reference_rejected: Float64[np.ndarray, " p"],
+    chosen: Float[Any, ...],
+    rejected: Float[Any, ...],
+    reference_chosen: Float[Any, ...],
+    reference_rejected: Float[Any, ...],
     *,
     beta: float = 0.1,
-) -> Float32[np.ndarray, " p"]:
+) -> Float32[Any, ...]:
     """The weight of each pair: what DPO's gradient multiplies both sides with.
 
     Args:
-        chosen: Sum of the policy's log probabilities over each chosen answer.
-        rejected: Over each rejected answer.
+        chosen: The policy's log probability of each chosen answer: of any shape, numpy's or jax's.
+        rejected: Of each rejected answer.
         reference_chosen: The reference model's.
         reference_rejected: The reference model's.
         beta: Strength of the pull to the reference.
@@ -50,8 +83,9 @@ def dpo_weights(
         >>> dpo_weights(np.array([-1.0]), np.array([-1.0]), np.array([-2.0]), np.array([-2.0])).tolist()
         [0.05000000074505806]
     """
-    margin = beta * ((np.asarray(chosen) - reference_chosen) - (np.asarray(rejected) - reference_rejected))
-    return (beta / (1.0 + np.exp(np.clip(margin, -500, 500)))).astype(np.float32)
+    xp = np if isinstance(chosen, np.ndarray) else jnp
+    margin = beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
+    return (beta / (1.0 + xp.exp(xp.clip(margin, -500, 500)))).astype(np.float32)
 
 
 def pair_examples(

@@ -22,7 +22,7 @@ from jaxtyping import Int64
 from headrace.data.dataset import PlannedDataset, ReorderedDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import Continued, PhasedDataset
-from headrace.data.rows import Rows, RowSource
+from headrace.data.rows import Rows, RowSource, masks_of
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.index.remap import Repeat
 from headrace.index.schedule import BatchSchedule
@@ -180,6 +180,25 @@ def read_spans(rows: StepRows, spans: Spans) -> list[np.ndarray]:
     Raises:
         ReadError: tokens cannot be read.
     """
+    return _read(spans, [source.arrays for source in rows.sources])
+
+
+def read_masks_of_spans(rows: StepRows, spans: Spans) -> list[np.ndarray | None]:
+    """Which tokens of spans are trained on, bool; None for those whose source does not say so.
+
+    Raises:
+        ReadError: masks cannot be read.
+    """
+    masks = [[mask for mask in masks_of(source) if mask is not None] for source in rows.sources]
+    masked = np.flatnonzero(np.asarray([bool(arrays) for arrays in masks])[spans.source])
+    found: list[np.ndarray | None] = [None] * len(spans)
+    for place, mask in zip(masked.tolist(), _read(spans[masked], masks), strict=True):
+        found[place] = mask != 0
+    return found
+
+
+def _read(spans: Spans, arrays: Sequence[Sequence[StoredArray]]) -> list[np.ndarray]:
+    """Values of spans, from the arrays of each source."""
     if len(spans) == 0:
         return []
     order = np.lexsort((spans.start, spans.part, spans.source))
@@ -188,7 +207,7 @@ def read_spans(rows: StepRows, spans: Spans) -> list[np.ndarray]:
     first = np.flatnonzero(np.append(True, apart))
     total = np.add.reduceat(size, first)
     places = zip(*(a.tolist() for a in (source[first], part[first], start[first], total)), strict=True)
-    reads = [rows.sources[s].arrays[p].read(at, at + n) for s, p, at, n in places]
+    reads = [arrays[s][p].read(at, at + n) for s, p, at, n in places]
     runs = [read.result() for read in reads]
     run = np.repeat(np.arange(first.size), np.diff(np.append(first, len(spans))))
     begin = start - start[first][run]

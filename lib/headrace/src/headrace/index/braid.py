@@ -27,7 +27,8 @@ a lap and the extra one, all have their localities at the very front: their shif
 same number of rows in all. Blocks read per block and epoch, 20 components, 64 hosts, default budget: 1.06; 1.69 with
 laps of round(rho), 2.46 with one lap over all strands (scripts/bench/bench_braid_reads.py).
 
-Invariants: a bijection for every n, block size, strands, lap and epoch; O(1) memory in n; successive draws come from
+Invariants: a bijection for every n, block size, strands, lap and epoch; O(1) memory in n, and a table of at most 1 MiB
+where blocks are few (:class:`PlacedBlocks`); successive draws come from
 different strands, so VR_w <= 1 up to chance for w up to K (see order_quality).
 Price: one keyed permutation and about 100 vector operations, 0.5 us an index in batches of 1,024 rows, any n.
 """
@@ -160,7 +161,7 @@ def _spot(i: np.ndarray, d: _Draw, s: BraidSpec) -> _Spot:
 
 
 def _second(_which: np.ndarray, _first: object, second: np.ndarray) -> np.ndarray:
-    """``np.where`` of a condition that is true nowhere."""
+    """``np.where`` of a condition that is true nowhere; the answer may be one number for all."""
     return second
 
 

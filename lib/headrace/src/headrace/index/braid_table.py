@@ -21,6 +21,7 @@ from headrace.index.braid_spec import BraidSpec, braid_spec
 
 _SLICE = 8192  # rows per pass, as in braid()
 _MANY = 512  # rows of a component from which on it is cheaper alone
+_MOST_BLOCKS = 1 << 20  # of all components together, that are kept: 16 MiB
 
 
 class BraidTable:
@@ -69,7 +70,8 @@ class BraidTable:
             lengths, io_block_size=io_block_size, strands=strands, lap=laps, key=keys, first_strand=first_strands
         )
         self.lengths = lengths
-        self._of_one: dict[int, tuple[BraidSpec, PlacedBlocks]] = {}  # components that were mapped alone
+        self._of_one: dict[int, tuple[BraidSpec, PlacedBlocks | None]] = {}  # components that were mapped alone
+        self._placed_blocks = 0
 
     @classmethod
     def of(cls, orders: Sequence[BraidShuffle]) -> BraidTable:
@@ -119,5 +121,6 @@ class BraidTable:
         for d, stop in zip(present.tolist(), np.cumsum(counts[present]).tolist(), strict=True):
             if d not in self._of_one:
                 spec = self.spec.take(np.array([d]))
-                self._of_one[d] = (spec, PlacedBlocks(spec))
+                self._placed_blocks += int(spec.full_blocks[0]) + 1
+                self._of_one[d] = spec, PlacedBlocks(spec) if self._placed_blocks <= _MOST_BLOCKS else None
             yield order[stop - int(counts[d]) : stop], *self._of_one[d]
