@@ -290,8 +290,7 @@ def test_on_a_mesh_with_explicit_axes(denominator):
         logits = rng.normal(size=(4, 8, 9)).astype(np.float32)
         wanted = jax.value_and_grad(partial(unified_loss, batch=batch, denominator=denominator))(jnp.asarray(logits))
         with jax.set_mesh(mesh):
-            rows = NamedSharding(mesh, PartitionSpec("data"))
-            sharded, z = jax.tree.map(lambda leaf: jax.device_put(leaf, rows), (batch, logits))
+            sharded, z = jax.device_put((batch, logits), NamedSharding(mesh, PartitionSpec("data")))
             loss = jax.value_and_grad(partial(unified_loss, denominator=denominator))
             found, expanded = jax.jit(loss)(z, sharded), jax.jit(PackedBatch.expand)(sharded)
         np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
