@@ -250,9 +250,9 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
     @property
     def row_bytes(self) -> int:
         """Bytes of a row as it is stored, with its mask."""
-        masks = [a for s in self.sources for a in masks_of(s) if a is not None]
         tokens = max(a.dtype.itemsize for s in self.sources for a in s.arrays)
-        return self.seq_len * (tokens + max((a.dtype.itemsize for a in masks), default=0))
+        mask = max((a.dtype.itemsize for s in self.sources for a in masks_of(s) or ()), default=0)
+        return self.seq_len * (tokens + mask)
 
     @property
     @abc.abstractmethod

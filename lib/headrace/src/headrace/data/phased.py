@@ -145,8 +145,7 @@ class PhasedDataset(PlannedDataset):
 
 def _urls(dataset: PlannedDataset) -> list[str]:
     """Of all arrays, tokens and masks."""
-    arrays = [a for source in dataset.sources for a in (*source.arrays, *masks_of(source))]
-    return ["" if array is None else array.url for array in arrays]
+    return [a.url for source in dataset.sources for a in (*source.arrays, *(masks_of(source) or ()))]
 
 
 class Continued(PlannedDataset):

@@ -189,7 +189,7 @@ def read_masks_of_spans(rows: StepRows, spans: Spans) -> list[np.ndarray | None]
     Raises:
         ReadError: masks cannot be read.
     """
-    masks = [[mask for mask in masks_of(source) if mask is not None] for source in rows.sources]
+    masks = [masks_of(source) or () for source in rows.sources]
     masked = np.flatnonzero(np.asarray([bool(arrays) for arrays in masks])[spans.source])
     found: list[np.ndarray | None] = [None] * len(spans)
     for place, mask in zip(masked.tolist(), _read(spans[masked], masks), strict=True):

@@ -102,10 +102,9 @@ class MaskedSource(RowSource, Protocol):
         ...
 
 
-def masks_of(source: RowSource) -> Sequence[StoredArray | None]:
-    """The mask of each array of a source; None for those whose tokens are all trained on."""
-    masks: Sequence[StoredArray] | None = getattr(source, "masks", None)
-    return masks if masks is not None else [None] * len(source.arrays)
+def masks_of(source: RowSource | MaskedSource) -> Sequence[StoredArray] | None:
+    """The mask of each array of a source; None if all of its tokens are trained on."""
+    return getattr(source, "masks", None)
 
 
 def segments_of(
@@ -177,16 +176,16 @@ async def read_masks(
         row_elements: Elements of a row.
         stats: What is read is added to it.
     """
-    masked = [getattr(s, "masks", None) is not None for s in sources]
-    if not any(masked):
+    masked = {k: _OfMasks(s, masks) for k, s in enumerate(sources) if (masks := masks_of(s)) is not None}
+    if not masked:
         return None
     out = np.ones((rows.row.size, row_elements), np.uint8)
-    for number in np.flatnonzero(masked).tolist():
+    for number, source in masked.items():
         here = np.flatnonzero(rows.source == number)
         if here.size:
             of_masks = ReadStats()
             view = Rows(np.zeros_like(here), rows.row[here], rows.locality[here])
-            out[here] = await read_rows([_OfMasks(sources[number])], view, of_masks) != 0
+            out[here] = await read_rows([source], view, of_masks) != 0
             stats.tensorstore_reads_issued += of_masks.tensorstore_reads_issued
             stats.bytes_read += of_masks.bytes_read
     return out
@@ -195,10 +194,9 @@ async def read_masks(
 class _OfMasks:
     """A source whose elements are those of its masks."""
 
-    def __init__(self, source: RowSource) -> None:
+    def __init__(self, source: RowSource, masks: Sequence[StoredArray]) -> None:
         self.name, self.num_rows, self.row_elements = source.name, source.num_rows, source.row_elements
-        self.arrays: Sequence[StoredArray] = [mask for mask in masks_of(source) if mask is not None]
-        self.pieces = source.pieces
+        self.arrays, self.pieces = masks, source.pieces
 
 
 def _rows_of(elements: np.ndarray, pieces: Pieces, rows: int, length: int) -> np.ndarray:

@@ -45,7 +45,7 @@ def stored_rows(
         >>> type(stored_rows(cache, 64, name="a", packing=PackingConfig())).__name__
         'PackedTokenDataset'
     """
-    mask_leaf(cache, loss_mask, f"components.{name}.loss_mask")  # or the error would not name the component
+    loss_mask = mask_leaf(cache, loss_mask, f"components.{name}.loss_mask") or "none"
     removed = None
     if remove is not None:
         field, count = f"components.{name}.remove", remove_not_found == "count"

@@ -43,7 +43,7 @@ class BlockCache:
     ) -> None:
         self.space, self.stats = space, stats
         self.kinds = [Slots(arrays, space.chunk, stats, workers, mapping=mapping) for arrays in space.kinds]
-        self.slot_bytes = sum(kind.slot_bytes for kind in self.kinds)
+        self.slot_bytes = space.slot_bytes
         self.num_slots = min(max_bytes // self.slot_bytes, int(space.first_block[-1]))
         self.max_bytes = max_bytes
         for kind in self.kinds:
@@ -103,7 +103,7 @@ class BlockCache:
     def gather(self, steps: Sequence[Gathering], into: Sequence[np.ndarray]) -> Callable[[], None]:
         """What copies the rows of some steps into one array for each of :attr:`kinds`, see :meth:`Slots.gather`."""
         parts = [kind.gather(steps, out) for kind, out in zip(self.kinds, into, strict=True)]
-        return parts[0] if len(parts) == 1 else partial(_in_turn, parts)
+        return partial(_in_turn, parts)
 
     def close(self) -> None:
         """Gives the memory back. Reads in flight are abandoned; each keeps alive what it may still write into."""

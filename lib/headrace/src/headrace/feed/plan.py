@@ -36,9 +36,8 @@ class BlockSpace:
     def __init__(self, sources: Sequence[RowSource]) -> None:
         self.arrays: list[StoredArray] = [a for s in sources for a in s.arrays]
         self.kinds: list[Sequence[StoredArray | None]] = [self.arrays]
-        masks = [mask for s in sources for mask in masks_of(s)]
-        if any(mask is not None for mask in masks):
-            self.kinds.append(masks)
+        if any(masks_of(s) is not None for s in sources):
+            self.kinds.append([mask for s in sources for mask in masks_of(s) or [None] * len(s.arrays)])
         self.first_array = np.cumsum([0] + [len(s.arrays) for s in sources])
         self.chunk = np.asarray([a.chunk_elements for a in self.arrays], np.int64)
         self._one_chunk = int(self.chunk[0]) if self.chunk.size and (self.chunk == self.chunk[0]).all() else None

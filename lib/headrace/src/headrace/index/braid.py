@@ -247,7 +247,9 @@ class PlacedBlocks:
 
     def __init__(self, spec: BraidSpec) -> None:
         self._spec = spec
-        self._blocks = int(spec.full_blocks[0]) + bool(spec.tail[0])
+        blocks = int(spec.full_blocks[0]) + bool(spec.tail[0])
+        self.entries = blocks if blocks <= _MOST_PLACED else 0
+        """Of the table, 16 bytes each; 0: there are too many blocks for one."""
         self._asked: tuple[int, int] = (-1, 0)  # key of the epoch; rows
         self._held: tuple[int, _Placed] | None = None
 
@@ -258,9 +260,9 @@ class PlacedBlocks:
             return held[1]
         asked = rows + (self._asked[1] if self._asked[0] == epoch else 0)
         self._asked = (epoch, asked)
-        if asked < self._blocks or self._blocks > _MOST_PLACED:
+        if asked < self.entries or not self.entries:
             return None
-        placed = _placed(np.arange(self._blocks, dtype=np.uint64), key, self._spec)
+        placed = _placed(np.arange(self.entries, dtype=np.uint64), key, self._spec)
         self._held = (epoch, placed)
         return placed
 

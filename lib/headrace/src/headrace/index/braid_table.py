@@ -21,7 +21,7 @@ from headrace.index.braid_spec import BraidSpec, braid_spec
 
 _SLICE = 8192  # rows per pass, as in braid()
 _MANY = 512  # rows of a component from which on it is cheaper alone
-_MOST_BLOCKS = 1 << 20  # of all components together, that are kept: 16 MiB
+_MOST_ENTRIES = 1 << 20  # of the tables of all components together: 16 MiB
 
 
 class BraidTable:
@@ -71,7 +71,7 @@ class BraidTable:
         )
         self.lengths = lengths
         self._of_one: dict[int, tuple[BraidSpec, PlacedBlocks | None]] = {}  # components that were mapped alone
-        self._placed_blocks = 0
+        self._entries = 0  # of their tables
 
     @classmethod
     def of(cls, orders: Sequence[BraidShuffle]) -> BraidTable:
@@ -121,6 +121,7 @@ class BraidTable:
         for d, stop in zip(present.tolist(), np.cumsum(counts[present]).tolist(), strict=True):
             if d not in self._of_one:
                 spec = self.spec.take(np.array([d]))
-                self._placed_blocks += int(spec.full_blocks[0]) + 1
-                self._of_one[d] = spec, PlacedBlocks(spec) if self._placed_blocks <= _MOST_BLOCKS else None
+                placed = PlacedBlocks(spec)
+                self._entries += placed.entries
+                self._of_one[d] = spec, placed if self._entries <= _MOST_ENTRIES else None
             yield order[stop - int(counts[d]) : stop], *self._of_one[d]
