@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.index.braid import BraidShuffle, PlacedBlocks, braid
+from headrace.index.braid import BraidShuffle, braid
+from headrace.index.braid_blocks import PlacedBlocks
 from headrace.index.braid_table import BraidTable
 from headrace.index.remap import Repeat
 

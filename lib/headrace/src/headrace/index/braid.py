@@ -28,7 +28,7 @@ same number of rows in all. Blocks read per block and epoch, 20 components, 64 h
 laps of round(rho), 2.46 with one lap over all strands (scripts/bench/bench_braid_reads.py).
 
 Invariants: a bijection for every n, block size, strands, lap and epoch; O(1) memory in n, and a table of at most 1 MiB
-where blocks are few (:class:`PlacedBlocks`); successive draws come from
+where blocks are few (:mod:`headrace.index.braid_blocks`); successive draws come from
 different strands, so VR_w <= 1 up to chance for w up to K (see order_quality).
 Price: one keyed permutation and about 100 vector operations, 0.5 us an index in batches of 1,024 rows, any n.
 """
@@ -40,14 +40,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from headrace.index.braid_blocks import BLOCK, Placed, PlacedBlocks, place_blocks
 from headrace.index.braid_spec import GOLDEN32, MAX_STRANDS, BraidSpec, braid_spec
 from headrace.index.intervals import Intervals
-from headrace.index.permutation import permute
 from headrace.index.remap import IndexMap
 from headrace.index.seeds import derive, fold
 
 _SLICE = 8192  # rows per pass: the temporaries stay in the second-level cache
-_MOST_PLACED = 1 << 16  # blocks of a table that is kept
 _PLASTIC32 = np.uint64(0x91E10DA5)  # 2**32 / plastic number squared: independent of GOLDEN32
 _LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 _EPOCHS = np.uint64((1 << 21) - 1)
@@ -55,8 +54,8 @@ _ONE = np.uint64(1)
 _EXACT = np.uint64(1 << 40)  # draws times cells stay below 2**63; beyond, gaps are whole numbers
 _LAST = np.uint64(8)  # blocks of a strand over which that is spread: fewer give bursts, more disturb the others' times
 _LONG = np.uint64(16)  # blocks of a strand from which on it is rare that neighbours meet in one block
-# What a child key is for. Vectors: numpy warns of overflow, which hashing needs, for scalars only.
-_PHASE, _BLOCK, _INSIDE = (np.array([k], np.uint64) for k in (1, 2, 3))
+# What a child key is for; see also braid_blocks. A vector: numpy warns of overflow, which hashing needs, for scalars.
+_PHASE = np.array([1], np.uint64)
 
 
 class _Draw(NamedTuple):
@@ -209,62 +208,19 @@ def _with_gaps(x: np.ndarray, at: _Spot) -> np.ndarray:
     return x + np.minimum(gaps, at.over)
 
 
-def _rows(i: np.ndarray, d: _Draw, s: BraidSpec, placed: _Placed | None) -> np.ndarray:
+def _rows(i: np.ndarray, d: _Draw, s: BraidSpec, placed: Placed | None) -> np.ndarray:
     """Physical rows."""
     virtual = _virtual(_spot(i, d, s), fold(d.key, _PHASE), s)
     block = virtual // s.block
     place = virtual - block * s.block
     if placed is None:
-        first, keyed = _placed(block, d.key, s)
+        first, keyed = place_blocks(block, d.key, s)
     else:
         first, keyed = placed.first[block], placed.keyed[block]
     in_tail = block >= s.full_blocks
     size, step = np.where(in_tail, s.tail, s.block), np.where(in_tail, s.tail_step, s.block_step)
     inner = (place * step + ((keyed >> _S32) * size >> _S32)) % size
     return first + np.where(keyed & _ONE, size - _ONE - inner, inner)
-
-
-class _Placed(NamedTuple):
-    """Where blocks of the epoch's sequence lie."""
-
-    first: np.ndarray  # physical row that each begins at
-    keyed: np.ndarray  # 64 bits each: how its rows are turned
-
-
-def _placed(block: np.ndarray, key: np.ndarray, s: BraidSpec) -> _Placed:
-    within = np.minimum(block, s.full_blocks - _ONE).view(np.int64)
-    outer = permute(within, s.full_blocks, fold(key, _BLOCK)).view(np.uint64)
-    first = np.where(block >= s.full_blocks, s.full_blocks, outer) * s.block
-    return _Placed(first, fold(fold(key, _INSIDE), block))
-
-
-class PlacedBlocks:
-    """Where the blocks of one braid lie in the epoch that is read: each is hashed once, and not for each of its rows.
-
-    A table of at most 1 MiB, made when as many rows of the epoch have been asked for as it has entries, so that it pays
-    whatever is asked. Threads that meet make it twice.
-    """
-
-    def __init__(self, spec: BraidSpec) -> None:
-        self._spec = spec
-        blocks = int(spec.full_blocks[0]) + bool(spec.tail[0])
-        self.entries = blocks if blocks <= _MOST_PLACED else 0
-        """Of the table, 16 bytes each; 0: there are too many blocks for one."""
-        self._asked: tuple[int, int] = (-1, 0)  # key of the epoch; rows
-        self._held: tuple[int, _Placed] | None = None
-
-    def of(self, key: np.ndarray, rows: int) -> _Placed | None:
-        """The table of the epoch of this key; None if it is not worth it (yet). ``rows`` are about to be mapped."""
-        epoch, held = int(key[0]), self._held
-        if held is not None and held[0] == epoch:
-            return held[1]
-        asked = rows + (self._asked[1] if self._asked[0] == epoch else 0)
-        self._asked = (epoch, asked)
-        if asked < self.entries or not self.entries:
-            return None
-        placed = _placed(np.arange(self.entries, dtype=np.uint64), key, self._spec)
-        self._held = (epoch, placed)
-        return placed
 
 
 def braid(
@@ -383,7 +339,7 @@ class BraidShuffle(IndexMap):
 
     def block_permutation(self, epoch: int) -> tuple[str, int, int]:
         """Family, length and key of the permutation of full blocks."""
-        key = fold(fold(self._spec.key, np.array([epoch], np.uint64)), _BLOCK)
+        key = fold(fold(self._spec.key, np.array([epoch], np.uint64)), BLOCK)
         return "feistel", int(self._spec.full_blocks[0]), int(key[0])
 
     def touched_blocks(self, drawn: int, epoch: int) -> Intervals:

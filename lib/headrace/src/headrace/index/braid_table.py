@@ -16,7 +16,8 @@ import numpy as np
 from jaxtyping import Float64, Int32, Int64
 
 from headrace.errors import ConfigError
-from headrace.index.braid import BraidShuffle, PlacedBlocks, braid, braid_key
+from headrace.index.braid import BraidShuffle, braid, braid_key
+from headrace.index.braid_blocks import PlacedBlocks
 from headrace.index.braid_spec import BraidSpec, braid_spec
 
 _SLICE = 8192  # rows per pass, as in braid()
