@@ -24,7 +24,8 @@ LAP_BITS = 20
 GOLDEN32 = np.uint64(0x9E3779B9)
 """2**32 / phi: multiples modulo 2**32 are evenly spread. Strand k changes blocks k of these after the first one."""
 _EDGE = 2.0**-10  # localities below belong to the rows that come and go
-_CELL = np.array([4], np.uint64)  # what the child key is for; 1 to 3 are used by braid.py and braid_blocks.py, with the epoch's key
+# What the child key is for; braid.py and braid_blocks.py use 1 to 3, with an epoch's key
+_CELL = np.array([4], np.uint64)
 _LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
