@@ -41,6 +41,7 @@ def run(config: LmDataConfig, folder: Path, steps: int, vocab_size: int = 256) -
     optimizer = AdamConfig(learning_rate=1e-3, lr_schedule="constant", warmup=0)
     losses: list[float] = []
     with Trainer(settings, optimizer.build(steps), loss_of) as trainer:
+        last = settings.checkpointer.create(trainer.run_id)  # the trainer's own writes behind: none can wait for it
         vocab = hax.Axis("vocab", vocab_size)
         state = trainer.initial_state(
             jax.random.PRNGKey(0), model_init=lambda: model.build(vocab, key=jax.random.PRNGKey(1))
@@ -51,7 +52,8 @@ def run(config: LmDataConfig, folder: Path, steps: int, vocab_size: int = 256) -
             for info in trainer.training_steps(state, batches):
                 losses.append(info.loss)
             if losses:
-                trainer.run_hooks(info, force=True)  # the last checkpoint, as Trainer.train writes it
+                last.on_step(tree=info.state.saveable_state, step=info.step, force=True)
+                last.wait_until_finished()
     return losses
 
 

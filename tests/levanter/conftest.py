@@ -50,6 +50,27 @@ def jax_settings():
         jax.config.update(name, value)
 
 
+@pytest.fixture
+def written(monkeypatch):
+    """Call it to wait for the checkpoints of the trainers that were made: they are written behind the training."""
+    from levanter.checkpoint import CheckpointerConfig
+
+    made = []
+    create = CheckpointerConfig.create
+
+    def remembered(self, run_id):
+        made.append(create(self, run_id))
+        return made[-1]
+
+    monkeypatch.setattr(CheckpointerConfig, "create", remembered)
+
+    def wait():
+        while made:
+            made.pop().wait_until_finished()
+
+    return wait
+
+
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory):
     """A tokenizer on disk: Levanter's Llama would fetch one from the hub to write its checkpoints with."""

@@ -33,11 +33,14 @@ def trained(train_config, recording, *, stop_at=None, **options):
 
 
 @pytest.mark.slow
-def test_stopped_and_resumed_its_losses_are_those_of_the_run_that_was_not(train_config, recording, jax_settings):
+def test_stopped_and_resumed_its_losses_are_those_of_the_run_that_was_not(
+    train_config, recording, written, jax_settings
+):
     whole = trained(train_config, recording, run="whole", loader="levanter")
     assert sorted(whole.losses) == list(range(2, 9))  # Levanter's hooks begin at the third step
     assert len(set(whole.losses.values())) == 7
     first = trained(train_config, recording, run="parts", stop_at=5)
+    written()  # a process that ends waits for its checkpoints too
     assert max(first.losses) == 5
     rest = trained(train_config, recording, run="parts")
     assert min(rest.losses) == 4  # from the checkpoint of step 4, which three steps are between
