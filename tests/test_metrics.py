@@ -87,7 +87,7 @@ def test_every_counter_is_in_the_table():
 
 
 def test_loader_stats_are_flat_json():
-    stats = LoaderStats(3, ReadStats(4, block_hits=1), *([0.5] * 11), resident_bytes=7, stalls=(Stall(3, 1.0, "plan"),))
+    stats = LoaderStats(3, ReadStats(4, block_hits=1), *([0.5] * 12), resident_bytes=7, stalls=(Stall(3, 1.0, "plan"),))
     flat = stats.to_json()
     assert LoaderStats.from_record(json.loads(json.dumps(stats.to_record()))) == stats
     assert (flat["batches"], flat["examples_requested"], flat["resident_bytes"]) == (3, 4, 7)

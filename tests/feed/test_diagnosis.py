@@ -106,6 +106,19 @@ def test_a_slow_transfer(stored, monkeypatch):
     assert (stall.step, stall.cause, stall.array, stall.block) == (17, "transfer", None, None)
 
 
+def test_a_slow_function(stored):
+    def respelled(batch):
+        return batch
+
+    slow = sleeping_at(respelled, 17)
+    slow.__qualname__ = "respelled"
+    loader = DataLoader(TokenSeqDataset(stored, 4).map(slow), batch_size=2, mesh=one_device())
+    (stall,) = stalls_of(loader)
+    assert (stall.step, stall.cause) == (17, "dataset")
+    assert "respelled" in stall.detail
+    assert loader.stats().map_s > LATE / 2
+
+
 def test_a_slow_gather(stored, monkeypatch):
     monkeypatch.setattr(BlockCache, "gather", sleeping_at(BlockCache.gather, 2))
     (stall,) = stalls_of(loader_of(stored))

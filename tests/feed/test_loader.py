@@ -295,28 +295,90 @@ def test_functions_that_lose_rows_are_named(fn):
     assert "must give one entry a row" in (caught.value.cure or "")
 
 
-def test_mapped_datasets_are_loaded_with_padding(sources):
+class Own(AsyncDataset):
+    """A dataset of the user's own, which does not say where its rows lie."""
+
+    def __init__(self, dataset):
+        self.base = dataset
+
+    @property
+    def length(self):
+        return self.base.length
+
+    async def get_batch(self, indices):
+        return await self.base.get_batch(indices)
+
+    def reordered(self, order):
+        raise NotImplementedError
+
+    def describe(self):
+        return self.base.describe()
+
+
+def test_datasets_of_ones_own_are_loaded_with_padding(sources):
     dataset = sources["a"].take(20)
-    mapped = dataset.map(reverse)
-    loader, plain = (DataLoader(d, batch_size=8, mesh=mesh(4), row_order="stream") for d in (mapped, dataset))
+    own = Own(dataset).map(reverse)
+    loader, plain = (DataLoader(d, 8, mesh=mesh(4), row_order="stream") for d in (own, dataset))
     assert loader.num_steps == 3
-    for batch, other in zip(map(host, loader), map(host, plain), strict=True):
+    on_host = [batch for _, batch in HostBatches(own, 8).from_step()]
+    for batch, other, third in zip(map(host, loader), map(host, plain), on_host, strict=True):
         assert np.array_equal(batch.valid, other.valid)
         assert np.array_equal(batch.tokens[batch.valid], other.tokens[other.valid, ::-1])
         assert batch.token_weights[~batch.valid].sum() == 0
+        assert equal(batch, third)
 
 
 def reverse(batch):
     return PackedBatch(batch.token_ids[:, ::-1], batch.source_id, eos_id=batch.eos_id)
 
 
-def test_a_mapped_mixture_keeps_its_batch_schedule(mixture):
-    loader = DataLoader(mixture.map(reverse), mesh=mesh(2), row_order="stream")
-    assert loader.schedule == BatchSchedule(BATCH)
-    wanted = read_step(mixture, BATCH, 20)
-    assert np.array_equal(host(loader.batch_at(20)).tokens, wanted.tokens[:, ::-1])
+def twice(batch):
+    return {"twice": batch.token_ids.astype(np.int32) * 2, "first": batch.token_ids[:, 0], "of": batch.source_id}
+
+
+@pytest.mark.parametrize("row_order", ["locality", "stream"])
+def test_functions_get_what_a_loader_without_them_gives(mixture, row_order):
+    plain = DataLoader(mixture, mesh=mesh(2), row_order=row_order)
+    with plain.iter_from_step(3) as batches:
+        wanted = [host(next(batches)) for _ in range(STEPS)]
+    for shape, names in (((4,), ("data",)), ((2, 4), ("data", "seq")), ((1, 8), ("data", "seq"))):
+        sharding = NamedSharding(mesh(int(np.prod(shape)), names, shape), PartitionSpec(*names))
+        loader = DataLoader(mixture.map(reverse).map(twice), sharding=sharding, row_order=row_order)
+        assert loader.schedule == BatchSchedule(BATCH)
+        with loader.iter_from_step(3) as batches:
+            found = [host(next(batches)) for _ in range(STEPS)]
+        for batch, other in zip(found, wanted, strict=True):
+            assert np.array_equal(batch["twice"], other.tokens[:, ::-1] * 2)
+            assert np.array_equal(batch["first"], other.tokens[:, -1])
+            assert np.array_equal(batch["of"], other.source_id)
+        assert np.array_equal(loader.batch_at(20)["twice"], wanted[17].tokens[:, ::-1] * 2)
     with pytest.raises(ConfigError, match="differs from the mixture's"):
         DataLoader(mixture.map(reverse), batch_size=8)
+    on_host = HostBatches(mixture.map(reverse), row_order=row_order).from_step(3)
+    assert all(np.array_equal(b.tokens, w.tokens[:, ::-1]) for (_, b), w in zip(on_host, wanted, strict=False))
+    on_host.close()
+
+
+def test_what_functions_leave_of_a_batch_stays_as_it_was(sources):
+    """Segments, masks and padding pass through, also where devices hold parts of rows."""
+    dataset = sources["b"].take(20)
+    for spec in (("data",), ("data", "seq")):
+        sharding = NamedSharding(mesh(8, ("data", "seq"), (4, 2)), PartitionSpec(*spec))
+        mapped, plain = (DataLoader(d, 8, sharding=sharding) for d in (dataset.map(lambda batch: batch), dataset))
+        assert len(pairs := list(zip(mapped, plain, strict=True))) == 3
+        assert all(equal(one, other) for one, other in pairs)
+        assert mapped.stats().reads == plain.stats().reads  # each block once
+    bare = DataLoader(dataset.map(lambda batch: batch.token_ids), 8, mesh=mesh(4))
+    with pytest.raises(ConfigError, match="only to 4 of 8 rows"):
+        list(bare)
+
+
+def test_an_error_in_a_function_reaches_the_caller(sources):
+    def fails(batch):
+        raise ValueError("no such word")
+
+    with pytest.raises(ValueError, match="no such word"):
+        next(iter(DataLoader(sources["a"].map(fails), 8)))
 
 
 @pytest.mark.parametrize(

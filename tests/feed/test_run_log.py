@@ -12,7 +12,7 @@ from headrace.metrics import LoaderStats, ReadStats
 from headrace.report.run_records import read_records
 from headrace.stalls import Stall
 
-NOTHING = LoaderStats(0, ReadStats(), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0)
+NOTHING = LoaderStats(0, ReadStats(), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
 
 
 class Counted:

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -97,8 +98,15 @@ def test_examples_by_number_are_rows_of_the_loaders_batches(config):
             assert np.array_equal(example.tokens, rows[index // 8][index % 8])
             alone = asyncio.run(dataset.getitem_async(index))
             assert all(np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (alone, example)), strict=True))
+        mapped = HeadraceDataset(config.dataset().map(reverse), named=False, row_order=row_order)
+        for example, reversed_ in zip(many, asyncio.run(mapped.get_batch(wanted)), strict=True):
+            assert np.array_equal(example.tokens[::-1], reversed_.tokens)
         assert asyncio.run(dataset.get_batch([])) == []
         assert not dataset.is_finite()
+
+
+def reverse(batch):
+    return replace(batch, token_ids=batch.token_ids[:, ::-1])
 
 
 def test_a_finite_dataset_ends_with_a_padded_batch(caches):

@@ -35,7 +35,7 @@ replayed_batches             count    batches of headspace runs; if not 0, the o
 resident_bytes               bytes    stored blocks in memory or in flight; at most prefetch_bytes an iteration
 hosts                        count    processes that the figures are of; see LoaderStats.over_hosts
 plan_s, read_s, gather_s,    seconds  where the loader's thread spent its time: planning, waiting for the store, waiting
-transfer_s                            for rows to be gathered, handing them to the devices
+map_s, transfer_s                     for rows to be gathered, in functions of ``map``, handing arrays to the devices
 ===========================  =======  ==========================================================================
 """
 
@@ -111,6 +111,7 @@ class LoaderStats:
     plan_s: float
     read_s: float
     gather_s: float
+    map_s: float
     transfer_s: float
     resident_bytes: int
     batches_per_s: float = 0.0
@@ -247,6 +248,7 @@ class IterationStats:
             plan_s=seconds("plan"),
             read_s=seconds("read"),
             gather_s=seconds("gather"),
+            map_s=seconds("map"),
             transfer_s=seconds("transfer"),
             resident_bytes=resident_bytes,
             batches_per_s=queue.per_second,

@@ -9,7 +9,7 @@ Price: that of the loader without the transfer, plus what it costs to write out 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -19,9 +19,10 @@ from headrace.data.batch import PackedBatch
 from headrace.data.batch_order import BatchOrder, RowOrder
 from headrace.data.dataset import AsyncDataset, PlannedDataset
 from headrace.errors import ConfigError
+from headrace.feed.function_batches import AsyncReader, MappedReader
 from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
 from headrace.feed.placement import Placement
-from headrace.feed.reader import GROUP, AsyncReader, HostRows, PlannedReader
+from headrace.feed.reader import GROUP, BatchReader, HostRows, PlannedReader
 from headrace.index.residency import checked_budget
 from headrace.index.schedule import BatchSchedule
 from headrace.metrics import ReadStats, Stopwatch
@@ -91,14 +92,17 @@ class HostBatches(BatchOrder):
         self.manifest.check(found)
         return found.step
 
-    def from_step(self, step: int = 0) -> Iterator[tuple[int, PackedBatch]]:
+    def from_step(self, step: int = 0) -> Generator[tuple[int, PackedBatch], None, None]:
         """Steps and their batches, from ``step`` on, read ahead until the iterator is closed or dropped."""
         share = cast(Placement, self._share)
-        if isinstance(self.dataset, PlannedDataset):
+        reader: BatchReader
+        if isinstance(self.base, PlannedDataset):
             reader = PlannedReader(
-                self.dataset, self.schedule, share, self.row_order, self._prefetch_bytes, self.read_stats, Stopwatch(),
+                self.base, self.schedule, share, self.row_order, self._prefetch_bytes, self.read_stats, Stopwatch(),
                 group=GROUP,
             )  # fmt: skip
+            if self.functions:
+                reader = MappedReader(reader, self.base, self.functions, self.schedule, Stopwatch())
         else:
             reader = AsyncReader(self.dataset, self.schedule, share, self.read_stats, Stopwatch())
         try:
@@ -108,17 +112,9 @@ class HostBatches(BatchOrder):
             reader.close()
 
     def _batch(self, host: HostRows | PackedBatch) -> PackedBatch:
-        if isinstance(host, PackedBatch):
-            return host
-        dataset = cast(PlannedDataset, self.dataset)  # only such a one is read as host rows
-        return PackedBatch(
-            host.tokens,
-            host.source_id,
-            segment_lengths=host.segment_lengths,
-            eos_id=dataset.eos_id,
-            token_mask=host.token_mask,
-            pairs=dataset.pairs,
-        )
+        if isinstance(host, HostRows):
+            return host.batch(cast(PlannedDataset, self.base))  # only such a one is read as host rows
+        return host
 
 
 class _Share:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from headrace.data.dataset import AsyncDataset, MappedDataset
+from headrace.data.dataset import AsyncDataset, unmapped
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import PhasedDataset
 from headrace.errors import ConfigError
@@ -50,7 +50,8 @@ class BatchOrder:
         if row_order not in ("locality", "stream"):
             raise ConfigError("is not an order", field="row_order", value=row_order, cure="Use 'locality' or 'stream'.")
         self.dataset = dataset
-        self.schedule = _schedule(dataset, batch_size)
+        self.base, self.functions = unmapped(dataset)
+        self.schedule = _schedule(self.base, batch_size)
         self.row_order: RowOrder = "locality" if row_order == "locality" else "stream"
 
     def describe(self) -> dict[str, Any]:
@@ -72,8 +73,6 @@ class BatchOrder:
 
 
 def _schedule(dataset: AsyncDataset[Any], batch_size: int | Mapping[int, int] | BatchSchedule | None) -> BatchSchedule:
-    while isinstance(dataset, MappedDataset):
-        dataset = dataset.base
     own = dataset.batch_schedule if isinstance(dataset, MixtureDataset | PhasedDataset) else None
     given = batch_size if isinstance(batch_size, BatchSchedule | None) else BatchSchedule(batch_size)
     if own is not None and given is not None and given != own:

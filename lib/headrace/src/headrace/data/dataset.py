@@ -192,7 +192,11 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return self.reordered(Repeat(Identity(self._finite_length("repeat")), epochs))
 
     def map(self, fn: Callable[[T_co], U]) -> AsyncDataset[U]:
-        """Applies ``fn`` to each batch that is read. ``fn`` must treat rows independently and keep their number."""
+        """Applies ``fn`` to each batch that is read. ``fn`` must treat rows independently and keep their number.
+
+        A loader reads the rows as if there were no ``fn``: ahead, each stored block once. ``fn`` then gets the rows of
+        its process, as numpy arrays that belong to it, in the loader's background thread.
+        """
         return MappedDataset(self, fn)
 
     def default_io_block_size(self) -> int:
@@ -369,7 +373,7 @@ class MappedDataset(AsyncDataset[U]):
         return self.base.length
 
     def describe(self) -> dict[str, Any]:
-        return {"map": _function_name(self.fn), "of": self.base.describe()}
+        return {"map": function_name(self.fn), "of": self.base.describe()}
 
     async def get_batch(self, indices: np.ndarray) -> U:
         return self.fn(await self.base.get_batch(indices))
@@ -390,6 +394,24 @@ class MappedDataset(AsyncDataset[U]):
         self.base.check_stored_order()
 
 
+def unmapped(dataset: AsyncDataset[Any]) -> tuple[AsyncDataset[Any], tuple[Callable[[Any], Any], ...]]:
+    """What lies under calls of ``map``, and their functions, first to last.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace.data.token_seq import TokenSeqDataset
+        >>> rows = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
+        >>> base, functions = unmapped(rows.map(str).map(len))
+        >>> base is rows, functions
+        (True, (<class 'str'>, <built-in function len>))
+    """
+    functions: list[Callable[[Any], Any]] = []
+    while isinstance(dataset, MappedDataset):
+        functions.append(dataset.fn)
+        dataset = dataset.base
+    return dataset, tuple(reversed(functions))
+
+
 def run_blocking(awaitable: Coroutine[Any, Any, U]) -> U:
     """The result of a coroutine, also where an event loop runs already (notebooks)."""
     try:
@@ -400,10 +422,10 @@ def run_blocking(awaitable: Coroutine[Any, Any, U]) -> U:
         return pool.submit(asyncio.run, awaitable).result()
 
 
-def _function_name(fn: Any) -> str:
+def function_name(fn: Any) -> str:
     """A name that is the same in every process: no addresses."""
     if isinstance(fn, partial):
         keywords = [f"{k}={v!r}" for k, v in sorted(fn.keywords.items())]
-        return f"{_function_name(fn.func)}({', '.join([*map(repr, fn.args), *keywords])})"
+        return f"{function_name(fn.func)}({', '.join([*map(repr, fn.args), *keywords])})"
     named = fn if hasattr(fn, "__qualname__") else type(fn)
     return f"{named.__module__}.{named.__qualname__}"

@@ -24,11 +24,12 @@ from headrace.data.dataset import AsyncDataset, PlannedDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.delivery import Delivery
 from headrace.feed.diagnosis import WaitLog
+from headrace.feed.function_batches import AsyncReader, MappedReader
 from headrace.feed.headspace import replay
 from headrace.feed.hosts import check_same, gather
 from headrace.feed.placement import Placement, batch_sharding
 from headrace.feed.prefetch import Prefetched
-from headrace.feed.reader import GATHERING, GROUP, AsyncReader, BatchReader, PlannedReader
+from headrace.feed.reader import GATHERING, GROUP, BatchReader, PlannedReader
 from headrace.index.residency import checked_budget
 from headrace.index.schedule import BatchSchedule
 from headrace.metrics import IterationStats, LoaderStats, ReadStats, Stopwatch
@@ -59,7 +60,7 @@ class DataLoader(BatchOrder):
             than reading them through TensorStore (docs/performance.md); False: they are read, for comparison.
         row_order: ``"locality"`` orders the rows within a batch by where they lie in the store, so that each host reads
             its own part; ``"stream"`` leaves them in the order of the mixture. The batch as a set is the same. Datasets
-            that do not say where their rows lie (``map``, or of your own) are read in the order of the stream.
+            of your own, which do not say where their rows lie, are read in the order of the stream.
         stall_rule: Which waits ``stats().stalls`` explains.
         check_hosts: Whether the first iteration makes sure that all processes of the mesh load the same batches from
             the same step. All must then begin it; it takes one small collective.
@@ -114,6 +115,8 @@ class DataLoader(BatchOrder):
         self._deliver = None
         if isinstance(dataset, PlannedDataset):
             self._deliver = Delivery(self.placement, dataset.eos_id, dataset.pairs)
+        # functions get whole rows, of which devices may then hold columns
+        self._reads = self.placement if self._deliver is not None else Placement(self.placement.rows_sharding)
 
     @property
     def local_share(self) -> float:
@@ -258,21 +261,24 @@ class DataLoader(BatchOrder):
         self, stats: ReadStats, watch: Stopwatch, waits: WaitLog, *, group: int, gathering: int = GATHERING
     ) -> BatchReader:
         check_same_process()  # neither the stores' threads nor jax live on in a fork
-        if isinstance(self.dataset, PlannedDataset):
-            return PlannedReader(
-                self.dataset,
-                self.schedule,
-                self.placement,
-                self.row_order,
-                self.prefetch_bytes,
-                stats,
-                watch,
-                group,
-                gathering,
-                mapping=self._mapping,
-                waits=waits,
-            )
-        return AsyncReader(self.dataset, self.schedule, self.placement, stats, watch, waits)
+        if not isinstance(self.base, PlannedDataset):
+            return AsyncReader(self.dataset, self.schedule, self._reads, stats, watch, waits)
+        reader = PlannedReader(
+            self.base,
+            self.schedule,
+            self._reads,
+            self.row_order,
+            self.prefetch_bytes,
+            stats,
+            watch,
+            group,
+            gathering,
+            mapping=self._mapping,
+            waits=waits,
+        )
+        if not self.functions:
+            return reader
+        return MappedReader(reader, self.base, self.functions, self.schedule, watch, waits)
 
     def _to_devices(self, host: Any, watch: Stopwatch, waits: WaitLog) -> Any:
         with watch.phase("transfer"), waits.during("transfer"):
@@ -284,7 +290,9 @@ class DataLoader(BatchOrder):
         shape = np.shape(leaf)
         for size in self.schedule.unique_sizes:
             if shape and self.placement.local_rows(size).size == shape[0]:
-                return self.placement.to_global(np.asarray(leaf), size)
+                lengths = self._seq_lens()
+                other = len(shape) > 1 and bool(lengths) and shape[1] not in lengths  # no columns of tokens
+                return self.placement.to_global(np.asarray(leaf), size, along_rows=other)
         raise ConfigError(
             f"gives an array of shape {shape}, whose first axis does not run over the rows of a batch",
             field="dataset",
@@ -293,14 +301,14 @@ class DataLoader(BatchOrder):
 
     def _ready_batches(self) -> int:
         row_bytes = 1 << 16
-        if isinstance(self.dataset, PlannedDataset):
-            begin, end = self.placement.local_columns(self.dataset.seq_len)
-            row_bytes = self.dataset.row_bytes * (end - begin) // max(self.dataset.seq_len, 1)
+        if isinstance(self.base, PlannedDataset):
+            begin, end = self._reads.local_columns(self.base.seq_len)
+            row_bytes = self.base.row_bytes * (end - begin) // max(self.base.seq_len, 1)
         batch_bytes = max(self.placement.local_rows(self.schedule.max_size).size * row_bytes, 1)
         return int(np.clip(self.prefetch_bytes // 8 // batch_bytes, 1, _MAX_READY))
 
     def _seq_lens(self) -> list[int]:
-        return list(self.dataset.seq_lens) if isinstance(self.dataset, PlannedDataset) else []
+        return list(self.base.seq_lens) if isinstance(self.base, PlannedDataset) else []
 
     def _checked_step(self, step: int) -> int:
         step = operator.index(step)  # a number that a checkpoint gave back, whatever its type

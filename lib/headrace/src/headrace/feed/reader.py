@@ -1,8 +1,7 @@
 """Host batches, step after step: plan, read ahead, gather. No devices.
 
-``PlannedReader`` reads planned datasets: fetches run ahead of the batches (feed/read_ahead.py), and while some batches
-are on their way to the devices the next ones are gathered in a thread. ``AsyncReader`` serves datasets that only have
-``get_batch``.
+Fetches run ahead of the batches (feed/read_ahead.py), and while some batches are on their way to the devices the next
+ones are gathered in a thread. Batches that functions make are in feed/function_batches.py.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from headrace.data.batch import PackedBatch
 from headrace.data.batch_order import RowOrder
-from headrace.data.dataset import AsyncDataset, PlannedDataset, run_blocking
+from headrace.data.dataset import PlannedDataset
 from headrace.errors import ConfigError
 from headrace.feed.block_cache import BlockCache
 from headrace.feed.buffers import ALIGNMENT, Buffers
@@ -59,6 +57,17 @@ class HostRows(NamedTuple):
     seq_len: int
     segment_lengths: np.ndarray | None = None
     token_mask: np.ndarray | None = None
+
+    def batch(self, dataset: PlannedDataset) -> PackedBatch:
+        """The same as a batch of ``dataset``, on the host."""
+        return PackedBatch(
+            self.tokens,
+            self.source_id,
+            segment_lengths=self.segment_lengths,
+            eos_id=dataset.eos_id,
+            token_mask=self.token_mask,
+            pairs=dataset.pairs,
+        )
 
 
 class BatchReader(ABC):
@@ -276,63 +285,3 @@ class PlannedReader(BatchReader):
             f" delivered, since blocks leave memory before they are used up. It holds {cache.num_slots} blocks: give"
             " more, or an order that has fewer in use; `headrace simulate` forecasts both."
         )
-
-
-class AsyncReader(BatchReader):
-    """Reads any dataset with ``get_batch``: one call a batch, for the rows of this process.
-
-    The batch must be a pytree of arrays with the requested rows along the first axis.
-    """
-
-    def __init__(
-        self,
-        dataset: AsyncDataset[Any],
-        schedule: BatchSchedule,
-        placement: Placement,
-        stats: ReadStats,
-        watch: Stopwatch,
-        waits: WaitLog | None = None,
-    ) -> None:
-        self._waits = waits or WaitLog()
-        self._dataset, self._schedule, self._placement = dataset, schedule, placement
-        self._stats, self._watch = stats, watch
-
-    @property
-    def resident_bytes(self) -> int:
-        return 0
-
-    def groups(self, first_step: int, stop_step: int | None) -> Iterator[list[Any]]:
-        """The steps ``first_step .. stop_step`` (without end if None), each a group of its own.
-
-        Raises:
-            ConfigError: the last batch is not full, and the batches are no PackedBatch that could say so.
-        """
-        step = first_step
-        while stop_step is None or step < stop_step:
-            yield [self._batch(step)]
-            step += 1
-
-    def _batch(self, step: int) -> Any:
-        begin, size = self._schedule.rows_at(step)
-        rows = begin + self._placement.local_rows(size)
-        length = self._dataset.length
-        inside = np.ones(rows.size, bool) if length is None else rows < length
-        with self._watch.phase("read"), self._waits.during("dataset", f"get_batch of {type(self._dataset).__name__}"):
-            batch = run_blocking(self._dataset.get_batch(np.where(inside, rows, 0)))
-        self._stats.examples_requested += int(inside.sum())
-        self._stats.unique_examples += int(inside.sum())
-        if length is None or begin + size <= length:
-            return batch
-        if not isinstance(batch, PackedBatch):
-            raise ConfigError(
-                f"fills its last batch only to {length - begin} of {size} rows, and its batches cannot mark padding",
-                field="dataset",
-                cure=f"Use .take({begin}), or map to a PackedBatch.",
-            )
-        return replace(batch, source_id=np.where(inside, batch.source_id, -1).astype(np.int32))
-
-    def interrupt(self) -> None:
-        """``get_batch`` is not ours to interrupt; :meth:`groups` ends after it."""
-
-    def close(self) -> None:
-        """Nothing is open between batches."""

@@ -104,9 +104,13 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         return self._examples(await self._read(wanted))
 
     async def _read(self, wanted: Int64[np.ndarray, " n"]) -> PackedBatch:
-        if not isinstance(self.dataset, PlannedDataset):
+        base = self._order.base
+        if not isinstance(base, PlannedDataset):
             return await self.dataset.get_batch(wanted)
-        return await self.dataset.read_located(self._rows(self.dataset, wanted), self.read_stats)
+        batch = await base.read_located(self._rows(base, wanted), self.read_stats)
+        for function in self._order.functions:
+            batch = function(batch)
+        return batch
 
     def _rows(self, dataset: PlannedDataset, wanted: Int64[np.ndarray, " n"]) -> Rows:
         """Where the rows lie that the batches of ``wanted`` have there: a batch is ordered as a whole."""

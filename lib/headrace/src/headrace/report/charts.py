@@ -21,6 +21,13 @@ from headrace.stalls import Stall
 
 PALETTE = ("#2a7ab8", "#d97706", "#1a9870", "#c2589c", "#b8860b", "#4aa3d8", "#c8442c", "#7a68c4", "#7c8a3a", "#8a8f98")
 _DASHES = ("solid", "dashdot", "longdash")
+_LOADER_TIME = (
+    ("plan_s", "plans", 3),
+    ("read_s", "waits for the store", 0),
+    ("gather_s", "gathers rows", 2),
+    ("map_s", "runs functions of map", 7),
+    ("transfer_s", "hands to devices", 1),
+)
 MOST_SOURCES = 12
 _OTHERS = "others"
 GREY = "#8a8f98"
@@ -201,10 +208,9 @@ def waits_chart(series: HostSeries) -> Figure:
 def loader_time_chart(series: HostSeries) -> Figure:
     """Where the loader's thread spent its time, stacked, in milliseconds a batch, of one host."""
     traces: list[dict[str, Any]] = []
-    for k, (name, label) in enumerate(
-        (("read_s", "waits for the store"), ("gather_s", "gathers rows"), ("transfer_s", "hands to devices"))
-    ):
-        colour = PALETTE[(0, 2, 1)[k]]
+    for name, label, colour in _LOADER_TIME:
+        if name == "map_s" and not series.sums[name].any():
+            continue  # few runs have such functions
         traces.append(
             {
                 "x": series.step,
@@ -212,7 +218,7 @@ def loader_time_chart(series: HostSeries) -> Figure:
                 "name": label,
                 "mode": "lines",
                 "stackgroup": "time",
-                "line": {"color": colour, "width": 1},
+                "line": {"color": PALETTE[colour], "width": 1},
                 "hovertemplate": "%{y:.3~g} ms",
             }
         )

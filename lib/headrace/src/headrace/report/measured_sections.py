@@ -16,6 +16,7 @@ MOST_HOSTS = 10
 _HELP = {
     "start": "Nothing: it happens once for each start.",
     "store": "Hedged requests, more prefetch_bytes, a nearer store.",
+    "decode": "Free CPU cores, caches without compression.",
     "check": "A faster disk, fewer other readers.",
     "budget": "More prefetch_bytes.",
     "plan": "Free CPU cores.",

@@ -31,6 +31,7 @@ SUMS = (
     "plan_s",
     "read_s",
     "gather_s",
+    "map_s",
     "transfer_s",
     "examples_requested",
     "block_fetches",
