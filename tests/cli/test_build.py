@@ -176,3 +176,21 @@ finally:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "headrace build corpus/ --output cache --tokenizer tokenizer.json" in done.stdout
     assert "loaded: []" in done.stdout
+
+
+def test_documents_for_filling_in_the_middle(headrace, tmp_path):
+    rows = [list(range(1, 30 + k)) for k in range(40)]
+    (tmp_path / "ids.jsonl").write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows))
+    command = ["build", str(tmp_path / "ids.jsonl"), "-o", str(tmp_path / "out"), "-t", "ids:100", "--kind", "tokens"]
+    done = headrace(*command, "--fim", "97", "98", "99", "--fim-rate", "1", "--fim-spm-rate", "0")
+    assert done.code == 0, done.err
+    cache = TokenCache.open(str(tmp_path / "out"))
+    for k, row in enumerate(rows):
+        found = cache.document(k).tolist()
+        prefix, suffix, middle = (found.index(sign) for sign in (97, 98, 99))
+        assert found[:prefix] + found[prefix + 1 : suffix] + found[middle + 1 :] + found[suffix + 1 : middle] == row
+    again = headrace(*shlex.split(build_command(str(tmp_path / "out"), cache.ledger))[1:])
+    assert "is finished already" in again.out
+    refused = headrace(*command, "--fim", "97", "98", "100")
+    assert refused.code == 2
+    assert "fim.middle" in refused.err

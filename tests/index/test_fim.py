@@ -56,6 +56,23 @@ def test_an_spm_document_is_suffix_then_prefix_and_middle(docs, seed):
             assert found[mid + 1 :] + found[2:mid] == document
 
 
+@given(documents, st.integers(0, 1000), st.booleans())
+def test_a_first_token_that_opens_documents_stays_first(docs, seed, eos):
+    bos = 249
+    plain = FillInMiddle(PRE, SUF, MID, seed=seed, rate=1.0)
+    framed = FillInMiddle(PRE, SUF, MID, seed=seed, rate=1.0, eos_id=EOS if eos else None, bos_id=bos)
+    for k, document in enumerate(docs):
+        closes = [EOS] if eos else []
+        whole = np.array([bos, *document, *closes])
+        out, size = framed(whole, np.array([whole.size]), np.array([k]))
+        inner, _ = plain(np.array(document, np.int64), np.array([len(document)]), np.array([k]))
+        if len(document) > 1:
+            assert out.tolist() == [bos, *inner.tolist(), *closes]
+        assert size.tolist() == framed.lengths(np.array([whole.size]), np.array([k])).tolist()
+        assert sorted(out.tolist()) == sorted([*whole.tolist(), *([PRE, SUF, MID] if size[0] > whole.size else [])])
+        assert size[0] == whole.size or document  # nothing but its frame: nothing to fill
+
+
 def test_shares_and_cuts_are_what_was_asked_for():
     n = 20_000
     lengths, numbers = np.full(n, 9), np.arange(n)

@@ -124,6 +124,16 @@ def command(
     mask_role: Annotated[
         list[str] | None, typer.Option(help="With --mask roles, whose turns (repeatable).", metavar="ROLE")
     ] = None,
+    fim: Annotated[
+        tuple[str, str, str] | None,
+        typer.Option(
+            help="Store documents for filling in the middle: the tokens before prefix, suffix and middle.",
+            metavar="PREFIX SUFFIX MIDDLE",
+        ),
+    ] = None,
+    fim_rate: Annotated[float, typer.Option(help="With --fim, the share of the documents that are rearranged.")] = 0.5,
+    fim_spm_rate: Annotated[float, typer.Option(help="Share of these that have the suffix first.")] = 0.5,
+    fim_seed: Annotated[int, typer.Option(help="Another seed cuts documents elsewhere.")] = 0,
     extension: Annotated[
         list[str] | None,
         typer.Option(help="Ending of the files to take from folders, e.g. .py (repeatable).", metavar=".EXT"),
@@ -165,6 +175,8 @@ def command(
 
         headrace build src/ -o code-cache -t bytes --format text --extension .py --eos none
 
+        headrace build code/ -o fim-cache -t starcoder/ --fim '<fim_prefix>' '<fim_suffix>' '<fim_middle>'
+
         headrace build 's3://bucket/web/part-{000..499}.parquet' -o cache -t llama3/ --leaf id=meta.id --engine ray
 
         headrace build chats.jsonl -o chat-cache -t llama3/ --kind chat --mask roles --mask-role assistant
@@ -173,7 +185,7 @@ def command(
     """
     from headrace.ingest.build import build_cache
     from headrace.ingest.leaves import parse_leaf
-    from headrace.ingest.source import ChatConfig, SourceConfig
+    from headrace.ingest.source import ChatConfig, FimConfig, SourceConfig
     from headrace.ingest.tokenize import TokenizerConfig
 
     source = SourceConfig(
@@ -186,6 +198,7 @@ def command(
         fields=dict(_pair(f) for f in field or []),
         leaves=dict(parse_leaf(one) for one in leaf or []),
         chat=ChatConfig(chat_template, mask.value, mask_role or ["assistant"]),
+        fim=None if fim is None else FimConfig(*fim, fim_rate, fim_spm_rate, fim_seed),
     )
     try:
         if repair:

@@ -54,6 +54,9 @@ def build_command(cache: str, ledger: Ledger) -> str:
         ("--leaf", [f"{name}={leaf_text(leaf)}" for name, leaf in source["leaves"].items()]),
     ):
         words += [word for value in values for word in (flag, value)]
+    if fim := source.get("fim"):  # caches that were begun before there was such a thing do not say
+        words += ["--fim", fim["prefix"], fim["suffix"], fim["middle"], "--fim-rate", str(fim["rate"])]
+        words += ["--fim-spm-rate", str(fim["spm_rate"]), "--fim-seed", str(fim["seed"])]
     return shlex.join([*words, "--dtype", layout["dtype"]])
 
 

@@ -36,6 +36,7 @@ class FillInMiddle:
         rate: Share of the documents that are rearranged.
         spm_rate: Share of these that are in SPM order.
         eos_id: A last token of a document that stays last, if it is this.
+        bos_id: A first token of a document that stays first, if it is this.
 
     Raises:
         ConfigError: a share is not within 0 .. 1.
@@ -54,6 +55,7 @@ class FillInMiddle:
     rate: float = 0.5
     spm_rate: float = 0.5
     eos_id: int | None = None
+    bos_id: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("rate", "spm_rate"):
@@ -63,8 +65,9 @@ class FillInMiddle:
     def rearranges(
         self, lengths: Int64[np.ndarray, " d"], documents: Int64[np.ndarray, " d"]
     ) -> Bool[np.ndarray, " d"]:
-        """Which documents are rearranged. Those of a single token never are."""
-        return (self._uniform(documents, _CHOOSE) < self.rate) & (np.asarray(lengths) > 1)
+        """Which documents are rearranged. Those of a single token never are, a first ``bos_id`` not counted."""
+        least = 1 if self.bos_id is None else 2
+        return (self._uniform(documents, _CHOOSE) < self.rate) & (np.asarray(lengths) > least)
 
     def lengths(self, lengths: Int64[np.ndarray, " d"], documents: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:
         """Tokens of each document afterwards: what a pack plan needs to know."""
@@ -90,25 +93,23 @@ class FillInMiddle:
         if int(lengths.sum()) != tokens.size or lengths.shape != documents.shape:
             raise ConfigError(f"add up to {int(lengths.sum())}, not to the {tokens.size} tokens", field="lengths")
         source = self._with_sentinels(tokens)
-        first = np.cumsum(lengths) - lengths
-        end = first + lengths - self._has_tail(tokens, first, lengths)
-        start, size = self._runs(
-            tokens.size, first, end, first + lengths, self.rearranges(lengths, documents), documents
-        )
+        begin = np.cumsum(lengths) - lengths
+        stop = begin + lengths
+        first = begin + _is(self.bos_id, tokens, begin, lengths > 0)
+        end = stop - _is(self.eos_id, tokens, stop - 1, stop > first)
+        borders = np.stack([begin, first, end, stop])
+        start, size = self._runs(tokens.size, borders, self.rearranges(lengths, documents), documents)
         flat = size.ravel()
         places = np.arange(int(flat.sum())) + np.repeat(start.ravel() - (np.cumsum(flat) - flat), flat)
         return source[places], size.sum(axis=1)
 
     def _runs(
-        self,
-        sentinel: int,
-        first: np.ndarray,
-        end: np.ndarray,
-        stop: np.ndarray,
-        chosen: np.ndarray,
-        documents: np.ndarray,
-    ) -> tuple[Int64[np.ndarray, "d 7"], Int64[np.ndarray, "d 7"]]:
-        """Each document as seven runs of the source: their starts and sizes."""
+        self, sentinel: int, borders: Int64[np.ndarray, "4 d"], chosen: np.ndarray, documents: np.ndarray
+    ) -> tuple[Int64[np.ndarray, "d 8"], Int64[np.ndarray, "d 8"]]:
+        """Each document as eight runs of the source: their starts and sizes. It begins, may be rearranged from there to
+        there, and stops at its ``borders``.
+        """
+        begin, first, end, stop = borders
         cuts = [
             (self._uniform(documents, part) * (end - first + 1)).astype(np.int64) + first for part in (_CUT, _OTHER_CUT)
         ]
@@ -116,9 +117,9 @@ class FillInMiddle:
         one = chosen.astype(np.int64)
         signs = [(np.full_like(first, sentinel + k), one) for k in range(3)]
         prefix, middle, suffix = (first, low - first), (low, high - low), (high, end - high)
-        tail = (end, stop - end)
-        psm = [signs[0], prefix, signs[1], suffix, signs[2], middle, tail]
-        spm = [signs[0], signs[1], suffix, signs[2], prefix, middle, tail]
+        head, tail = (begin, first - begin), (end, stop - end)
+        psm = [head, signs[0], prefix, signs[1], suffix, signs[2], middle, tail]
+        spm = [head, signs[0], signs[1], suffix, signs[2], prefix, middle, tail]
         second = (self._uniform(documents, _MODE) < self.spm_rate)[:, None]
         starts, sizes = (
             np.where(second, *(np.stack([run[k] for run in runs], axis=1) for runs in (spm, psm))) for k in (0, 1)
@@ -134,13 +135,14 @@ class FillInMiddle:
             )
         return np.append(tokens, np.asarray(ids, tokens.dtype))
 
-    def _has_tail(self, tokens: np.ndarray, first: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        if self.eos_id is None or tokens.size == 0:
-            return np.zeros(lengths.size, np.int64)
-        last = tokens[np.maximum(first + lengths - 1, 0)]
-        return ((lengths > 0) & (last == self.eos_id)).astype(np.int64)
-
     def _uniform(self, documents: np.ndarray, part: int) -> np.ndarray:
         """A number in [0, 1) for each document and use."""
         keys = fold(derive_keys(self.seed, "fim", last=documents), np.array([part], np.uint64))
         return (keys >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _is(token: int | None, tokens: np.ndarray, places: np.ndarray, there: np.ndarray) -> Int64[np.ndarray, " d"]:
+    """1 where ``token`` is what stands at a place that is ``there``, else 0."""
+    if token is None or tokens.size == 0:
+        return np.zeros(places.size, np.int64)
+    return (there & (tokens[np.where(there, places, 0)] == token)).astype(np.int64)

@@ -22,17 +22,21 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from headrace.errors import ConfigError
+from headrace.index.fim import FillInMiddle
 from headrace.ingest.chat_template import ChatTemplate, Spans, check_messages
 from headrace.ingest.documents import Document
 from headrace.ingest.leaves import joined, numbers
 from headrace.ingest.pieces import MAX_PIECE_CHARS
 from headrace.ingest.records import BadRecordError, Fields, lookup, string_of, type_name, utf8_length
-from headrace.ingest.source import Kind, SourceConfig
+from headrace.ingest.source import FimConfig, Kind, SourceConfig
+from headrace.ingest.special_tokens import resolve_special
 from headrace.ingest.tokenize import Tokenizer
 from headrace.store.layout import LeafSpec
 from headrace.store.ragged import LeafValues
@@ -78,6 +82,7 @@ class DocumentKind(abc.ABC):
         self.kind: Kind = kind
         self.columns = config.columns(kind)
         self._asked = tuple(leaf.spec(name) for name, leaf in config.leaves.items())
+        self._fim = None if config.fim is None else _fill_in_middle(config, config.fim, kind, tokenizer)
         self._cure = f"Choose the field with {'--text-field' if kind == 'text' else '--field NAME=FIELD'}."
 
     @property
@@ -99,6 +104,10 @@ class DocumentKind(abc.ABC):
     def encode(self, documents: Sequence[Document]) -> EncodedBatch:
         """Ids and leaves of some documents: a function of each document alone."""
         encoded = self._encode(documents)
+        if self._fim is not None:
+            keys = _content_keys(encoded.tokens, encoded.lengths)
+            tokens, lengths = self._fim(encoded.tokens, encoded.lengths, keys)
+            encoded = EncodedBatch(tokens, lengths, encoded.leaves)
         for i, spec in enumerate(self._asked):
             encoded.leaves[spec.name] = joined(spec, [d.leaves[i] for d in documents])
         return encoded
@@ -321,6 +330,42 @@ def make_kind(config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: 
             " on everything: --mask all.",
         )
     return _KINDS[kind](config, kind, tokenizer, chat)
+
+
+def _fill_in_middle(config: SourceConfig, fim: FimConfig, kind: Kind, tokenizer: Tokenizer) -> FillInMiddle:
+    """What rearranges documents.
+
+    Raises:
+        ConfigError: a token is none of the tokenizer's, or two are the same; documents of the kind have parts that
+            belong together.
+    """
+    masked = kind == "tokens" and config.field_of(kind, "loss_mask") is not None
+    if masked or kind not in ("text", "tokens"):
+        raise ConfigError(
+            f"is for whole texts; of {kind} documents some tokens belong together, or are not trained on",
+            field="fim",
+            cure="Build these documents into a cache of their own, without it.",
+        )
+    signs: list[int] = []
+    for name in ("prefix", "suffix", "middle"):
+        _, found = resolve_special(f"fim.{name}", getattr(fim, name), list(tokenizer.special), (), tokenizer.id_of)
+        if found is None or found in signs:
+            raise ConfigError(
+                "is no token of its own", field=f"fim.{name}", value=getattr(fim, name), cure="Name three tokens."
+            )
+        signs.append(found)
+    prefix, suffix, middle = signs
+    return FillInMiddle(
+        prefix, suffix, middle, fim.seed, fim.rate, fim.spm_rate, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id
+    )
+
+
+def _content_keys(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """A number for each document that follows from its tokens alone: parts are built apart, so none has a number."""
+    raw = memoryview(tokens.tobytes())
+    borders = np.concatenate([[0], np.cumsum(lengths)]) * tokens.itemsize
+    digests = [blake2b(raw[begin:stop], digest_size=8).digest() for begin, stop in pairwise(borders.tolist())]
+    return np.frombuffer(b"".join(digests), "<i8")
 
 
 def marked(places: np.ndarray, spans: Spans) -> np.ndarray:

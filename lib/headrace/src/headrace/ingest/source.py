@@ -117,6 +117,29 @@ class ChatConfig:
 
 
 @dataclass(frozen=True)
+class FimConfig:
+    """Documents stored for filling in the middle; see :mod:`headrace.index.fim`.
+
+    What becomes of a document follows from its tokens and the seed: the same in any build, whatever is built with it.
+
+    Attributes:
+        prefix: Token before the prefix, or its id where there is no tokenizer (``ids:N``).
+        suffix: Token before the suffix.
+        middle: Token before the middle.
+        rate: Share of the documents that are rearranged.
+        spm_rate: Share of these with the suffix first.
+        seed: Integer seed.
+    """
+
+    prefix: str
+    suffix: str
+    middle: str
+    rate: float = 0.5
+    spm_rate: float = 0.5
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class SourceConfig:
     """Where the documents come from.
 
@@ -136,6 +159,7 @@ class SourceConfig:
         fields: Other fields than the usual ones of the kind, e.g. ``{"messages": "conversation"}``.
         leaves: What else to keep of each document, by name.
         chat: Template and masks of conversations.
+        fim: How documents of text or ready ids are rearranged for filling in the middle; None: they are not.
 
     Raises:
         ConfigError: a value is not usable.
@@ -154,6 +178,7 @@ class SourceConfig:
     fields: dict[str, str] = field(default_factory=dict[str, str])
     leaves: dict[str, LeafConfig] = field(default_factory=dict[str, LeafConfig])
     chat: ChatConfig = field(default_factory=ChatConfig)
+    fim: FimConfig | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.paths, str) or not self.paths:

@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -79,6 +79,7 @@ class Tokenizer(abc.ABC):
         vocab_size: One more than the largest id.
         bos: Token before each document, or None. ``bos_id`` is its id.
         eos: Token after each document, or None. ``eos_id`` is its id.
+        special: Its special tokens.
         fingerprint: ``sha256:`` of all that decides the ids: vocabulary, rules, policy. Not of the path.
     """
 
@@ -88,6 +89,7 @@ class Tokenizer(abc.ABC):
     eos: str | None
     bos_id: int | None
     eos_id: int | None
+    special: Sequence[str]
     fingerprint: str
 
     @property
@@ -114,6 +116,10 @@ class Tokenizer(abc.ABC):
         Args:
             texts: Valid Unicode, each short enough to be encoded as a whole.
         """
+
+    @abc.abstractmethod
+    def id_of(self, token: str) -> int | None:
+        """Id of a token as it is spelled; None if there is no such token."""
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
@@ -215,8 +221,9 @@ class ByteTokenizer(Tokenizer):
     def __init__(self, bos: str | None = None, eos: str | None = "auto") -> None:
         self.path = "bytes"
         self.vocab_size = 258
-        self.bos, self.bos_id = resolve_special("bos", bos, list(self.SPECIAL), ("<bos>",), self.SPECIAL.get)
-        self.eos, self.eos_id = resolve_special("eos", eos, list(self.SPECIAL), ("<eos>",), self.SPECIAL.get)
+        self.special = list(self.SPECIAL)
+        self.bos, self.bos_id = resolve_special("bos", bos, self.special, ("<bos>",), self.id_of)
+        self.eos, self.eos_id = resolve_special("eos", eos, self.special, ("<eos>",), self.id_of)
         self.fingerprint = _fingerprint(b"bytes", self.bos_id, self.eos_id)
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
@@ -241,6 +248,9 @@ class ByteTokenizer(Tokenizer):
             character = np.cumsum((ids & 0xC0) != 0x80) - 1
             found.append(Placed(ids, np.stack([character, character + 1], axis=1)))
         return found
+
+    def id_of(self, token: str) -> int | None:
+        return self.SPECIAL.get(token)
 
     def decode(self, ids: Iterable[int]) -> str:
         array = np.fromiter(ids, np.int64)
@@ -276,6 +286,7 @@ class IdsTokenizer(Tokenizer):
             raise ConfigError("says no size", field="tokenizer", value=path, cure="Write e.g. ids:50257.")
         self.path, self.vocab_size = path, int(size)
         self.bos = self.eos = self.bos_id = self.eos_id = None
+        self.special = ()
         self.fingerprint = _fingerprint(path.encode(), None, None)
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
@@ -283,6 +294,9 @@ class IdsTokenizer(Tokenizer):
 
     def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
         raise self._no_text()
+
+    def id_of(self, token: str) -> int | None:
+        return int(token) if token.isdecimal() and int(token) < self.vocab_size else None
 
     def decode(self, ids: Iterable[int]) -> str:
         return "".join(f"<{i}>" for i in ids)
@@ -332,11 +346,10 @@ class FileTokenizer(Tokenizer):
         canonical, self._tokenizer = _parse(content, path)
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
         added = self._tokenizer.get_added_tokens_decoder()
-        special = [str(token.content) for _, token in sorted(added.items()) if token.special]
-        find = cast("Callable[[str], int | None]", self._tokenizer.token_to_id)
+        self.special = [str(token.content) for _, token in sorted(added.items()) if token.special]
         declared = declared or {}
-        self.bos, self.bos_id = resolve_special("bos", bos, special, BOS_NAMES, find, declared.get("bos"))
-        self.eos, self.eos_id = resolve_special("eos", eos, special, EOS_NAMES, find, declared.get("eos"))
+        self.bos, self.bos_id = resolve_special("bos", bos, self.special, BOS_NAMES, self.id_of, declared.get("bos"))
+        self.eos, self.eos_id = resolve_special("eos", eos, self.special, EOS_NAMES, self.id_of, declared.get("eos"))
         self.fingerprint = _fingerprint(canonical, self.bos_id, self.eos_id)
 
     @property
@@ -362,6 +375,9 @@ class FileTokenizer(Tokenizer):
     def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [Placed(np.array(e.ids, np.int64), np.array(e.offsets, np.int64).reshape(-1, 2)) for e in encodings]
+
+    def id_of(self, token: str) -> int | None:
+        return cast("int | None", self._tokenizer.token_to_id(token))
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
