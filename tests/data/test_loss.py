@@ -279,10 +279,14 @@ def test_one_value_a_token():
     np.testing.assert_allclose(nll, np.log(5), rtol=1e-6)
 
 
-@pytest.mark.parametrize("denominator", ["weights", "tokens", "sequences"])
-def test_on_a_mesh_with_explicit_axes(denominator):
+def explicit_mesh(**axes):
     """``jax.make_mesh`` makes such: types of arrays then say how they are sharded, and a scan or a join may not mix."""
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(jax.sharding.AxisType.Explicit,) * len(axes))
+
+
+@pytest.mark.parametrize("denominator", ["weights", "tokens", "sequences", "groups"])
+def test_on_a_mesh_with_explicit_axes(denominator):
+    mesh = explicit_mesh(data=2)
     rng = np.random.default_rng(0)
     lengths = np.array([[3, 5, 0], [8, 0, 0], [2, 2, 3], [1, 1, 0]], np.int32)
     tokens = rng.integers(0, 9, (4, 8))
@@ -293,7 +297,41 @@ def test_on_a_mesh_with_explicit_axes(denominator):
             sharded, z = jax.device_put((batch, logits), NamedSharding(mesh, PartitionSpec("data")))
             loss = jax.value_and_grad(partial(unified_loss, denominator=denominator))
             found, expanded = jax.jit(loss)(z, sharded), jax.jit(PackedBatch.expand)(sharded)
+            flat = jax.jit(PackedBatch.flatten)(sharded)
         np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
         np.testing.assert_allclose(found[1], wanted[1], atol=1e-6)
-        for leaf, same in zip(jax.tree.leaves(expanded), jax.tree.leaves(batch.expand()), strict=True):
+        wanted_leaves = jax.tree.leaves((batch.expand(), batch.flatten()))
+        for leaf, same in zip(jax.tree.leaves((expanded, flat)), wanted_leaves, strict=True):
             assert np.array_equal(leaf, same)
+        assert flat.tokens.sharding.spec == PartitionSpec("data")
+
+
+@pytest.mark.parametrize("rows", [("data", None, None), (("data", "model"), None, None), ("data", "model", None)])
+@pytest.mark.parametrize("matrix", [(None, None), ("model", None), (None, "model"), ("data", "model")])
+def test_hidden_states_and_matrix_on_a_mesh_with_explicit_axes(rows, matrix):
+    mesh = explicit_mesh(data=2, model=2)
+    rng = np.random.default_rng(0)
+    batch = pack_rows(rng.integers(0, 9, (4, 8)), eos_id=0)
+    hidden, unembedding = rng.normal(size=(4, 8, 6)), rng.normal(size=(10, 6))
+    wanted = jax.value_and_grad(unified_loss_from_hidden, (0, 1))(jnp.asarray(hidden), jnp.asarray(unembedding), batch)
+    place = {spec: NamedSharding(mesh, PartitionSpec(*spec)) for spec in (rows, rows[:1], matrix)}
+    arguments = jax.device_put((hidden, unembedding, batch), (place[rows], place[matrix], place[rows[:1]]))
+    with jax.set_mesh(mesh):
+        found = jax.jit(jax.value_and_grad(partial(unified_loss_from_hidden, chunk=3), (0, 1)))(*arguments)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    assert found[1][1].sharding.is_equivalent_to(place[matrix], 2)
+
+
+def test_logits_that_are_split_over_the_vocabulary_on_a_mesh_with_explicit_axes():
+    mesh = explicit_mesh(data=2, model=2)
+    rng = np.random.default_rng(0)
+    batch, logits = pack_rows(rng.integers(0, 9, (4, 8))), rng.normal(size=(4, 8, 10)).astype(np.float32)
+    wanted = jax.value_and_grad(unified_loss)(jnp.asarray(logits), batch)
+    with jax.set_mesh(mesh):
+        z = jax.device_put(logits, NamedSharding(mesh, PartitionSpec("data", None, "model")))
+        found = jax.jit(jax.value_and_grad(unified_loss))(
+            z, jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))
+        )
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
+    np.testing.assert_allclose(found[1], wanted[1], atol=1e-6)

@@ -19,8 +19,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float32, Int32, Integer
 
+from headrace.data.axes import with_auto_axes
 from headrace.data.flat import ExpandedBatch, FlatBatch
 from headrace.errors import ConfigError
 
@@ -186,6 +188,17 @@ class PackedBatch(eqx.Module):
             >>> flat.cu_seqlens.tolist(), flat.compact().cu_seqlens.tolist()
             ([0, 3, 4, 4, 4], [0, 3, 4])
         """
+        if self._xp is np:
+            return self._flat()
+
+        def shardings(spec: PartitionSpec) -> FlatBatch:
+            tokens = PartitionSpec(*spec[:1])
+            logged = None if self.log_probs is None else tokens
+            return FlatBatch(tokens, tokens, tokens, tokens, PartitionSpec(), tokens, logged)
+
+        return with_auto_axes(PackedBatch._flat, self, out=shardings)
+
+    def _flat(self) -> FlatBatch:
         xp, (rows, length) = self._xp, self.token_ids.shape
         begins = self.cu_seqlens[:, :-1] + length * xp.arange(rows, dtype=np.int32)[:, None]
         end = xp.full(1, rows * length, np.int32)

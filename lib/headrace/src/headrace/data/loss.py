@@ -40,8 +40,10 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from headrace.data.axes import with_auto_axes
 from headrace.errors import ConfigError, did_you_mean
 
 DEFAULT_CHUNK = 4096
@@ -165,7 +167,8 @@ def coefficients(batch: LossBatch, denominator: Denominator = "weights") -> Floa
     trained = _trained_of_segments(mask, batch.cu_seqlens)
     units = (trained > 0).sum()
     if denominator == "groups":
-        trained, units = _summed_by_group(trained, jnp.asarray(batch.segment_groups))
+        groups = jnp.asarray(batch.segment_groups)
+        trained, units = with_auto_axes(_summed_by_group, trained, groups, out=lambda rows: (rows, PartitionSpec()))
     share = 1.0 / (jnp.maximum(1, trained) * jnp.maximum(1, units)).astype(jnp.float32)
     return jnp.take_along_axis(share, jnp.maximum(jnp.asarray(batch.segment_ids), 0), axis=1)
 
@@ -191,8 +194,12 @@ def token_nll(
     The gradient has the type of the logits.
     """
     size = logits.shape[-1]
-    flat: Any = _logits_nll(logits.reshape(-1, size), jnp.asarray(labels).reshape(-1), _chunk_of(chunk, size))
-    return flat.reshape(logits.shape[:-1])
+
+    def nll(logits: Any, labels: Any) -> Any:
+        flat: Any = _logits_nll(logits.reshape(-1, size), labels.reshape(-1), _chunk_of(chunk, size))
+        return flat.reshape(labels.shape)
+
+    return with_auto_axes(nll, logits, jnp.asarray(labels), out=lambda spec: PartitionSpec(*spec[:-1]))
 
 
 def hidden_nll(
@@ -214,9 +221,13 @@ def hidden_nll(
             value=unembedding.shape,
             cure="Give [V, D]: one row for each entry of the vocabulary.",
         )
-    rows = hidden.reshape(-1, hidden.shape[-1])
-    flat: Any = _hidden_nll(rows, unembedding, jnp.asarray(labels).reshape(-1), _chunk_of(chunk, unembedding.shape[0]))
-    return flat.reshape(hidden.shape[:-1])
+
+    def nll(hidden: Any, unembedding: Any, labels: Any) -> Any:
+        rows, size = hidden.reshape(-1, hidden.shape[-1]), unembedding.shape[0]
+        flat: Any = _hidden_nll(rows, unembedding, labels.reshape(-1), _chunk_of(chunk, size))
+        return flat.reshape(labels.shape)
+
+    return with_auto_axes(nll, hidden, unembedding, jnp.asarray(labels), out=lambda spec: PartitionSpec(*spec[:-1]))
 
 
 def _scan_vocabulary(
@@ -233,9 +244,8 @@ def _scan_vocabulary(
         picked = picked + jnp.where(fresh & (column == labels[:, None]), z, 0).sum(axis=1)
         return (high, total, picked), None
 
-    # "like": on a mesh with explicit axes what goes into a scan is sharded as what comes out of it
-    zeros = jnp.zeros_like(labels, dtype)
-    begin = (jnp.full_like(labels, jnp.finfo(dtype).min, dtype), zeros, zeros)
+    zeros = jnp.zeros(labels.shape, dtype)
+    begin = (jnp.full(labels.shape, jnp.finfo(dtype).min, dtype), zeros, zeros)
     (top, total, picked), _ = jax.lax.scan(step, begin, jnp.arange(0, size, chunk))
     return top + jnp.log(total), picked
 
