@@ -391,6 +391,18 @@ def test_counters_of_a_known_reading(tmp_path, mapping):
     assert stats.reads_per_example == 0.5
 
 
+@pytest.mark.parametrize(("every", "said"), [(2, True), (9, False)])
+def test_rows_that_nothing_is_trained_on_are_counted(tmp_path, caplog, every, said):
+    rows = [np.full(4, r % 251) for r in range(3000)]
+    stored = write_cache(tmp_path, [rows], layout=CacheLayout("uint8", 64, 8), mask=lambda ids: ids % every > 0)
+    stats = ReadStats()
+    list(reader(TokenSeqDataset(stored, 4), BatchSchedule(7), Host(), "stream", 1 << 20, 8, stats).batches(0, 429))
+    assert stats.untrained_examples == sum(r % 251 % every == 0 for r in range(3000))  # the last batch is padded
+    messages = [r.getMessage() for r in caplog.records if "hold no token that is trained on" in r.getMessage()]
+    assert len(messages) == said
+    assert not said or "headrace cat" in messages[0]
+
+
 def test_a_host_that_holds_half_of_each_row_reads_half(tmp_path):
     """Rows of 64 tokens in chunks of 8: eight blocks a row, of which four lie on either side."""
     stored = write_cache(tmp_path, [[np.arange(64) + r for r in range(40)]], layout=CacheLayout("uint8", 8, 16))

@@ -5,6 +5,8 @@ name                         unit     meaning
 ===========================  =======  ==========================================================================
 examples_requested           count    rows that batches asked for on this host
 unique_examples              count    distinct rows among them, batch by batch; lower means repeats within a batch
+untrained_examples           count    rows none of whose tokens is trained on by their mask (chats, loaders of whole
+                                      rows): a place in a batch for nothing; near 0, or answers are cut off
 coalesced_ranges             count    runs of neighbouring rows, batch by batch; near examples_requested: no locality
 block_fetches                count    stored blocks read or mapped because they were not in memory; a block is a chunk
                                       of tokens and, if there is one, that of their mask
@@ -66,6 +68,7 @@ class ReadStats:
     hedges: int = 0
     mapped_blocks: int = 0
     bytes_delivered: int = 0
+    untrained_examples: int = 0
 
     @property
     def reads_per_example(self) -> float:

@@ -37,6 +37,8 @@ GATHERING = 4
 the next window is planned.
 """
 _THRASHING = 3.0
+_UNTRAINED = 0.2
+_MANY = 256
 
 
 class HostRows(NamedTuple):
@@ -148,7 +150,7 @@ class PlannedReader(BatchReader):
         self._residency: Residency | None = None
         self._buffers = [Buffers() for _ in self._cache.kinds]
         self._group, self._gathering = group, gathering
-        self._warned = False
+        self._said: set[str] = set()
 
     @property
     def resident_bytes(self) -> int:
@@ -265,23 +267,38 @@ class PlannedReader(BatchReader):
         stats.coalesced_ranges += int(plan.ranges[k])
         row_bytes = tokens[:1].nbytes + (0 if mask is None else mask[:1].nbytes)
         stats.bytes_delivered += (rows.stop - rows.start) * row_bytes
-        self._warn_of_thrashing()
         segments = None
         if plan.segments is not None:
             segments = np.zeros((tokens.shape[0], plan.segments.shape[1]), np.int32)
             segments[: rows.stop - rows.start] = plan.segments[rows]
         if mask is not None and mask.dtype != np.uint8:  # as Levanter's caches have it
             mask = (mask != 0).view(np.uint8)
+        if mask is not None and mask.shape[1] == plan.seq_len:
+            stats.untrained_examples += int((~mask[: rows.stop - rows.start].any(axis=1)).sum())
+        self._warn()
         return HostRows(tokens, source_id, int(plan.batch_sizes[k]), plan.seq_len, segments, mask)
 
-    def _warn_of_thrashing(self) -> None:
-        """Says, once, that the budget is too small for the order, when more than a cold start has been read."""
+    def _warn(self) -> None:
+        """Says, once each, that the budget is too small for the order, when more than a cold start has been read, and
+        that rows are not trained on, when there were enough of them to tell.
+        """
         stats, cache = self._stats, self._cache
-        if self._warned or stats.bytes_read < 4 * cache.max_bytes or stats.read_amplification < _THRASHING:
-            return
-        self._warned = True
-        logging.getLogger(__name__).warning(
-            f"prefetch_bytes = {cache.max_bytes}: {stats.read_amplification:.1f} bytes are read for each that is"
-            f" delivered, since blocks leave memory before they are used up. It holds {cache.num_slots} blocks: give"
-            " more, or an order that has fewer in use; `headrace simulate` forecasts both."
-        )
+        if stats.bytes_read >= 4 * cache.max_bytes and stats.read_amplification >= _THRASHING:
+            self._say(
+                "thrashing",
+                f"prefetch_bytes = {cache.max_bytes}: {stats.read_amplification:.1f} bytes are read for each that is"
+                f" delivered, since blocks leave memory before they are used up. It holds {cache.num_slots} blocks:"
+                " give more, or an order that has fewer in use; `headrace simulate` forecasts both.",
+            )
+        if stats.untrained_examples >= _MANY and stats.untrained_examples >= _UNTRAINED * stats.examples_requested:
+            self._say(
+                "untrained",
+                f"{stats.untrained_examples:,} of {stats.examples_requested:,} rows hold no token that is trained on,"
+                " says the mask of their cache: look at some with `headrace cat`. A longer seq_len or packing keeps"
+                ' answers in; loss_mask: "none" trains on every token.',
+            )
+
+    def _say(self, what: str, message: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            logging.getLogger(__name__).warning(message)
