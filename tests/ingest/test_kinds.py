@@ -167,8 +167,8 @@ class TestTemplates:
     def test_roles_of_a_template_that_rewrites_what_was(self):
         chat = template("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}")
         with pytest.raises(BadRecordError, match=r"its turn 1 \(assistant\) is rendered otherwise"):
-            chat.spans_of_roles(
-                [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}], ["assistant"]
+            chat.spans_of_turns(
+                [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}], [True, False]
             )
 
     def test_json_is_not_escaped_for_the_web(self):
@@ -184,6 +184,123 @@ def test_preference_pairs_of_texts():
     assert leaves["loss_mask"][0] == [0] * 4 + [1] * 4
     assert leaves["prompt_length"] == [[4]] * 4
     assert leaves["chosen"] == [[1], [0], [1], [0]]
+
+
+def test_what_records_may_lack_is_taken_where_it_is():
+    texts, leaves = encoded([PAIR, {**PAIR, "prompt": None}, {"chosen": "So.", "rejected": "No"}], "preference")
+    assert texts == ["Why?So.<eos>", "Why?No<eos>", *["So.<eos>", "No<eos>"] * 2]
+    assert leaves["prompt_length"] == [[4], [4], [0], [0], [0], [0]]
+    assert encoded([PAIR], "preference", fields={"prompt": "none"})[0] == ["So.<eos>", "No<eos>"]
+    with pytest.raises(BadRecordError, match="both answers begin with it"):
+        encoded([{"prompt": "So", "chosen": "So.", "rejected": "So?"}], "preference")
+    with pytest.raises(BadRecordError, match="has no field 'prompt'"):  # what is named must be there
+        encoded([{"chosen": "So.", "rejected": "No"}], "preference", fields={"prompt": "prompt"})
+    rendered = "{% if tools %}[{{ tools | length }} tools]{% endif %}{{ messages[0].content }}"
+    chats: list[dict[str, Any]] = [{"messages": [{"role": "user", "content": "x"}], "tools": [1, 2]}]
+    chats.append({"messages": chats[0]["messages"]})
+    how = {"chat": ChatConfig(mask="all")}
+    assert encoded(chats, "chat", rendered, **how)[0] == ["[2 tools]x", "x"]
+    assert encoded(chats, "chat", rendered, fields={"tools": "none"}, **how)[0] == ["x", "x"]
+
+
+def test_answers_that_hold_their_prompt_do_not_get_it_twice():
+    ask = [{"role": "user", "content": "Why?"}]
+    pair = {n: [*ask, {"role": "assistant", "content": a}] for n, a in (("chosen", "So."), ("rejected", "No"))}
+    alone = encoded([pair], "preference", PLAIN)
+    assert encoded([{**pair, "prompt": "Why?"}], "preference", PLAIN) == alone  # as UltraFeedback has it
+    assert encoded([{**pair, "prompt": ask}], "preference", PLAIN) == alone
+    apart = {"prompt": ask, **{n: pair[n][1:] for n in pair}}
+    assert encoded([apart], "preference", PLAIN) == alone
+
+
+@pytest.mark.parametrize(
+    ("has", "field", "masked"),
+    [
+        ((True, True), None, True), ((False, False), None, False), ((True, True), "none", False),
+        ((True, False), None, "has no field 'loss_mask'"),
+        ((False, True), None, "the first record of the source has none"),
+    ],
+)  # fmt: skip
+def test_masks_of_ready_ids_are_kept(tmp_path: Path, has: tuple[bool, bool], field: str | None, masked: bool | str):
+    rows = [{"input_ids": [1, 2, 3], **({"loss_mask": [0, 1, k]} if there else {})} for k, there in enumerate(has)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = {} if field is None else {"loss_mask": field}
+    config = SourceConfig([str(tmp_path / "a.jsonl")], kind="tokens", fields=fields)
+    if isinstance(masked, str):
+        with pytest.raises(SourceError, match=masked):
+            build_cache(config, TokenizerConfig("ids:9"), str(tmp_path / "c"), progress=False)
+        return
+    report = build_cache(config, TokenizerConfig("ids:9"), str(tmp_path / "c"), progress=False)
+    assert report.trained_tokens == (3 if masked else None)
+    assert ("loss_mask" in TokenCache.open(str(tmp_path / "c")).leaves) == masked
+
+
+def test_masks_of_ready_ids_in_columns(tmp_path: Path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
+    for name, mask in (("masked", {"loss_mask": [[0, 1], [0, 0, 0]]}), ("plain", {})):
+        parquet.write_table(arrow.table({"input_ids": [[1, 2], [3, 4, 5]], **mask}), tmp_path / f"{name}.parquet")
+        config = SourceConfig([str(tmp_path / f"{name}.parquet")], kind="tokens")
+        report = build_cache(config, TokenizerConfig("ids:9"), str(tmp_path / name), progress=False)
+        assert (report.trained_tokens, report.untrained_documents) == ((1, 1) if mask else (None, 0))
+
+
+TALK = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "U"},
+    {"role": "assistant", "content": "A"},
+    {"role": "tool", "content": "T"},
+    {"role": "assistant", "content": "B"},
+]
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [
+        ("all_assistant_messages", "AB"), ("last_assistant_message", "B"), ("last_assistant_turn", "AB"),
+        ("all_messages", "SUATB"), ("all_user_and_system_messages", "SU"), ("customized", "SA"), ("roles", "AB"),
+    ],
+)  # fmt: skip
+def test_turns_by_mode(mode: Any, wanted: str):
+    said = [{**m, "trainable": m["content"] in "SA"} for m in TALK]
+    texts, leaves = encoded([{"messages": said}], "chat", "{% for m in messages %}{{ m.content }}{% endfor %}",
+                            chat=ChatConfig(mask=mode))  # fmt: skip
+    assert trained(texts, leaves["loss_mask"]) == [wanted]
+    weighed = [{**m, "weight": int(m["content"] in "SA")} for m in TALK]
+    assert mode != "customized" or encoded(
+        [{"messages": weighed}],
+        "chat",
+        "{% for m in messages %}{{ m.content }}{% endfor %}",
+        chat=ChatConfig(mask=mode),
+    ) == (texts, leaves)
+
+
+def test_masks_that_train_on_nothing_are_found_out(tmp_path: Path):
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": TALK}) + "\n" + json.dumps({"messages": TALK[:2]}) + "\n")
+
+    def built(name: str, **chat: Any) -> Any:
+        config = SourceConfig(
+            [str(tmp_path / "a.jsonl")], kind="chat", chat=ChatConfig(str(tmp_path / "t.jinja"), **chat)
+        )
+        return build_cache(config, TokenizerConfig(), str(tmp_path / name), progress=False)
+
+    with pytest.raises(SourceError, match=r"trains on nothing: of 2 documents.*--mask-role"):
+        built("nothing", mask="roles", roles=["asistant"])
+    report = built("some", mask="roles")
+    assert (report.trained_tokens, report.untrained_documents) == (2, 1)
+    with pytest.raises(ConfigError, match="has no effect with mask 'generation'"):
+        ChatConfig(roles=["user"])
+    with pytest.raises(BadRecordError, match="does not say whether it is trained on"):
+        encoded([{"messages": TALK}], "chat", PLAIN, chat=ChatConfig(mask="customized"))
+
+
+def test_a_template_in_a_config_file(tmp_path: Path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": PLAIN, "eos_token": "</s>"}))
+    assert find_template(ChatConfig(str(tmp_path / "tokenizer_config.json")), None)["text"] == PLAIN
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is JSON without a chat_template"):
+        find_template(ChatConfig(str(tmp_path / "other.json")), None)
 
 
 @pytest.mark.parametrize("text", [PLAIN, MARKED])
@@ -297,7 +414,8 @@ def test_a_cache_of_conversations_with_leaves(tmp_path: Path, chat_folder: Path)
 
 def test_a_bad_conversation_is_named_or_counted(tmp_path: Path):
     (tmp_path / "chat_template.jinja").write_text(MARKED)
-    (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}\n{"messages": 3}\n')
+    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": talk}) + '\n{"messages": 3}\n')
     paths, chat = [str(tmp_path / "a.jsonl")], ChatConfig(str(tmp_path / "chat_template.jinja"))
     with pytest.raises(SourceError, match=r"a\.jsonl, line 2: holds no list of messages"):
         build_cache(SourceConfig(paths, kind="chat", chat=chat), TokenizerConfig(), str(tmp_path / "c"), progress=False)

@@ -47,6 +47,12 @@ class Mask(StrEnum):
     generation = "generation"
     roles = "roles"
     all = "all"
+    all_assistant_messages = "all_assistant_messages"
+    last_assistant_message = "last_assistant_message"
+    last_assistant_turn = "last_assistant_turn"
+    all_messages = "all_messages"
+    all_user_and_system_messages = "all_user_and_system_messages"
+    customized = "customized"
 
 
 class Engine(StrEnum):
@@ -119,7 +125,11 @@ def command(
         typer.Option(help="A Jinja template; by default the one beside the tokenizer.", metavar="FILE"),
     ] = None,
     mask: Annotated[
-        Mask, typer.Option(help="What of a conversation is trained on: {% generation %}, the turns of roles, or all.")
+        Mask,
+        typer.Option(
+            help="What of a conversation is trained on: what the template marks with {% generation %}, the turns of"
+            " --mask-role, all, or turns by another rule (customized: those with trainable: true)."
+        ),
     ] = Mask.generation,
     mask_role: Annotated[
         list[str] | None, typer.Option(help="With --mask roles, whose turns (repeatable).", metavar="ROLE")
@@ -261,6 +271,10 @@ def summary(report: BuildReport) -> str:
     if report.ignored_records:
         kinds = ", ".join(f"{n:,} {what}" for what, n in report.ignored_records.items())
         lines.append(f"Records that hold no plain text, left out: {kinds}.")
+    if report.trained_tokens is not None:
+        share = report.trained_tokens / max(report.tokens, 1)
+        none = f"; {_counted(report.untrained_documents, 'document')} with none" if report.untrained_documents else ""
+        lines.append(f"{report.trained_tokens:,} tokens are trained on ({share:.1%}){none}.")
     if report.skipped_lines:
         lines.append(f"{_counted(report.skipped_lines, 'bad line')} skipped, the first: {report.first_skipped}")
     if report.requests:

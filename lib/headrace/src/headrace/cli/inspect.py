@@ -163,6 +163,8 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "text_bytes": sum(int(e.get("text_bytes", 0)) for e in extra),
         "empty_documents": sum(int(e.get("empty_documents", 0)) for e in extra),
         "skipped_lines": sum(int(e.get("skipped_lines", 0)) for e in extra),
+        "trained_tokens": sum(int(e.get("trained_tokens", 0)) for e in extra),
+        "untrained_documents": sum(int(e.get("untrained_documents", 0)) for e in extra),
         "parts": len(ledger.parts),
         "part_sizes": [{"name": p.name, "documents": p.documents, "tokens": p.tokens} for p in ledger.parts],
         "leaves": [{**leaf, "values": cache.leaf(leaf["name"]).num_elements} for leaf in ledger.leaves],

@@ -41,6 +41,9 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
     if facts["leaves"]:
         leaves = (f"{one['name']} ({one['dtype']}, {_per_document(one)})" for one in facts["leaves"])
         rows["leaves"] = ", ".join(leaves)
+    if facts["trained_tokens"]:
+        none = f"; {facts['untrained_documents']:,} documents with none" if facts["untrained_documents"] else ""
+        rows["trained on"] = f"{facts['trained_tokens']:,} tokens ({facts['trained_tokens'] / tokens:.1%}){none}"
     if facts["skipped_lines"]:
         rows["skipped"] = f"{facts['skipped_lines']:,} bad lines"
     table = Table.grid(padding=(0, 2))

@@ -24,24 +24,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Integer
 
 from headrace.data.examples import Example
 from headrace.errors import ConfigError, did_you_mean
+from headrace.index.train_on import TURN_MODES, TurnMode, trained_turns
 
-TrainOnWhat: TypeAlias = Literal[
-    "last_assistant_message",
-    "last_assistant_turn",
-    "all_assistant_messages",
-    "all_messages",
-    "all_tokens",
-    "all_user_and_system_messages",
-    "customized",
-]
-MODES: tuple[str, ...] = get_args(TrainOnWhat)
+TrainOnWhat: TypeAlias = TurnMode | Literal["all_tokens"]
+MODES = (*TURN_MODES, "all_tokens")
 MEDIA = "media"
 """Leaf of batches: which of the conversation's media a token stands for, from 1; 0: none."""
 
@@ -92,24 +85,9 @@ def trained_messages(messages: Sequence[Message], train_on: TrainOnWhat) -> list
     """
     if train_on not in MODES:
         raise ConfigError("is no mode", field="train_on", value=train_on, cure=did_you_mean(str(train_on), MODES))
-    roles = [m.role for m in messages]
-    assistant = [role == "assistant" for role in roles]
-    if train_on in ("all_messages", "all_tokens"):
+    if train_on == "all_tokens":
         return [True] * len(messages)
-    if train_on == "all_assistant_messages":
-        return assistant
-    if train_on == "all_user_and_system_messages":
-        return [role in ("user", "system") for role in roles]
-    if train_on == "last_assistant_message":
-        last = max((i for i, is_one in enumerate(assistant) if is_one), default=-1)
-        return [i == last for i in range(len(messages))]
-    if train_on == "last_assistant_turn":
-        asked = max((i for i, role in enumerate(roles) if role == "user"), default=-1)
-        return [is_one and i > asked for i, is_one in enumerate(assistant)]
-    for i, message in enumerate(messages):
-        if message.trainable is None:
-            raise ConfigError("does not say whether it is trained on", field=f"messages[{i}].trainable", value=None)
-    return [bool(m.trainable) for m in messages]
+    return trained_turns([m.role for m in messages], train_on, [m.trainable for m in messages])
 
 
 def conversation(

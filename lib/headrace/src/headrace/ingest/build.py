@@ -27,9 +27,10 @@ from typing import Any
 
 from headrace.errors import CacheError, ConfigError, SourceError, redact
 from headrace.ingest.chat_template import find_template
+from headrace.ingest.documents import with_mask_settled
 from headrace.ingest.engine import BuildJob
 from headrace.ingest.engines import Engine, check_engine, run_on
-from headrace.ingest.kinds import NEEDS_TEMPLATE, make_kind
+from headrace.ingest.kinds import LOSS_MASK, NEEDS_TEMPLATE, make_kind
 from headrace.ingest.plan import DEFAULT_PART_BYTES, PartTask, plan_parts, source_records, tasks_from_records
 from headrace.ingest.progress import show_progress
 from headrace.ingest.readers.registry import described, split_file
@@ -54,7 +55,7 @@ from headrace.store.ledger import (
 )
 from headrace.store.wire import Wire, wire
 
-INGEST_VERSION = 2
+INGEST_VERSION = 3
 """Changes when the same input would give other tokens or another layout: a build is not resumed across it."""
 
 
@@ -71,6 +72,8 @@ class BuildReport:
         first_skipped: Where and why the first of them.
         empty_documents: How many documents have no text.
         ignored_records: Records of a crawl that hold no plain text, by their type.
+        trained_tokens: Tokens that are trained on, by their mask; None if documents have none.
+        untrained_documents: Documents with a mask none of whose tokens is trained on. They are kept.
         parts_built: Parts that this call built.
         parts_reused: Parts that were there already.
         tokens_built: Tokens of the parts that this call built.
@@ -89,6 +92,8 @@ class BuildReport:
     first_skipped: str
     empty_documents: int
     ignored_records: dict[str, int]
+    trained_tokens: int | None
+    untrained_documents: int
     parts_built: int
     parts_reused: int
     tokens_built: int
@@ -156,6 +161,7 @@ def build_cache(
     layout.check_vocabulary(loaded.vocab_size)
     listed = [described(f) for f in source.files()]
     kind = source.kind_of(listed)
+    source = with_mask_settled(source, kind, listed)
     template = _template(source, kind, tokenizer)
     leaves = [spec.to_json() for spec in make_kind(source, kind, loaded, template).specs]
     tasks = plan_parts(listed, part_bytes, split_file)
@@ -278,6 +284,13 @@ def _build(work: _Work, wanted: Ledger, restart: bool, progress: bool, held: Lea
             field=", ".join(ledger.metadata["paths"]),
             cure="Check paths, format and text field, then build with --restart.",
         )
+    if result.trained_tokens == 0:
+        raise SourceError(
+            f"trains on nothing: of {result.documents:,} documents no token is marked",
+            field=", ".join(ledger.metadata["paths"]),
+            cure="Check --mask and --mask-role against the roles of messages (or the loss_mask of records), then build"
+            " with --restart.",
+        )
     if not ledger.finished:
         write_ledger(output, ledger.complete(records))
     return result
@@ -338,7 +351,7 @@ def _report(output: str, records: Sequence[PartRecord], built: dict[str, PartRec
     """What was done, but for what it took."""
 
     def total(key: str) -> int:
-        return sum(int(r.extra[key]) for r in records)
+        return sum(int(r.extra.get(key, 0)) for r in records)
 
     ignored: Counter[str] = Counter()
     for record in records:
@@ -352,6 +365,8 @@ def _report(output: str, records: Sequence[PartRecord], built: dict[str, PartRec
         first_skipped=next((str(r.extra["first_skipped"]) for r in records if r.extra["first_skipped"]), ""),
         empty_documents=total("empty_documents"),
         ignored_records=dict(sorted(ignored.items())),
+        trained_tokens=total("trained_tokens") if any(LOSS_MASK.name in r.leaves for r in records) else None,
+        untrained_documents=total("untrained_documents"),
         parts_built=len(built),
         parts_reused=len(records) - len(built),
         tokens_built=sum(r.tokens for r in built.values()),

@@ -5,7 +5,7 @@ sandbox, which lets them look at messages and at nothing else. A template render
 clock in it (``strftime_now`` is not defined; templates that want a date take it from ``variables``).
 
 ``{% generation %} ... {% endgeneration %}`` marks what the model is to learn to write. A template without these marks
-is rendered turn by turn (:meth:`ChatTemplate.spans_of_roles`): what message i adds to the text is its turn, and what
+is rendered turn by turn (:meth:`ChatTemplate.spans_of_turns`): what message i adds to the text is its turn, and what
 ``add_generation_prompt`` adds before it is its header, which the model is given and does not write.
 
 Price: 20 to 100 us a render; masks by roles render twice for each turn.
@@ -59,7 +59,7 @@ def find_template(config: ChatConfig, tokenizer_folder: str | None) -> dict[str,
         raw = files.read_bytes(text)
         if raw is None:
             raise ConfigError("does not exist", field="chat.template", value=text, cure="Give a file or the template.")
-        text = raw.decode()
+        text = _of_file(raw.decode(), text)
     if text is None and tokenizer_folder is not None:
         raw = files.read_bytes(files.join(tokenizer_folder, TEMPLATE_FILE))
         text = _declared(beside.get("chat_template")) if raw is None else raw.decode()
@@ -72,6 +72,20 @@ def find_template(config: ChatConfig, tokenizer_folder: str | None) -> dict[str,
         )
     names = {k: v.get("content") if isinstance(v, dict) else v for k, v in beside.items() if k.endswith("_token")}
     return {"text": text, "tokens": {k: v for k, v in sorted(names.items()) if isinstance(v, str)}}
+
+
+def _of_file(content: str, path: str) -> str:
+    """The template in a file: all of it, or what a ``tokenizer_config.json`` declares."""
+    try:
+        config = json.loads(content)
+    except ValueError:
+        return content
+    declared = _declared(config.get("chat_template")) if isinstance(config, dict) else None
+    if declared is None:
+        raise ConfigError(
+            "is JSON without a chat_template", field="chat.template", value=path, cure=f"Give the {TEMPLATE_FILE}."
+        )
+    return declared
 
 
 def _declared(value: Any) -> str | None:
@@ -152,8 +166,10 @@ class ChatTemplate:
                 at += len(piece)
         return "".join(text), tuple(spans)
 
-    def spans_of_roles(self, messages: Sequence[Message], roles: Sequence[str], tools: Any = None) -> tuple[str, Spans]:
-        """The text of a conversation, and the characters that the turns of some roles add to it.
+    def spans_of_turns(
+        self, messages: Sequence[Message], wanted: Sequence[bool], tools: Any = None
+    ) -> tuple[str, Spans]:
+        """The text of a conversation, and the characters that the turns that are wanted add to it.
 
         Raises:
             BadRecordError: the template refuses it, or does not render turns one after the other.
@@ -161,7 +177,7 @@ class ChatTemplate:
         text = self.render(messages, tools)
         spans: list[tuple[int, int]] = []
         for i, message in enumerate(messages):
-            if message["role"] not in roles:
+            if not wanted[i]:
                 continue
             before = self.render(messages[:i], tools, ask=message["role"] == "assistant") if i else ""
             upto = text if i == len(messages) - 1 else self.render(messages[: i + 1], tools)

@@ -7,7 +7,8 @@ stops the build or counts. Price: that of the container's reader; memory is boun
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from headrace.errors import SourceError
 from headrace.ingest.readers.registry import open_reader, stat_source
 from headrace.ingest.records import BadRecordError, Fields, Reader
-from headrace.ingest.source import SourceConfig, SourceFile
+from headrace.ingest.source import PRE_TOKENIZED, Kind, SourceConfig, SourceFile
 
 
 class Document(NamedTuple):
@@ -48,6 +49,7 @@ class DocumentMaker(Protocol):
     """What makes documents of a record; see :mod:`headrace.ingest.kinds`."""
 
     columns: list[str]
+    optional: set[str]
 
     def documents(self, record: Fields) -> Iterable[Document]:
         """The documents of a record, all of them or none.
@@ -78,6 +80,7 @@ class DocumentReader:
         self.skipped_lines = 0
         self.first_skipped = ""
         self._reader: Reader = open_reader(file, maker.columns)
+        self._reader.optional = maker.optional
         self._ended = False
 
     @property
@@ -133,3 +136,26 @@ class DocumentReader:
                 field=self.file.path,
                 cure="Run the same command again when nothing writes to it any more.",
             )
+
+
+def with_mask_settled(source: SourceConfig, kind: Kind, listed: Sequence[SourceFile]) -> SourceConfig:
+    """The source, its ``loss_mask`` named if it is of ready ids and nobody said: as the first record has it or not.
+
+    Every part is built with the same leaves, so that is settled before the first; a record that differs is an error.
+
+    Raises:
+        SourceError: a file cannot be read.
+    """
+    if kind != "tokens" or not source.is_optional(kind, "loss_mask"):
+        return source
+    field = source.field_of(kind, "loss_mask") or ""
+    for file in listed:
+        if file.format in PRE_TOKENIZED:
+            continue
+        reader = open_reader(file, source.columns(kind))
+        reader.optional = source.optional_columns(kind)
+        for _, record in reader:
+            if not isinstance(record, BadRecordError):
+                there = record.get(field) is not None
+                return replace(source, fields={**source.fields, "loss_mask": field}) if there else source
+    return source

@@ -25,8 +25,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from headrace.ingest.documents import Document, DocumentReader
-from headrace.ingest.kinds import DocumentKind, EncodedBatch, make_kind
+from headrace.ingest.kinds import LOSS_MASK, DocumentKind, EncodedBatch, make_kind
 from headrace.ingest.pieces import batch_chars, encoding_threads
 from headrace.ingest.plan import PartTask
 from headrace.ingest.source import Kind, SourceConfig
@@ -148,7 +150,7 @@ def run_parts(
             if writer is None:
                 writer, counts = PartWriter(job.root, batch.task.name, job.layout, kind.specs), _Counts()
             writer.append(*encoded)
-            counts.add(batch)
+            counts.add(batch, encoded)
             if report is not None:
                 moved = len(batch.documents), int(encoded.tokens.size), batch.text_bytes, batch.stored_bytes
                 report(Progress(*moved))
@@ -168,9 +170,16 @@ class _Counts:
     skipped_lines: int = 0
     first_skipped: str = ""
     text_bytes: int = 0
+    trained_tokens: int = 0
+    untrained_documents: int = 0
     ignored: dict[str, int] = field(default_factory=dict[str, int])
 
-    def add(self, batch: _Batch) -> None:
+    def add(self, batch: _Batch, encoded: EncodedBatch) -> None:
+        if LOSS_MASK.name in encoded.leaves:
+            so_far = np.concatenate([[0], np.cumsum(encoded.leaves[LOSS_MASK.name][0], dtype=np.int64)])
+            trained = np.diff(so_far[np.concatenate([[0], np.cumsum(encoded.lengths)])])
+            self.trained_tokens += int(trained.sum())
+            self.untrained_documents += int(((trained == 0) & (encoded.lengths > 0)).sum())
         self.empty_documents += batch.empty_documents
         self.skipped_lines += batch.skipped_lines
         self.first_skipped = self.first_skipped or batch.first_skipped

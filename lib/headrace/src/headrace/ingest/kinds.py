@@ -22,21 +22,19 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.index.fim import FillInMiddle
-from headrace.ingest.chat_template import ChatTemplate, Spans, check_messages
+from headrace.index.train_on import trained_turns
+from headrace.ingest.chat_template import ChatTemplate, Message, Spans, check_messages
 from headrace.ingest.documents import Document
+from headrace.ingest.fill_in_middle import content_keys, fill_in_middle
 from headrace.ingest.leaves import joined, numbers
 from headrace.ingest.pieces import MAX_PIECE_CHARS
 from headrace.ingest.records import BadRecordError, Fields, lookup, string_of, type_name, utf8_length
-from headrace.ingest.source import FimConfig, Kind, SourceConfig
-from headrace.ingest.special_tokens import resolve_special
+from headrace.ingest.source import ChatConfig, Kind, SourceConfig
 from headrace.ingest.tokenize import Tokenizer
 from headrace.store.layout import LeafSpec
 from headrace.store.ragged import LeafValues
@@ -72,6 +70,7 @@ class DocumentKind(abc.ABC):
 
     Attributes:
         columns: Fields that are read of a record.
+        optional: Those of them that a record may lack.
         specs: The leaves that it fills, its own ones first.
     """
 
@@ -80,9 +79,9 @@ class DocumentKind(abc.ABC):
     def __init__(self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self.config, self.tokenizer, self.template = config, tokenizer, template
         self.kind: Kind = kind
-        self.columns = config.columns(kind)
+        self.columns, self.optional = config.columns(kind), config.optional_columns(kind)
         self._asked = tuple(leaf.spec(name) for name, leaf in config.leaves.items())
-        self._fim = None if config.fim is None else _fill_in_middle(config, config.fim, kind, tokenizer)
+        self._fim = None if config.fim is None else fill_in_middle(config, config.fim, kind, tokenizer)
         self._cure = f"Choose the field with {'--text-field' if kind == 'text' else '--field NAME=FIELD'}."
 
     @property
@@ -105,7 +104,7 @@ class DocumentKind(abc.ABC):
         """Ids and leaves of some documents: a function of each document alone."""
         encoded = self._encode(documents)
         if self._fim is not None:
-            keys = _content_keys(encoded.tokens, encoded.lengths)
+            keys = content_keys(encoded.tokens, encoded.lengths)
             tokens, lengths = self._fim(encoded.tokens, encoded.lengths, keys)
             encoded = EncodedBatch(tokens, lengths, encoded.leaves)
         for i, spec in enumerate(self._asked):
@@ -117,7 +116,9 @@ class DocumentKind(abc.ABC):
 
     def _field(self, record: Fields, name: str) -> Any:
         field = self.config.field_of(self.kind, name)
-        return None if field is None else lookup(record, field, self._cure)
+        if field is None or (field in self.optional and field not in record):
+            return None
+        return lookup(record, field, self._cure)
 
     def _field_name(self, name: str) -> str:
         return self.config.field_of(self.kind, name) or name
@@ -139,7 +140,7 @@ class TokensKind(DocumentKind):
 
     def __init__(self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         super().__init__(config, kind, tokenizer, template)
-        if config.field_of(kind, "loss_mask") is not None:
+        if config.field_of(kind, "loss_mask") is not None and not config.is_optional(kind, "loss_mask"):
             self.own = (LOSS_MASK,)
 
     def documents(self, record: Fields) -> Iterable[Document]:
@@ -155,6 +156,11 @@ class TokensKind(DocumentKind):
             mask = numbers(self._field(record, "loss_mask"), "uint8", self._field_name("loss_mask"))
             if mask.size != ids.size or (mask.size and int(mask.max()) > 1):
                 raise BadRecordError(f"has {ids.size} ids, and not a 0 or 1 for each in its loss_mask")
+        elif self._field(record, "loss_mask") is not None:
+            raise BadRecordError(
+                "has a loss_mask, and the first record of the source has none",
+                "Say --field loss_mask=loss_mask if all have one, or --field loss_mask=none to train on every token.",
+            )
         ids = ids.astype(self.tokenizer.dtype)
         return (Document("", ids.nbytes, self._leaves(record), ids=ids, mask=mask),)
 
@@ -225,12 +231,26 @@ class ChatKind(MarkedKind):
         tools, how, chat = self._field(record, "tools"), self.config.chat, self._chat()
         if how.mask == "generation":
             text, spans = chat.render_marked(messages, tools)
-        elif how.mask == "roles":
-            text, spans = chat.spans_of_roles(messages, how.roles, tools)
-        else:
+        elif how.mask == "all":
             text = chat.render(messages, tools)
             spans = ((0, len(text)),)
+        else:
+            text, spans = chat.spans_of_turns(messages, _wanted_turns(messages, how), tools)
         return (self._document(record, text, spans),)
+
+
+def _wanted_turns(messages: Sequence[Message], how: ChatConfig) -> list[bool]:
+    """Which messages are trained on."""
+    roles = [str(message["role"]) for message in messages]
+    if how.mask == "roles":
+        return [role in how.roles for role in roles]
+    said = [message.get("trainable", message.get("weight")) for message in messages]
+    if how.mask == "customized" and not all(isinstance(one, bool | int | float) for one in said):
+        raise BadRecordError(
+            "holds a message that does not say whether it is trained on",
+            'With mask customized each has "trainable": true or false (or "weight": 1 or 0).',
+        )
+    return trained_turns(roles, how.mask, said)
 
 
 class PreferenceKind(MarkedKind):
@@ -243,6 +263,11 @@ class PreferenceKind(MarkedKind):
         chosen, rejected = self._field(record, "chosen"), self._field(record, "rejected")
         if isinstance(chosen, str) and isinstance(rejected, str):
             prompt = "" if prompt is None else string_of(prompt, self._field_name("prompt"))
+            if prompt and "prompt" in self.optional and chosen.startswith(prompt) and rejected.startswith(prompt):
+                raise BadRecordError(
+                    "has a prompt, and both answers begin with it: whether it comes before them cannot be told",
+                    "Say --field prompt=prompt if it does, or --field prompt=none if the answers hold it.",
+                )
             return tuple(
                 self._document(
                     record, prompt + answer, ((len(prompt), len(prompt) + len(answer)),), cut=len(prompt),
@@ -257,7 +282,7 @@ class PreferenceKind(MarkedKind):
             )
         answers = [check_messages(a, self._field_name(n)) for n, a in (("chosen", chosen), ("rejected", rejected))]
         asked = self._asked_messages(prompt)
-        if asked is None:
+        if asked is None or all(a[0]["role"] != "assistant" for a in answers):  # they hold their prompt themselves
             shared = next((i for i, (a, b) in enumerate(zip(*answers, strict=False)) if a != b), min(map(len, answers)))
             asked, answers = answers[0][:shared], [a[shared:] for a in answers]
         if not asked or not all(answers):
@@ -330,42 +355,6 @@ def make_kind(config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: 
             " on everything: --mask all.",
         )
     return _KINDS[kind](config, kind, tokenizer, chat)
-
-
-def _fill_in_middle(config: SourceConfig, fim: FimConfig, kind: Kind, tokenizer: Tokenizer) -> FillInMiddle:
-    """What rearranges documents.
-
-    Raises:
-        ConfigError: a token is none of the tokenizer's, or two are the same; documents of the kind have parts that
-            belong together.
-    """
-    masked = kind == "tokens" and config.field_of(kind, "loss_mask") is not None
-    if masked or kind not in ("text", "tokens"):
-        raise ConfigError(
-            f"is for whole texts; of {kind} documents some tokens belong together, or are not trained on",
-            field="fim",
-            cure="Build these documents into a cache of their own, without it.",
-        )
-    signs: list[int] = []
-    for name in ("prefix", "suffix", "middle"):
-        _, found = resolve_special(f"fim.{name}", getattr(fim, name), list(tokenizer.special), (), tokenizer.id_of)
-        if found is None or found in signs:
-            raise ConfigError(
-                "is no token of its own", field=f"fim.{name}", value=getattr(fim, name), cure="Name three tokens."
-            )
-        signs.append(found)
-    prefix, suffix, middle = signs
-    return FillInMiddle(
-        prefix, suffix, middle, fim.seed, fim.rate, fim.spm_rate, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id
-    )
-
-
-def _content_keys(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """A number for each document that follows from its tokens alone: parts are built apart, so none has a number."""
-    raw = memoryview(tokens.tobytes())
-    borders = np.concatenate([[0], np.cumsum(lengths)]) * tokens.itemsize
-    digests = [blake2b(raw[begin:stop], digest_size=8).digest() for begin, stop in pairwise(borders.tolist())]
-    return np.frombuffer(b"".join(digests), "<i8")
 
 
 def marked(places: np.ndarray, spans: Spans) -> np.ndarray:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import abc
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from headrace.errors import HeadraceError, SourceError
+from headrace.errors import HeadraceError, SourceError, did_you_mean
 
 Fields: TypeAlias = Mapping[str, Any]
 
@@ -66,6 +66,7 @@ class Reader(abc.ABC):
         columns: Fields that are asked for (dotted paths); others need not be there.
 
     Attributes:
+        optional: Those of the fields that need not be there either.
         stored_bytes: Bytes of the file consumed so far, as stored (for progress).
         ignored: Records that are of no interest here, by what they are (``text/html``).
     """
@@ -74,6 +75,7 @@ class Reader(abc.ABC):
 
     def __init__(self, path: str, part: Slice | None, columns: Sequence[str]) -> None:
         self.path, self.part, self.columns = path, part, columns
+        self.optional: Collection[str] = ()
         self.stored_bytes = 0
         self.ignored: Counter[str] = Counter()
 
@@ -84,6 +86,21 @@ class Reader(abc.ABC):
         Raises:
             SourceError: the file cannot be read.
         """
+
+    def columns_of(self, present: Sequence[str]) -> list[str]:
+        """Which of the columns of a table to read.
+
+        Raises:
+            SourceError: one that is asked for is not there.
+        """
+        for column in self.columns:
+            if column not in self.optional and column not in present and column.split(".")[0] not in present:
+                raise SourceError(
+                    f"has no column {column!r} (it has {', '.join(map(repr, present[:12]))})",
+                    field=self.path,
+                    cure=f"{did_you_mean(column, present)} Choose it with --text-field or --field ROLE=NAME.",
+                )
+        return top_level(self.columns, present)
 
     def place(self, row: int) -> str:
         """A row for a message, e.g. ``corpus/a.jsonl, line 7``."""

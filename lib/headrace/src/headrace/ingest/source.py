@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError, SourceError, did_you_mean, redact
+from headrace.index.train_on import TURN_MODES, TurnMode
 from headrace.ingest.leaves import LeafConfig
 from headrace.ingest.listing import expand_braces, file_name, list_path, nearby
 from headrace.ingest.records import Slice
@@ -47,14 +48,18 @@ FORMATS: dict[str, tuple[str, ...]] = {
 IN_FOLDERS = ("jsonl", "text", "parquet", "arrow", "warc")
 """Formats that are taken from folders unasked; ``.bin`` and ``.npy`` files are many things."""
 PRE_TOKENIZED = ("megatron", "nmoe")
-FIELDS: dict[str, dict[str, str | None]] = {
+FIELDS: dict[str, dict[str, str]] = {
     "text": {"text": "text"},
-    "tokens": {"tokens": "input_ids", "loss_mask": None},
-    "chat": {"messages": "messages", "tools": None},
-    "preference": {"prompt": None, "chosen": "chosen", "rejected": "rejected"},
+    "tokens": {"tokens": "input_ids", "loss_mask": "loss_mask"},
+    "chat": {"messages": "messages", "tools": "tools"},
+    "preference": {"chosen": "chosen", "rejected": "rejected", "prompt": "prompt"},
     "prompts": {"prompt": "prompt"},
 }
-"""What each kind takes from a record, and the field that it takes it from; None: nothing unless told."""
+"""What each kind takes from a record, and the field that it takes it from."""
+OPTIONAL = (("tokens", "loss_mask"), ("chat", "tools"), ("preference", "prompt"))
+"""What a record may lack, unless its field is named."""
+NOTHING = "none"
+"""Names no field: what is optional is not taken, whether records have it or not."""
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _UNREADABLE = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 HF_SCHEME = "hf://"
@@ -100,20 +105,25 @@ class ChatConfig:
         template: A Jinja template: its text, or a file with it. None: what lies beside the tokenizer
             (``chat_template.jinja``, or ``chat_template`` in ``tokenizer_config.json``).
         mask: ``generation``: what the template marks with ``{% generation %}``; ``roles``: the turns of ``roles``, as
-            the template renders them; ``all``: everything.
+            the template renders them; ``all``: everything; or the turns of a mode of :mod:`headrace.index.train_on`,
+            of which ``customized`` asks each message for its ``trainable`` (or ``weight``).
         roles: With ``mask: roles``, whose turns.
         variables: Given to the template, e.g. ``{"date_string": "1 Jan 2025"}``.
     """
 
     template: str | None = None
-    mask: Literal["generation", "roles", "all"] = "generation"
+    mask: Literal["generation", "roles", "all"] | TurnMode = "generation"
     roles: list[str] = field(default_factory=lambda: ["assistant"])
     variables: dict[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
-        _check_choice("chat.mask", self.mask, ["generation", "roles", "all"])
+        _check_choice("chat.mask", self.mask, ["generation", "roles", "all", *TURN_MODES])
         if self.mask == "roles" and not self.roles:
             raise ConfigError("names nobody", field="chat.roles", value=self.roles, cure="Try ['assistant'].")
+        if self.mask != "roles" and self.roles != ["assistant"]:
+            raise ConfigError(
+                f"has no effect with mask {self.mask!r}", field="chat.roles", value=self.roles, cure="Set mask: roles."
+            )
 
 
 @dataclass(frozen=True)
@@ -156,7 +166,8 @@ class SourceConfig:
             Endings that no format has are read as text. ``.gz`` and ``.zst`` may always follow.
         kind: What records become: ``text``, ``tokens``, ``chat``, ``preference`` or ``prompts``; ``auto``: tokens if
             the files hold ids, else text.
-        fields: Other fields than the usual ones of the kind, e.g. ``{"messages": "conversation"}``.
+        fields: Other fields than the usual ones of the kind, e.g. ``{"messages": "conversation"}``; ``none`` for what
+            shall not be taken: ``{"tools": "none"}``. What is named here, every record must have.
         leaves: What else to keep of each document, by name.
         chat: Template and masks of conversations.
         fim: How documents of text or ready ids are rearranged for filling in the middle; None: they are not.
@@ -231,12 +242,22 @@ class SourceConfig:
     def field_of(self, kind: Kind, name: str) -> str | None:
         """The field that a kind takes something from; None if it takes nothing."""
         usual = self.text_field if (kind, name) == ("text", "text") else FIELDS[kind][name]
-        return self.fields.get(name, usual)
+        field = self.fields.get(name, usual)
+        return None if field == NOTHING and (kind, name) in OPTIONAL else field
+
+    def is_optional(self, kind: Kind, name: str) -> bool:
+        """Whether a record may lack what a kind takes."""
+        return (kind, name) in OPTIONAL and name not in self.fields
 
     def columns(self, kind: Kind) -> list[str]:
         """All fields that are read of a record."""
         own = [f for name in FIELDS[kind] if (f := self.field_of(kind, name)) is not None]
         return list(dict.fromkeys([*own, *(leaf.field for leaf in self.leaves.values())]))
+
+    def optional_columns(self, kind: Kind) -> set[str]:
+        """Those of them that need not be there."""
+        names = {f for name in FIELDS[kind] if self.is_optional(kind, name) and (f := self.field_of(kind, name))}
+        return names - {leaf.field for leaf in self.leaves.values()}
 
     def files(self) -> list[SourceFile]:
         """The files of the corpus, sorted by path.

@@ -13,8 +13,8 @@ import itertools
 from collections.abc import Iterator
 from typing import IO, Any
 
-from headrace.errors import ConfigError, SourceError, did_you_mean
-from headrace.ingest.records import Reader, Row, Slice, reading, top_level
+from headrace.errors import ConfigError, SourceError
+from headrace.ingest.records import Reader, Row, Slice, reading
 from headrace.ingest.remote import open_source
 
 _ROWS = 512
@@ -39,21 +39,6 @@ class ColumnarReader(Reader):
 
     what = "Parquet file"
 
-    def _names(self, present: list[str]) -> list[str]:
-        """The columns to read.
-
-        Raises:
-            SourceError: one that is asked for is not there.
-        """
-        for column in self.columns:
-            if column not in present and column.split(".")[0] not in present:
-                raise SourceError(
-                    f"has no column {column!r} (it has {', '.join(map(repr, present[:12]))})",
-                    field=self.path,
-                    cure=f"{did_you_mean(column, present)} Choose it with --text-field or --field ROLE=NAME.",
-                )
-        return top_level(self.columns, present)
-
     def _rows(self, batches: Iterator[Any], first: int) -> Iterator[Row]:
         row = first
         for batch in batches:
@@ -76,7 +61,7 @@ class ParquetReader(ColumnarReader):
             start, stop = (0, None) if self.part is None else (self.part.start, self.part.stop)
             stop = groups if stop is None else min(stop, groups)
             row = sum(file.metadata.row_group(g).num_rows for g in range(min(start, groups)))
-            names = self._names(file.schema_arrow.names)
+            names = self.columns_of(file.schema_arrow.names)
             for group in range(start, stop):
                 batches = file.iter_batches(_ROWS, row_groups=[group], columns=names, use_threads=False)
                 yield from self._rows(batches, row)
@@ -105,7 +90,7 @@ class ArrowReader(ColumnarReader):
                 if isinstance(batch, int):
                     row += batch
                     continue
-                names = self._names(batch.schema.names)
+                names = self.columns_of(batch.schema.names)
                 some = batch.select(names)
                 yield from self._rows(iter([some]), row)
                 row += batch.num_rows

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 
 from headrace.errors import ConfigError, SourceError, did_you_mean
 from headrace.ingest.readers.columnar import column_values, import_extra
-from headrace.ingest.records import Reader, Row, Slice, reading, top_level
+from headrace.ingest.records import Reader, Row, Slice, reading
 
 _ROWS = 512
 _OPTIONS = ("name", "split", "revision", "streaming")
@@ -101,7 +101,7 @@ class HubReader(Reader):
     def _mapped(self, dataset: Any) -> Iterator[Row]:
         start, stop = (0, None) if self.part is None else (self.part.start, self.part.stop)
         stop = len(dataset) if stop is None else min(stop, len(dataset))
-        names = self._names(dataset.column_names)
+        names = self.columns_of(dataset.column_names)
         dataset = dataset.select_columns(names).with_format("arrow")
         for row in range(start, stop, _ROWS):
             table = dataset[row : min(row + _ROWS, stop)]
@@ -119,16 +119,6 @@ class HubReader(Reader):
             for record in shard:
                 yield row, record
                 row += 1
-
-    def _names(self, present: list[str]) -> list[str]:
-        for column in self.columns:
-            if column not in present and column.split(".")[0] not in present:
-                raise SourceError(
-                    f"has no column {column!r} (it has {', '.join(map(repr, present[:12]))})",
-                    field=self.path,
-                    cure=f"{did_you_mean(column, present)} Choose it with --text-field or --field ROLE=NAME.",
-                )
-        return top_level(self.columns, present)
 
 
 def describe(path: str, target_bytes: int) -> tuple[int | None, str, list[Slice]]:
