@@ -236,6 +236,20 @@ def test_a_step_is_the_same_however_often_it_is_asked_for(tmp_path):
         again.next_batch(0)
 
 
+@pytest.mark.parametrize("bounds", [{"rows": 1}, {"max_segments": 1}])
+def test_a_batch_that_does_not_fit_is_no_step_yet(bounds, tmp_path):
+    small = dataset(Scripted(), store=RolloutStore(tmp_path), **bounds)
+    with pytest.raises(ConfigError, match=next(iter(bounds))):
+        small.next_batch()
+    assert (small.store.next_step, small.store.next_position, small.store.pending) == (0, 0, [0, 1, 2])
+    assert small.totals == {}
+    other = Scripted()
+    mended = dataset(other, store=RolloutStore(tmp_path))
+    mended.next_batch()
+    assert mended.store.record(0).positions == [0, 1, 2]
+    assert other.asked == []
+
+
 def test_a_run_may_begin_at_any_step():
     found = dataset(Scripted())
     found.next_batch(5)

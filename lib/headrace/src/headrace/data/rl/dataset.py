@@ -167,10 +167,13 @@ class RLDataset:
                     cure=f"The next step is {self.store.next_step}.",
                 )
             record = self._make(step, policy_version)
+            batch = self._packed(record)  # before the record: a step that cannot be packed has used no prompt
             self.store.put_record(record)
             self.totals.update(record.counts)
+        else:
+            batch = self._packed(record)
         self.counts = dict(record.counts)
-        return self._packed(record)
+        return batch
 
     def _make(self, step: int, policy_version: int) -> BatchRecord:
         """Takes positions one after the other until the step has its groups."""

@@ -6,6 +6,7 @@ is atomic, and in this order: a group before it is used, a step's record before 
 run is then what the files say, and nothing else:
 
 - a group with no record is pending: the next step begins with it, and it is not sampled again;
+- a step has a record once its batch is packed: if it did not fit, its groups are pending;
 - a step with a record is given out as it was, however often the trainer comes back to it;
 - a group that was being sampled leaves nothing, and is sampled again.
 
