@@ -12,6 +12,7 @@ zero_var_groups      left out: all rewards equal
 single_groups        of one completion: no advantage; left out by the default filter
 filtered_groups      left out by a filter of the user's
 too_long_groups      left out: a completion is longer than a row
+untrained_groups     left out: no token is trained on (``prompt_len``, ``loss_masks``; with ``mask``, all are too old)
 stale_groups         sampled again: the policy that sampled them is too old
 ===================  =================================================================================================
 
@@ -22,10 +23,11 @@ Price: the sampler's. With a store, one small file a group; packing takes 20 us 
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Float64
@@ -49,8 +51,15 @@ from headrace.index.prompt_order import PromptOrder
 RewardFilter = Callable[[Float64[np.ndarray, " N"]], Verdict]
 _COUNTERS: tuple[str, ...] = (
     "valid_groups", "attempts_per_batch", "zero_var_groups", "single_groups", "filtered_groups", "too_long_groups",
-    "stale_groups",
+    "untrained_groups", "stale_groups",
 )  # fmt: skip
+Stale = Literal["resample", "mask"]
+_CURES = {  # by the reason that groups were left out for; any other is about their rewards
+    "stale": "Give the sampler the trainer's weights and version, or raise max_staleness.",
+    "too_long": "Raise seq_len, or sample shorter completions.",
+    "untrained": "Look at prompt_len and loss_masks: no token after the first of a completion is trained on.",
+}
+_OF_REWARDS = "Look at the rewards: a task that is always or never solved, or sampled once, teaches nothing."
 
 
 class NoGroupError(HeadraceError):
@@ -86,7 +95,7 @@ class RLDataset:
         totals: Their sums over all steps that this process made.
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: a number, or a name, that cannot be.
         PlanMismatchError: the store is another run's.
 
     Example:
@@ -114,18 +123,22 @@ class RLDataset:
         prompts_at_a_time: int = 1,
         threads: int = 1,
         max_staleness: int | None = None,
-        stale: Literal["resample", "mask"] = "resample",
+        stale: Stale = "resample",
         rows: int | None = None,
         multiple: int = 1,
         max_segments: int | None = None,
         store: RolloutStore | None = None,
     ) -> None:
         numbers = {"groups_per_batch": groups_per_batch, "max_attempts": max_attempts, "threads": threads}
-        for name, value in (numbers | {"prompts_at_a_time": prompts_at_a_time}).items():
+        numbers |= {"prompts_at_a_time": prompts_at_a_time, "seq_len": seq_len, "multiple": multiple}
+        bounds = {"rows": rows, "max_segments": max_segments}
+        for name, value in (numbers | {k: v for k, v in bounds.items() if v is not None}).items():
             if value < 1:
                 raise ConfigError("must be at least 1", field=name, value=value)
         if max_staleness is not None and max_staleness < 0:
             raise ConfigError("must not be negative", field="max_staleness", value=max_staleness)
+        if stale not in get_args(Stale):
+            raise ConfigError("must be 'resample' or 'mask'", field="stale", value=stale)
         self.prompts, self.sampler = prompts, sampler
         self.seq_len, self.groups_per_batch = seq_len, groups_per_batch
         self.order = PromptOrder(len(prompts), seed=seed)
@@ -152,10 +165,13 @@ class RLDataset:
             policy_version: The trainer's; groups are sampled by it, or admitted if they are not much older.
 
         Raises:
-            ConfigError: a step ahead of the next one; a reward that is not finite (its group is named).
+            ConfigError: a step ahead of the next one; a group that cannot be, e.g. a reward that is not finite (its
+                position and prompt are named): it is not stored, and its prompt is sampled again; a batch that does
+                not fit ``rows`` or ``max_segments``: its groups are stored, and the step is still to be made.
             NoGroupError: ``max_attempts`` groups in a row were left out; the message has the counts.
         """
-        step = self.store.next_step if step is None else step
+        step = self.store.next_step if step is None else operator.index(step)
+        policy_version = operator.index(policy_version)
         record = self.store.record(step)
         if record is None:
             if step != self.store.next_step and self.store.next_step > 0:
@@ -172,7 +188,7 @@ class RLDataset:
             self.totals.update(record.counts)
         else:
             batch = self._packed(record)
-        self.counts = dict(record.counts)
+        self.counts = dict.fromkeys(_COUNTERS, 0) | record.counts
         return batch
 
     def _make(self, step: int, policy_version: int) -> BatchRecord:
@@ -191,7 +207,7 @@ class RLDataset:
                 self._check_attempts(reasons, step)
                 self._sample([position])
                 continue
-            verdict = self._judged(group, position, counts)
+            verdict = self._judged(group, position, self._oldest(policy_version), counts)
             if verdict.keep:
                 taken.append(position)
                 reasons.clear()
@@ -203,13 +219,16 @@ class RLDataset:
         counts["valid_groups"] = len(taken)
         return BatchRecord(step, taken, dropped, position, policy_version, counts)
 
-    def _judged(self, group: ScoredGroup, position: int, counts: dict[str, int]) -> Verdict:
+    def _judged(self, group: ScoredGroup, position: int, oldest: int | None, counts: dict[str, int]) -> Verdict:
         """Whether a group is trained on; counts why not."""
         single = group.rewards.size == 1
         counts["single_groups"] += single
         if group.longest > self.seq_len:
             counts["too_long_groups"] += 1
             return Verdict(False, "too_long")
+        if not group.trains(oldest=oldest):
+            counts["untrained_groups"] += 1
+            return Verdict(False, "stale" if group.trains() else "untrained")
         if self.keep is None:
             return Verdict(True)
         verdict = self.keep(group.rewards)
@@ -221,15 +240,24 @@ class RLDataset:
     def _check_attempts(self, reasons: Counter[str], step: int) -> None:
         if reasons.total() >= self.max_attempts:
             counted = ", ".join(f"{reason}: {n}" for reason, n in reasons.most_common())
+            cures = dict.fromkeys(_CURES.get(reason, _OF_REWARDS) for reason, _ in reasons.most_common())
             raise NoGroupError(
                 f"so many groups in a row were left out at step {step} ({counted})",
                 field="max_attempts",
                 value=self.max_attempts,
-                cure="Look at the rewards: a task that is always or never solved teaches nothing.",
+                cure=" ".join(cures),
             )
 
     def _too_old(self, group: ScoredGroup, policy_version: int) -> bool:
-        return self.max_staleness is not None and group.oldest_version < policy_version - self.max_staleness
+        if self.max_staleness is None or not group.trains():  # what trains on nothing is not mended by a new policy
+            return False
+        return group.oldest_version < policy_version - self.max_staleness
+
+    def _oldest(self, policy_version: int) -> int | None:
+        """The oldest policy whose tokens are trained on, if those of older ones are masked."""
+        if self.stale != "mask" or self.max_staleness is None:
+            return None
+        return policy_version - self.max_staleness
 
     def _group(self, position: int) -> ScoredGroup:
         if not self.store.has_group(position):
@@ -243,31 +271,38 @@ class RLDataset:
         prompts = [Prompt(p, i, self.prompts[i]) for p, i in zip(positions, indices, strict=True)]
         if self.threads == 1 or len(prompts) == 1:
             for prompt in prompts:
-                self._keep_sampled(prompt, self.sampler.sample_and_score(prompt))
+                self.store.put_group(prompt.position, self._sampled(prompt))
             return
         with ThreadPoolExecutor(self.threads) as pool:
-            for prompt, group in zip(prompts, pool.map(self.sampler.sample_and_score, prompts), strict=True):
-                self._keep_sampled(prompt, group)
+            for prompt, group in zip(prompts, pool.map(self._sampled, prompts), strict=True):
+                self.store.put_group(prompt.position, group)
 
-    def _keep_sampled(self, prompt: Prompt, group: ScoredGroup) -> None:
-        wrong = np.flatnonzero(~np.isfinite(np.asarray(group.rewards, np.float64)))
+    def _sampled(self, prompt: Prompt) -> ScoredGroup:
+        """A group of the sampler's, found good: once it is stored its prompt is not sampled again."""
+        place = f"group {prompt.position}, of prompt {prompt.index}"
+        try:
+            group = self.sampler.sample_and_score(prompt)
+        except ConfigError as error:  # a ScoredGroup does not know whose it is
+            given = {} if error.value is None else {"value": error.value}
+            raise ConfigError(f"{error.problem} ({place})", field=error.field, cure=error.cure, **given) from error
+        if not isinstance(group, ScoredGroup):
+            raise ConfigError(f"is no ScoredGroup ({place})", field="sample_and_score()", value=type(group).__name__)
+        wrong = np.flatnonzero(~np.isfinite(group.rewards))
         if wrong.size:
             raise ConfigError(
-                f"is not finite (group {prompt.position}, of prompt {prompt.index}; {wrong.size} such rewards in it)",
+                f"is not finite ({place}; {wrong.size} such rewards in it)",
                 field=f"rewards[{int(wrong[0])}]",
                 value=float(group.rewards[wrong[0]]),
                 cure="Mend the reward function; the run goes on with this prompt.",
             )
-        self.store.put_group(prompt.position, group)
+        return group
 
     def _packed(self, record: BatchRecord) -> PackedBatch:
         groups = [self.store.group(p) for p in record.positions]
-        rewards = np.concatenate([np.asarray(g.rewards, np.float64) for g in groups])
+        rewards = np.concatenate([g.rewards for g in groups])
         sizes = [len(g.tokens) for g in groups]
         found = group_advantages(rewards, np.repeat(np.arange(len(groups)), sizes), self.advantages).values
-        oldest = None
-        if self.stale == "mask" and self.max_staleness is not None:
-            oldest = record.policy_version - self.max_staleness
+        oldest = self._oldest(record.policy_version)
         examples = [
             example
             for number, (group, own) in enumerate(zip(groups, np.split(found, np.cumsum(sizes)[:-1]), strict=True))

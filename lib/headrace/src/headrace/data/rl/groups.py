@@ -7,8 +7,9 @@ asked is a :class:`Prompt`, whose position in the run it may use as the seed of 
 from __future__ import annotations
 
 import io
+import operator
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -64,7 +65,7 @@ class CachePrompts:
 
 @dataclass(frozen=True, eq=False)
 class ScoredGroup:
-    """N completions of one prompt.
+    """N completions of one prompt. Lists, and arrays of other libraries, become numpy's.
 
     Attributes:
         tokens: Each completion's ids, its prompt first.
@@ -72,11 +73,13 @@ class ScoredGroup:
         prompt_len: Tokens of the prompt: they are not trained on.
         log_probs: Log probabilities of each completion's tokens under the policy that sampled them: of its last ones,
             if there are fewer than tokens.
-        loss_masks: Which tokens of each completion are trained on, in place of ``prompt_len`` (several turns, tools).
+        loss_masks: Which tokens of each completion are trained on, in place of ``prompt_len`` (several turns, tools): 1
+            or 0 for each, the prompt's too.
         policy_version: Version of the policy that sampled each completion's tokens: one number, or one a token.
 
     Raises:
-        ConfigError: the lists are not of one length; no completion.
+        ConfigError: the lists are not of one length; no completion; ids or versions are no whole numbers; something is
+            said about more or fewer tokens than a completion has.
 
     Example:
         >>> group = ScoredGroup([np.array([1, 2, 3]), np.array([1, 2])], np.array([1.0, 0.0]), prompt_len=1)
@@ -92,16 +95,24 @@ class ScoredGroup:
     policy_version: Sequence[Int32[np.ndarray, " n"]] | int = field(default=0)
 
     def __post_init__(self) -> None:
-        if not self.tokens:
+        given = list(self.tokens) if np.iterable(self.tokens) else []
+        if not given:
             raise ConfigError("holds no completion", field="tokens", value=0)
-        object.__setattr__(self, "rewards", np.asarray(self.rewards, np.float64))
-        lists: dict[str, Any] = {"rewards": self.rewards, "log_probs": self.log_probs, "loss_masks": self.loss_masks}
-        lists["policy_version"] = None if isinstance(self.policy_version, int) else self.policy_version
-        for name, values in lists.items():
-            if values is not None and len(values) != len(self.tokens):
-                raise ConfigError(
-                    f"must be one for each of {len(self.tokens)} completions", field=name, value=len(values)
-                )
+        tokens = [_ids(f"tokens[{i}]", row) for i, row in enumerate(given)]
+        prompt_len, rewards = _integer("prompt_len", self.prompt_len), _row("rewards", self.rewards, np.float64)
+        if prompt_len < 0:
+            raise ConfigError("must not be negative", field="prompt_len", value=prompt_len)
+        if rewards.size != len(tokens):
+            raise ConfigError(f"must be one for each of {len(tokens)} completions", field="rewards", value=rewards.size)
+        made: dict[str, Any] = {"tokens": tokens, "rewards": rewards, "prompt_len": prompt_len}
+        for name, check in (("log_probs", _last), ("loss_masks", _mask), ("policy_version", _versions)):
+            said = getattr(self, name)
+            if name == "policy_version" and not np.iterable(said):
+                made[name] = _integer(name, said)
+            elif said is not None:
+                made[name] = _each(name, said, tokens, check)
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def dense(
@@ -121,11 +132,22 @@ class ScoredGroup:
         """Tokens of the longest completion, with its prompt."""
         return max(t.size for t in self.tokens)
 
-    def mask(self, i: int) -> np.ndarray:
-        """Which tokens of a completion are trained on: uint8."""
+    def mask(self, i: int, *, oldest: int | None = None) -> np.ndarray:
+        """Which tokens of a completion are trained on: uint8. With ``oldest``, none that an older policy sampled."""
         if self.loss_masks is not None:
-            return np.asarray(self.loss_masks[i]).astype(np.uint8)
-        return (np.arange(self.tokens[i].size) >= self.prompt_len).astype(np.uint8)
+            mask = np.asarray(self.loss_masks[i])
+        else:
+            mask = (np.arange(self.tokens[i].size) >= self.prompt_len).astype(np.uint8)
+        return mask if oldest is None else mask * (self.versions(i) >= oldest)
+
+    def trains(self, *, oldest: int | None = None) -> bool:
+        """Whether any token is trained on; the first of a completion never is: there is nothing to tell it from.
+
+        Example:
+            >>> ScoredGroup([np.array([1, 2])], np.array([1.0]), prompt_len=2).trains()
+            False
+        """
+        return any(self.mask(i, oldest=oldest)[1:].any() for i in range(len(self.tokens)))
 
     def versions(self, i: int) -> np.ndarray:
         """Version of the policy that sampled each token of a completion; -1 for what it was shown."""
@@ -151,18 +173,15 @@ class ScoredGroup:
         """
         examples: list[Example] = []
         for i, ids in enumerate(self.tokens):
-            mask, versions = self.mask(i), self.versions(i)
-            if oldest is not None:
-                mask = mask * (versions >= oldest)
             examples.append(
                 Example(
                     ids,
-                    loss_mask=mask,
+                    loss_mask=self.mask(i, oldest=oldest),
                     weights=float(advantages[i]),
                     log_probs=self._log_probs(i),
                     reward=float(self.rewards[i]),
                     group=group,
-                    policy_version=versions,
+                    policy_version=self.versions(i),
                 )
             )
         return examples
@@ -170,10 +189,8 @@ class ScoredGroup:
     def _log_probs(self, i: int) -> np.ndarray | None:
         if self.log_probs is None:
             return None
-        given, size = np.asarray(self.log_probs[i], np.float32), self.tokens[i].size
-        if given.size > size:
-            raise ConfigError(f"are more than the {size} tokens", field=f"log_probs[{i}]", value=int(given.size))
-        return np.concatenate([np.zeros(size - given.size, np.float32), given])
+        given = self.log_probs[i]
+        return np.concatenate([np.zeros(self.tokens[i].size - given.size, np.float32), given])
 
     def to_bytes(self) -> bytes:
         """The group as the bytes of an ``.npz`` file, exactly."""
@@ -182,9 +199,9 @@ class ScoredGroup:
         arrays |= _ragged("tokens", self.tokens)
         arrays |= _ragged("versions", [self.versions(i) for i in range(count)])
         if self.log_probs is not None:
-            arrays |= _ragged("log_probs", [np.asarray(p, np.float32) for p in self.log_probs])
+            arrays |= _ragged("log_probs", self.log_probs)
         if self.loss_masks is not None:
-            arrays |= _ragged("loss_masks", [self.mask(i) for i in range(count)])
+            arrays |= _ragged("loss_masks", self.loss_masks)
         held = io.BytesIO()
         np.savez(held, **arrays)  # pyright: ignore[reportArgumentType]
         return held.getvalue()
@@ -194,7 +211,7 @@ class ScoredGroup:
         """The group of :meth:`to_bytes`.
 
         Raises:
-            CacheCorruptError: the bytes are something else.
+            CacheCorruptError: the bytes are something else, or no group that can be.
         """
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as found:
@@ -206,7 +223,7 @@ class ScoredGroup:
                     _unragged("loss_masks", found) if "loss_masks" in found else None,
                     _unragged("versions", found),
                 )
-        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except (ConfigError, ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise CacheCorruptError("is no stored group of rollouts", field="file", value=name) from error
 
 
@@ -224,3 +241,70 @@ def _ragged(name: str, values: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
 
 def _unragged(name: str, found: Any) -> list[np.ndarray]:
     return np.split(found[name], np.cumsum(found[f"{name}.sizes"])[:-1])
+
+
+def _integer(field: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError("must be a whole number", field=field, value=value) from None
+
+
+def _row(field: str, values: Any, dtype: type[np.generic] | None = None) -> np.ndarray:
+    try:
+        row = np.asarray(values, dtype)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"must be a row of numbers ({error})", field=field) from error
+    if row.ndim != 1:
+        raise ConfigError("must be a row of numbers: one axis", field=field, value=row.shape)
+    return row
+
+
+def _whole(field: str, values: Any) -> np.ndarray:
+    row = _row(field, values)
+    if row.dtype.kind not in "iu":
+        raise ConfigError("must be whole numbers", field=field, value=row.dtype.name, cure="Give an array of integers.")
+    return row.astype(np.int64) if row.dtype == np.uint64 else row  # beside other integers numpy makes floats of it
+
+
+def _ids(field: str, values: Any) -> np.ndarray:
+    row = _row(field, values)
+    if row.size == 0:
+        raise ConfigError("must be a row of at least one token", field=field, value=0)
+    return _whole(field, row)
+
+
+def _each(
+    name: str, values: Any, tokens: list[np.ndarray], check: Callable[[str, Any, int], np.ndarray]
+) -> list[np.ndarray]:
+    """What is said about the tokens of each completion, checked."""
+    rows = list(values) if np.iterable(values) else []
+    if len(rows) != len(tokens):
+        raise ConfigError(f"must be one for each of {len(tokens)} completions", field=name, value=len(rows))
+    return [check(f"{name}[{i}]", row, ids.size) for i, (row, ids) in enumerate(zip(rows, tokens, strict=True))]
+
+
+def _last(field: str, values: Any, size: int) -> np.ndarray:
+    row = _row(field, values, np.float32)
+    if row.size > size:
+        raise ConfigError(f"are more than the {size} tokens", field=field, value=row.size)
+    return row
+
+
+def _sized(field: str, row: np.ndarray, size: int) -> np.ndarray:
+    if row.size != size:
+        cure = "One value for each token, the prompt included."
+        raise ConfigError(f"are not as many as the {size} tokens", field=field, value=row.size, cure=cure)
+    return row
+
+
+def _mask(field: str, values: Any, size: int) -> np.ndarray:
+    row = _sized(field, _row(field, values), size)
+    other = row[(row != 0) & (row != 1)]
+    if other.size:
+        raise ConfigError("must be 0 or 1 for each token", field=field, value=other[0].item())
+    return row.astype(np.uint8)
+
+
+def _versions(field: str, values: Any, size: int) -> np.ndarray:
+    return _sized(field, _whole(field, values), size)

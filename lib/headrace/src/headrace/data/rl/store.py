@@ -8,7 +8,7 @@ run is then what the files say, and nothing else:
 - a group with no record is pending: the next step begins with it, and it is not sampled again;
 - a step has a record once its batch is packed: if it did not fit, its groups are pending;
 - a step with a record is given out as it was, however often the trainer comes back to it;
-- a group that was being sampled leaves nothing, and is sampled again.
+- a group that was being sampled, or cannot be used as it is, leaves nothing, and is sampled again.
 
 The trainer's checkpoint says which step comes next. Whatever step that is, the steps before it and the steps after it
 are made of each prompt exactly once.
