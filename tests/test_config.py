@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace.component_config import ComponentConfig
 from headrace.config import LmDataConfig, load_config
@@ -246,6 +246,13 @@ def test_a_config_is_a_loader(config):
         first, size = loader.schedule.rows_at(step)
         wanted = sorted(map(tuple, dataset.read(np.arange(first, first + size)).tokens.tolist()))
         assert sorted(map(tuple, np.asarray(loader.batch_at(step).tokens).tolist())) == wanted
+    with pytest.raises(ConfigError, match="keeps open on this host"):  # with a function as without
+        load_config(config, ["prefetch_bytes=10"]).loader(one_device(), fn=lambda batch: batch.tokens)
+    sharding = NamedSharding(one_device(), PartitionSpec("data", None))
+    twice = load_config(config, ["row_order=stream"]).loader(sharding=sharding, fn=lambda batch: batch.tokens * 2)
+    assert (twice.row_order, twice.prefetch_bytes) == ("stream", loading.prefetch_bytes)
+    first, size = loader.schedule.rows_at(3)
+    assert np.array_equal(twice.batch_at(3), dataset.read(np.arange(first, first + size)).tokens * 2)
 
 
 def test_equal_configs_are_equal_runs_wherever_their_caches_lie(config, tmp_path):

@@ -53,6 +53,14 @@ def test_batches_pass_through_functions(sources):
         assert np.array_equal(one.token_weights, other.token_weights)
 
 
+def test_named_arrays_of_functions_pass_through(sources):
+    mapped = sources["a"].map(lambda batch: {"twice": batch.tokens.astype(np.int64) * 2})
+    (_, one), (_, plain) = (next(HostBatches(d, 8).from_step()) for d in (mapped.take(16), sources["a"].take(16)))
+    assert np.array_equal(arrays_of(one)["twice"], plain.tokens * 2)
+    with pytest.raises(ConfigError, match="is no batch with names"):
+        arrays_of(plain.tokens)
+
+
 def test_states_are_of_one_run(mixture):
     batches = HostBatches(mixture())
     state = batches.manifest.state(5).to_json()

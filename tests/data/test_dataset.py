@@ -251,6 +251,9 @@ def test_descriptions_tell_datasets_apart(dataset, tmp_path):
         dataset.map(np.negative),
         dataset.map(functools.partial(np.add, 1)),
         dataset.map(functools.partial(np.add, 2)),
+        dataset.map(functools.partial(np.add, np.arange(3000))),
+        dataset.map(functools.partial(np.add, np.arange(3000) * [[1], [2]])),
+        dataset.map(functools.partial(np.add, np.where(np.arange(3000) == 1500, 0, np.arange(3000)))),
     ]
     described = [json.dumps(d.describe(), sort_keys=True) for d in datasets]
     assert len(set(described)) == len(described)
@@ -264,6 +267,7 @@ class Identity:
 def test_descriptions_hold_no_addresses(dataset):
     """The fingerprint of a run must be the same in the next process."""
     named = [functools.partial(np.clip, a_min=0, a_max=3), Identity(), Identity().__call__, len, lambda batch: batch]
+    named.append(functools.partial(np.add, Identity(), where=[{"of": Identity()}, np.random.default_rng(0)]))
     described = [str(dataset.map(fn).describe()["map"]) for fn in named]
     assert not any("0x" in name for name in described)
     assert described[0] == "numpy.clip(a_max=3, a_min=0)"

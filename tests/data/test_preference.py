@@ -230,7 +230,7 @@ def test_what_is_no_cache_of_pairs_is_refused(tmp_path):
         PackedTokenDataset(cache, 16, long="drop", unit=2, loss_mask="none")
 
 
-def test_pairs_in_a_config_and_what_parts_them(tmp_path):
+def test_pairs_in_a_config_and_what_parts_them(tmp_path, caplog):
     path = cache_of_pairs(tmp_path / "pairs", [[3, 4] * 20]).path
 
     def config(packing):
@@ -245,7 +245,11 @@ def test_pairs_in_a_config_and_what_parts_them(tmp_path):
             assert set(np.sign(weights[(weights != 0) & (tokens % 2 == 1)])) == {1}
             assert set(np.sign(weights[(weights != 0) & (tokens % 2 == 0)])) == {-1}
     assert "parted_pairs" not in {f.rule for f in findings(plan_run(whole, hosts=[1]))}
+    assert not caplog.records
     for packing in (None, PackingConfig()):
+        config(packing).dataset()
+        assert "part them: rejected answers are trained on" in caplog.text
+        caplog.clear()
         said = {f.rule: f for f in findings(plan_run(config(packing), hosts=[1]))}["parted_pairs"]
         assert "components.a.packing" in str(said)
     texts = write_cache(tmp_path / "texts", [[np.arange(200)]])

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -172,6 +173,10 @@ def test_wrong_use_is_refused(config, caches):
     from headrace.levanter import HeadraceDataset, LmLoader
 
     rows = TokenSeqDataset(TokenCache.open(str(caches / "a")), 16)
+    growing = replace(config, seq_len={0: 8, 5: 16}).dataset()
+    for dataset in (growing, growing.map(reverse)):
+        with pytest.raises(ConfigError, match=r"seq_len.*position axis cannot"):
+            HeadraceDataset(dataset)
     with pytest.raises(ConfigError, match=r"batch_size.*missing"):
         HeadraceDataset(rows)
     with pytest.raises(ConfigError, match="differs"):
@@ -192,6 +197,8 @@ def test_without_levanter_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "draccus", None)
     with pytest.raises(ConfigError, match="pip install marin-levanter"):
         headrace.levanter.LmLoader  # noqa: B018
+    with pytest.raises(SystemExit, match="needs the package marin-levanter"):
+        runpy.run_module("headrace.levanter.train_lm", run_name="__main__")
 
 
 LEAVE = """

@@ -15,7 +15,7 @@ object.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -50,9 +50,10 @@ from headrace.store.ledger import read_ledger
 from headrace.store.levanter_layout import is_levanter
 
 if TYPE_CHECKING:  # jax comes in with these; a config can be read and checked without it
-    from jax.sharding import Mesh
+    from jax.sharding import Mesh, NamedSharding
 
     from headrace.data.accounts import Account
+    from headrace.data.batch import PackedBatch
     from headrace.data.dataset import PlannedDataset
     from headrace.data.mixture import MixtureDataset
     from headrace.data.packing import PackedTokenDataset
@@ -387,40 +388,40 @@ class LmDataConfig:
             found[name] = (f"components.{name}.{kind}" if own else kind, most)
         return found
 
-    def loader(self, mesh: Mesh | None = None, *, batch_axis: str | Sequence[str] | None = None) -> DataLoader:
-        """A loader for :meth:`dataset`; see :class:`~headrace.feed.loader.DataLoader`."""
+    def loader(
+        self,
+        mesh: Mesh | None = None,
+        *,
+        batch_axis: str | Sequence[str] | None = None,
+        sharding: NamedSharding | None = None,
+        fn: Callable[[PackedBatch], Any] | None = None,
+    ) -> DataLoader:
+        """A loader for :meth:`dataset`, as the config has it.
+
+        Args:
+            mesh: As for :class:`~headrace.feed.loader.DataLoader`.
+            batch_axis: As there.
+            sharding: As there.
+            fn: What batches go through on the host; see :meth:`~headrace.data.dataset.AsyncDataset.map`.
+        """
+        from headrace.data.shuffle import check_open_bytes
         from headrace.feed.loader import DataLoader
 
         dataset = self.dataset()
         loader = DataLoader(
-            dataset,
+            dataset if fn is None else dataset.map(fn),
             mesh=mesh,
             batch_axis=batch_axis,
+            sharding=sharding,
             prefetch_bytes=self.prefetch_bytes,
             row_order="locality" if self.row_order == "locality" else "stream",
         )
+        shuffles = {name: self._shuffle(name) for name in self.components}
+        windows = {n: s.cache_windows if isinstance(s, BlockShuffleConfig) else 1 for n, s in shuffles.items()}
         for step, _ in self.phases:
-            mixture, _ = dataset.phase_at(step)
-            self._check_memory(cast("MixtureDataset", mixture), loader.local_share)
+            mixture = cast("MixtureDataset", dataset.phase_at(step)[0])
+            check_open_bytes(mixture.names, mixture.components, windows, loader.local_share, self.prefetch_bytes)
         return loader
-
-    def _check_memory(self, dataset: MixtureDataset, local_share: float) -> None:
-        """Refuses a run whose shuffle keeps more blocks open than the host may hold: it would read each many times."""
-        from headrace.data.shuffle import open_bytes
-
-        windows = {name: self._shuffle(name) for name in self.components}
-        repeats = {n: s.cache_windows if isinstance(s, BlockShuffleConfig) else 1 for n, s in windows.items()}
-        held = {n: open_bytes(c) * repeats[n] for n, c in zip(dataset.names, dataset.components, strict=True)}
-        needed = int(sum(held.values()) * local_share)
-        if needed > self.prefetch_bytes:
-            largest = max(held, key=lambda name: held[name])
-            raise ConfigError(
-                f"is less than the {needed:,} bytes of blocks that the shuffle keeps open on this host"
-                f" (most of them for component {largest!r}), so blocks would be read again and again",
-                field="prefetch_bytes",
-                value=self.prefetch_bytes,
-                cure=f"Raise it to {needed + needed // 4} or more, or lower shuffle.strands (or window_blocks).",
-            )
 
     def to_yaml(self) -> str:
         """The config as YAML that ``load_config`` reads back to an equal one."""

@@ -131,6 +131,17 @@ class _Share:
         return 0, seq_len
 
 
-def arrays_of(batch: PackedBatch) -> dict[str, np.ndarray]:
-    """What a training step reads, by name: tokens, labels, positions, segments and loss weights, ``[B, S]`` each."""
+def arrays_of(batch: Any) -> dict[str, np.ndarray]:
+    """What a training step reads, by name: tokens, labels, positions, segments and loss weights, ``[B, S]`` each; of a
+    dict that a function of ``map`` made, what is in it.
+
+    Raises:
+        ConfigError: the batch is neither.
+    """
+    if isinstance(batch, Mapping):
+        return {str(name): np.asarray(values) for name, values in cast("Mapping[Any, Any]", batch).items()}
+    if not isinstance(batch, PackedBatch):
+        raise ConfigError(
+            "is no batch with names", field="map", value=type(batch).__name__, cure="Give a PackedBatch, or a dict."
+        )
     return {name: np.asarray(getattr(batch, name)) for name in FIELDS}

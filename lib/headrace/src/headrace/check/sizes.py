@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from headrace.component_config import ComponentConfig
 from headrace.config import LmDataConfig
 from headrace.data.masks import MASKS
-from headrace.errors import ConfigError, did_you_mean
+from headrace.errors import CacheError, ConfigError, did_you_mean
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.simulate import virtual_cache
 from headrace.store.cache import TokenCache
@@ -80,7 +80,9 @@ def planned_caches(
     }
     asked = [name for name in config.components if name not in given and (look or name not in declared)]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        found = dict(zip(asked, pool.map(lambda name: _exists(config.components[name].cache), asked), strict=True))
+        found = dict(
+            zip(asked, pool.map(lambda name: _exists(name, config.components[name].cache), asked), strict=True)
+        )
     missing = [name for name in config.components if not found.get(name)]
     for name in missing:
         if name not in declared:
@@ -147,9 +149,17 @@ def _as_streams(config: LmDataConfig, names: tuple[str, ...]) -> LmDataConfig:
     return replace(config, components=components)
 
 
-def _exists(path: str) -> bool:
-    ledger = read_ledger(path)
-    return ledger is not None or is_levanter(path)
+def _exists(name: str, path: str) -> bool:
+    try:
+        return read_ledger(path) is not None or is_levanter(path)
+    except CacheError as error:
+        raise CacheError(
+            error.problem,
+            field=f"components.{name}.cache",
+            value=path,
+            cure=f"{error.cure or ''} To plan without it: components.{name}.expected_tokens, or --tokens {name}=2.5e11,"
+            " with --declared.".lstrip(),
+        ) from error
 
 
 def _whole(field: str, tokens: float | None) -> int:

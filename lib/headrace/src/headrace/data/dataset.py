@@ -11,13 +11,13 @@ import abc
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from jaxtyping import Int64
 
 from headrace.data.batch import PackedBatch, pack_rows
+from headrace.data.function_names import function_name
 from headrace.data.rows import Rows, RowSource, masks_of, read_masks, read_rows, segments_of
 from headrace.errors import ConfigError
 from headrace.index.block_shuffle import BlockShuffle
@@ -195,7 +195,8 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         """Applies ``fn`` to each batch that is read. ``fn`` must treat rows independently and keep their number.
 
         A loader reads the rows as if there were no ``fn``: ahead, each stored block once. ``fn`` then gets the rows of
-        its process, as numpy arrays that belong to it, in the loader's background thread.
+        its process, as numpy arrays that belong to it, in the loader's background thread. Which rows come together
+        depends on the number of processes: what becomes of a row must follow from the row.
         """
         return MappedDataset(self, fn)
 
@@ -420,12 +421,3 @@ def run_blocking(awaitable: Coroutine[Any, Any, U]) -> U:
         return asyncio.run(awaitable)
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, awaitable).result()
-
-
-def function_name(fn: Any) -> str:
-    """A name that is the same in every process: no addresses."""
-    if isinstance(fn, partial):
-        keywords = [f"{k}={v!r}" for k, v in sorted(fn.keywords.items())]
-        return f"{function_name(fn.func)}({', '.join([*map(repr, fn.args), *keywords])})"
-    named = fn if hasattr(fn, "__qualname__") else type(fn)
-    return f"{named.__module__}.{named.__qualname__}"

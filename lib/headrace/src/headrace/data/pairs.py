@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from weakref import WeakSet
 
 import numpy as np
@@ -12,6 +13,7 @@ from headrace.store.cache import TokenCache
 CHOSEN = "chosen"
 """Leaf that says of each document whether it is a chosen one."""
 _checked: WeakSet[TokenCache] = WeakSet()
+_said: WeakSet[TokenCache] = WeakSet()
 
 
 def is_of_pairs(cache: TokenCache, unit: int, said: bool | None, mask: str | None) -> bool:
@@ -34,6 +36,8 @@ def is_of_pairs(cache: TokenCache, unit: int, said: bool | None, mask: str | Non
     """
     pairs = unit == 2 and CHOSEN in cache.leaves if said is None else said
     if not pairs:
+        if said is None:
+            warn_of_parted(cache)
         return False
     if unit != 2:
         raise ConfigError("parts the two documents of a pair", field="unit", value=unit, cure="Pack with unit=2.")
@@ -48,6 +52,16 @@ def is_of_pairs(cache: TokenCache, unit: int, said: bool | None, mask: str | Non
         _check_turns(cache)
         _checked.add(cache)
     return True
+
+
+def warn_of_parted(cache: TokenCache) -> None:
+    """Says, once for a cache, that rejected answers are trained on as chosen ones are, if it has any."""
+    if CHOSEN in cache.leaves and cache not in _said:
+        _said.add(cache)
+        logging.getLogger(__name__).warning(
+            f"{cache.path} holds preference pairs, and its rows part them: rejected answers are trained on as chosen"
+            " ones are. Pack them with unit: 2 and long: drop, so that the rejected side weighs -1."
+        )
 
 
 def _check_turns(cache: TokenCache) -> None:

@@ -117,6 +117,38 @@ def open_bytes(dataset: PlannedDataset) -> int:
     return min(rows, len(order)) * dataset.row_bytes if rows else open_bytes(dataset.base)
 
 
+def check_open_bytes(
+    names: Sequence[str],
+    components: Sequence[PlannedDataset],
+    windows: Mapping[str, int],
+    local_share: float,
+    prefetch_bytes: int,
+) -> None:
+    """Refuses a run whose shuffle keeps more blocks open than the host may hold: it would read each many times.
+
+    Args:
+        names: Of the components.
+        components: Shuffled.
+        windows: How many windows each keeps.
+        local_share: Share of each batch's rows that this host holds.
+        prefetch_bytes: What it may hold.
+
+    Raises:
+        ConfigError: it is too little.
+    """
+    held = {n: open_bytes(c) * windows[n] for n, c in zip(names, components, strict=True)}
+    needed = int(sum(held.values()) * local_share)
+    if needed > prefetch_bytes:
+        largest = max(held, key=lambda name: held[name])
+        raise ConfigError(
+            f"is less than the {needed:,} bytes of blocks that the shuffle keeps open on this host"
+            f" (most of them for component {largest!r}), so blocks would be read again and again",
+            field="prefetch_bytes",
+            value=prefetch_bytes,
+            cure=f"Raise it to {needed + needed // 4} or more, or lower shuffle.strands (or window_blocks).",
+        )
+
+
 def resolve_braids(
     components: Mapping[str, PlannedDataset],
     braided: Mapping[str, BraidShuffleConfig],

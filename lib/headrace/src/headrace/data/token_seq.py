@@ -25,6 +25,7 @@ from jaxtyping import Int64
 from headrace.data.dataset import PlannedDataset
 from headrace.data.document_filter import DocumentFilter, RemovedDocuments
 from headrace.data.masks import mask_leaf
+from headrace.data.pairs import warn_of_parted
 from headrace.data.rows import Rows, RowSource
 from headrace.data.token_rows import TokenRows
 from headrace.errors import ConfigError
@@ -83,6 +84,7 @@ class TokenSeqDataset(PlannedDataset):
             removed = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(self.cache)
         self._removed = removed
         self.loss_mask = mask_leaf(self.cache, loss_mask)
+        warn_of_parted(self.cache)
         self._rows = TokenRows(
             self.cache, seq_len, name or self.cache.path, removed.tokens, block_tokens, clean_run, self.loss_mask
         )

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 
 from headrace.data.batch import PackedBatch
-from headrace.data.dataset import AsyncDataset, PlannedDataset, function_name, run_blocking
+from headrace.data.dataset import AsyncDataset, PlannedDataset, run_blocking
+from headrace.data.function_names import function_name
 from headrace.errors import ConfigError
 from headrace.feed.diagnosis import WaitLog
 from headrace.feed.placement import Placement
@@ -54,15 +56,16 @@ class MappedReader(BatchReader):
         """The steps ``first_step .. stop_step`` (without end if None), each a group of its own.
 
         Raises:
-            ConfigError: the last batch is not full, and the functions make no PackedBatch that could say so.
+            ConfigError: the dataset's last batch is not full, and the functions make no PackedBatch that could say so;
+                a function gives nothing.
         """
         for step, host in enumerate(self._reader.batches(first_step, stop_step), start=first_step):
             inside = host.source_id >= 0
             batch: Any = host.batch(self._dataset)
             for function in self._functions:
                 with self._watch.phase("map"), self._waits.during("dataset", f"map({function_name(function)})"):
-                    batch = function(batch)
-            yield [_padded(batch, inside, self._dataset.length, *self._schedule.rows_at(step))]
+                    batch = _checked(function(batch), function)
+            yield [_padded(batch, inside, self._dataset.length, self._schedule, step)]
 
     def interrupt(self) -> None:
         self._reader.interrupt()
@@ -98,7 +101,7 @@ class AsyncReader(BatchReader):
         """The steps ``first_step .. stop_step`` (without end if None), each a group of its own.
 
         Raises:
-            ConfigError: the last batch is not full, and the batches are no PackedBatch that could say so.
+            ConfigError: the dataset's last batch is not full, and the batches are no PackedBatch that could say so.
         """
         step = first_step
         while stop_step is None or step < stop_step:
@@ -114,7 +117,7 @@ class AsyncReader(BatchReader):
             batch = run_blocking(self._dataset.get_batch(np.where(inside, rows, 0)))
         self._stats.examples_requested += int(inside.sum())
         self._stats.unique_examples += int(inside.sum())
-        return _padded(batch, inside, length, begin, size)
+        return _padded(batch, inside, length, self._schedule, step)
 
     def interrupt(self) -> None:
         """``get_batch`` is not ours to interrupt; :meth:`groups` ends after it."""
@@ -123,18 +126,37 @@ class AsyncReader(BatchReader):
         """Nothing is open between batches."""
 
 
-def _padded(batch: Any, inside: np.ndarray, length: int | None, begin: int, size: int) -> Any:
-    """The batch of the rows ``begin .. begin + size``, with those not ``inside`` the dataset marked as padding.
+def _padded(batch: Any, inside: np.ndarray, length: int | None, schedule: BatchSchedule, step: int) -> Any:
+    """The batch of a step, with rows that are not ``inside`` the dataset marked as padding.
 
     Raises:
-        ConfigError: there is padding, here or on another host, and the batch cannot mark it.
+        ConfigError: the last batch of the dataset has padding, and batches cannot mark it. Said at any step: a run is
+            not to fail at the end of its data.
     """
-    if length is None or begin + size <= length:
+    if length is None:
+        return batch
+    last = int(schedule.step_of(np.asarray([length - 1]))[0])
+    begin, size = schedule.rows_at(last)
+    if begin + size <= length:
         return batch
     if not isinstance(batch, PackedBatch):
         raise ConfigError(
-            f"fills its last batch only to {length - begin} of {size} rows, and its batches cannot mark padding",
+            f"fills its last batch, step {last}, only to {length - begin} of {size} rows, and its batches cannot mark"
+            " padding",
             field="dataset",
             cure=f"Use .take({begin}), or map to a PackedBatch.",
         )
-    return replace(batch, source_id=np.where(inside, batch.source_id, -1).astype(np.int32))
+    return batch if step < last else replace(batch, source_id=np.where(inside, batch.source_id, -1).astype(np.int32))
+
+
+def _checked(made: Any, function: Callable[[Any], Any]) -> Any:
+    """What a function made of a batch.
+
+    Raises:
+        ConfigError: nothing that could be handed to the devices.
+    """
+    if not jax.tree.leaves(made):
+        raise ConfigError(
+            "gives no arrays", field=f"map({function_name(function)})", value=made, cure="Has it lost its `return`?"
+        )
+    return made

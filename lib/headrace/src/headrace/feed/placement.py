@@ -30,6 +30,8 @@ def batch_sharding(mesh: Mesh | None, batch_axis: str | Sequence[str] | None) ->
         ConfigError: the mesh has no such axis.
     """
     mesh = all_devices_mesh() if mesh is None else mesh
+    if not isinstance(mesh, Mesh):
+        raise ConfigError("is no mesh", field="mesh", value=mesh, cure="Give a jax.sharding.Mesh: jax.make_mesh(...).")
     names: list[str] = [str(n) for n in mesh.axis_names]
     if batch_axis is None:
         batch_axis = "data" if "data" in names else names[0]
@@ -58,6 +60,13 @@ class Placement:
     """
 
     def __init__(self, sharding: NamedSharding) -> None:
+        if not isinstance(sharding, NamedSharding):
+            raise ConfigError(
+                "does not say which mesh axes split a batch",
+                field="sharding",
+                value=sharding,
+                cure="Give a NamedSharding(mesh, PartitionSpec(...)).",
+            )
         if len(sharding.spec) > 2:
             raise ConfigError("must be a sharding of [batch, sequence]", field="sharding", value=sharding.spec)
         self.sharding = sharding

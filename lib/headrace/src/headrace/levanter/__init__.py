@@ -34,6 +34,8 @@ _HOMES = {
     "own_loader": "headrace.levanter.loader",
 }
 
+INSTALL = "pip install marin-levanter==0.2.20.dev202606180959 gitpython  (Python 3.11)"
+
 __all__ = [
     "HeadraceDataConfig",
     "HeadraceDataset",
@@ -56,7 +58,7 @@ def __getattr__(name: str) -> Any:
         raise ConfigError(
             "needs the package marin-levanter",
             field=f"headrace.levanter.{name}",
-            cure="pip install marin-levanter==0.2.20.dev202606180959 gitpython  (Python 3.11)",
+            cure=INSTALL,
         ) from error
 
 

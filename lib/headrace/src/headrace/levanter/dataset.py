@@ -66,14 +66,14 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         row_order: RowOrder = "locality",
         prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
     ) -> None:
-        if isinstance(dataset, PhasedDataset):
+        self._order = BatchOrder(dataset, batch_size, row_order)
+        if isinstance(self._order.base, PhasedDataset):
             raise ConfigError(
                 "changes during the run, and Levanter's position axis cannot",
                 field="seq_len",
-                value=list(dataset.seq_lens),
+                value=list(self._order.base.seq_lens),
                 cure="Train each phase as a run of its own, or load with headrace.DataLoader.",
             )
-        self._order = BatchOrder(dataset, batch_size, row_order)
         self.dataset, self.schedule = dataset, self._order.schedule
         self.row_order: RowOrder = self._order.row_order
         self.prefetch_bytes = prefetch_bytes

@@ -17,6 +17,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from levanter.trainer import Trainer
 
+from headrace.config import LmDataConfig
 from headrace.data.batch_order import RowOrder
 from headrace.data.conversions import to_lm_example
 from headrace.data.dataset import AsyncDataset
@@ -99,7 +100,7 @@ class LmLoader:
     def of(
         cls,
         trainer: Trainer,
-        dataset: AsyncDataset[Any],
+        dataset: AsyncDataset[Any] | LmDataConfig,
         batch_size: int | Mapping[int, int] | BatchSchedule | None = None,
         *,
         position_axis: str = "position",
@@ -108,9 +109,15 @@ class LmLoader:
     ) -> LmLoader:
         """The loader for a trainer: its mesh, its axes, and its batch sizes, of which the dataset's must not differ.
 
+        A config says ``prefetch_bytes`` and ``row_order`` itself.
+
         Raises:
             ConfigError: the batch size is another than ``trainer.train_batch_size``.
         """
+        if isinstance(dataset, LmDataConfig):
+            prefetch_bytes = dataset.prefetch_bytes
+            row_order = "stream" if dataset.row_order == "stream" else "locality"
+            dataset = dataset.dataset()
         schedule = headrace_schedule(trainer.config.batch_schedule)
         check_schedule(dataset, batch_size, schedule)
         return cls(

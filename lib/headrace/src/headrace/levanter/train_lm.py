@@ -8,10 +8,18 @@ No ``from __future__ import annotations`` here: Levanter reads the types off :fu
 
 import contextlib
 import dataclasses
+import sys
 from typing import Literal
 
-import levanter.config
-from levanter.main import train_lm
+try:
+    import levanter.config
+    from levanter.main import train_lm
+except ModuleNotFoundError as missing:
+    if __name__ != "__main__" or (missing.name or "").split(".")[0] not in ("levanter", "haliax"):
+        raise
+    from headrace.levanter import INSTALL
+
+    sys.exit(f"headrace.levanter.train_lm needs the package marin-levanter. {INSTALL}")
 
 from headrace.levanter.config import HeadraceDataConfig
 from headrace.levanter.loader import own_loader
