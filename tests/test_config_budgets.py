@@ -223,6 +223,18 @@ def test_a_budget_that_cannot_be_met_is_named_with_a_cure_that_works(caches, own
         opened(config(own=both, num_steps=fewer + 1), caches)
 
 
+def test_a_run_is_held_to_its_own_steps_not_to_those_after(caches):
+    own = {"a": {"max_tokens": 30 * 4 * 16}, "b": {"max_share": 0.5}}  # nobody may fill in for a from step 30 on
+    for steps in (9, 29, 30):
+        assert opened(config(own=own, num_steps=steps), caches).length == 8 * steps
+    assert opened(config(own=own), caches).length == 240
+    with pytest.raises(ConfigError, match="'a' has 120 of the 124 that its weight asks for") as caught:
+        opened(config(own=own, num_steps=31), caches)
+    assert "largest shares of a batch are {'b': 0.5}" in str(caught.value)
+    assert caught.value.field == "components.a.max_tokens"
+    assert "num_steps to 30" in str(caught.value.cure)
+
+
 def test_phased_runs_are_checked_too(caches):
     bounded = {"a": {"max_tokens": 9000}, "b": {"max_tokens": 900}}
     with pytest.raises(ConfigError, match="cannot be met") as caught:

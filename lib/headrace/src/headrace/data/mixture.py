@@ -148,7 +148,7 @@ class MixtureDataset(PlannedDataset):
                     "is never reached: the limits end the mixture before",
                     field=f"{place if place and last == 'weights' else f'stages[{number}]'}.step",
                     value=stage.first_step,
-                    cure="Raise max_epochs or max_tokens, add a source before, or let the stage begin earlier.",
+                    cure="Raise max_epochs, max_tokens or max_share, add a source before, or begin the stage earlier.",
                 ) from error
 
     @property

@@ -61,26 +61,31 @@ def _require(mixture: MixtureDataset, steps: int, bounds: Bounds) -> None:
     try:
         mixture.draws.starts_at(steps)
     except IndexOutOfRangeError:
-        if not bounded:
-            raise
-    except ConfigError as error:
-        if error.field != "max_share":
-            raise
-        shares = {n: most for stage in mixture.stages for n, most in stage.max_share.items()}
-        raise ConfigError(
-            f"{error.problem}, and the run has {steps} steps",
-            field="components.*.max_share",
-            value=shares,
-            cure="Raise one of these shares, give another source weight, or lift the limits of the other sources.",
-        ) from error
-    else:
-        return
-    raise _short(mixture, steps, bounds)
+        whole = bisect.bisect_left(range(1, steps + 1), True, key=lambda step: _ends_before(mixture, step))
+        raise _too_small(mixture, whole, steps) or _short(mixture, whole, steps, bounds) from None
 
 
-def _short(mixture: MixtureDataset, steps: int, bounds: Bounds) -> ConfigError:
-    # Not the policy's supply, which does not end where largest shares leave a rest that nobody may take
-    whole = bisect.bisect_left(range(1, steps + 1), True, key=lambda step: _ends_before(mixture, step))
+def _too_small(mixture: MixtureDataset, whole: int, steps: int) -> ConfigError | None:
+    """What to say of largest shares that leave a rest of step ``whole`` though no limit is reached in it or before."""
+    drawn, size = mixture.draws.starts_at(whole).tolist(), mixture.batch_schedule.rows_at(whole)[1]
+    limits = mixture.limits.values()
+    shares = _shares_at(mixture, whole)
+    if not shares or any(limit is not None and n + size >= limit for n, limit in zip(drawn, limits, strict=True)):
+        return None
+    return ConfigError(
+        f"cannot be met: at step {whole} all sources with weight are at their largest share and leave a rest, and the"
+        f" run has {steps} steps",
+        field="components.*.max_share",
+        value=shares,
+        cure="Raise one of these shares, or give another source weight.",
+    )
+
+
+def _shares_at(mixture: MixtureDataset, step: int) -> dict[str, float]:
+    return dict([stage for stage in mixture.stages if stage.first_step <= step][-1].max_share)
+
+
+def _short(mixture: MixtureDataset, whole: int, steps: int, bounds: Bounds) -> ConfigError:
     drawn = mixture.draws.starts_at(whole)
     have = int(drawn.sum())
     needed = mixture.batch_schedule.rows_at(steps)[0]
@@ -92,9 +97,11 @@ def _short(mixture: MixtureDataset, steps: int, bounds: Bounds) -> ConfigError:
     field, value = bounds.get(name, (f"max_examples.{name}", float(limit)))
     rows = int(drawn[mixture.names.index(name)]) + needed - have
     enough = _enough(field, value, limit, rows, mixture.seq_len)
+    shares = _shares_at(mixture, whole)
+    bounded = f", and the largest shares of a batch are {shares}" if shares else ""
     return ConfigError(
         f"cannot be met: {steps} steps need {needed} rows, and the limits leave {have};"
-        f" component {name!r} has {limit} of the {math.ceil(wanted[name])} that its weight asks for",
+        f" component {name!r} has {limit} of the {math.ceil(wanted[name])} that its weight asks for{bounded}",
         field=field,
         value=value,
         cure=f"Raise it to {enough} or more, or lower num_steps to {whole}.",

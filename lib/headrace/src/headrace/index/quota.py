@@ -255,16 +255,17 @@ class Quota:
         Walks to where the weights settle, or to the end if there is one: 2 us a step.
         """
         weights, settled = self._weights(np.array([MAX_STEP], np.int64))[0], self._settled or 0
-        endless = (weights > 0) & (self._shares.limits == UNLIMITED)
+        endless = self._shares.can_fill((weights > 0) & (self._shares.limits == UNLIMITED))
         stop = settled + 1
-        while (end := self.find_end(stop)) is None and not endless.any():
+        while (end := self.find_end(stop)) is None and not endless:
             stop *= 2
         if end is not None:
             return self.starts_at(end)
         return np.where(weights > 0, self._shares.limits, self.starts_at(settled))
 
     def find_end(self, stop: int) -> int | None:
-        """The first step that cannot be filled, as every component with weight is used up; None if not before ``stop``.
+        """The first step that cannot be filled, as all with weight are used up or may not have more of it; None if not
+        before ``stop``.
 
         Example:
             >>> from headrace.index.blend import Blend
@@ -287,10 +288,11 @@ class Quota:
         table = self._walked(chunk).table if chunk in self._anchors else None
         if table is None or row + counts >= len(table):
             raise IndexOutOfRangeError(
-                f"the mixture ends at step {self._end}: no component that has weight then has enough examples left",
+                f"the mixture ends at step {self._end}: the components that have weight then have too few examples left"
+                " for it, or may have no more of it",
                 field="step",
                 value=step,
-                cure="Allow more epochs, a larger budget or other sources, or train for fewer steps.",
+                cure="Allow more epochs, a larger budget or share, or other sources, or train for fewer steps.",
             )
         return table, row
 
@@ -359,9 +361,11 @@ class Quota:
         if chunk - at < _FAR or anchor.calm > here:
             return None
         run = self._shares.run(anchor.whole, anchor.part, at * CHUNK, 1)
+        if not run.filled:
+            return None
         rate, idle = run.rate[0], run.rate[0] == 0
         room = quota_far.room_before_limits(anchor.whole, anchor.part, rate, self._shares.limits)
-        if not run.filled or room < 0:
+        if room < 0:
             return None
         if room < NEVER:
             chunk = min(chunk, self._chunk_of(here + room))

@@ -6,7 +6,8 @@ limit (its epochs or its budget, in examples): at the step that reaches it, the 
 it, the rest of that step goes to the others in proportion to their weights, and from then on they share its weight.
 
 Invariant: shares after a step sum to the examples of all steps, and depend on nothing later. Once the components that
-have weight cannot fill a step, the mixture ends before it.
+have weight cannot fill a step, since they are used up or at the largest share that they may have, the mixture ends
+before it.
 
 Price: 2 us a step for 64 components, in chunks.
 """
@@ -27,6 +28,7 @@ BITS = 44
 ONE = 1 << BITS
 PART = ONE - 1
 UNLIMITED = 1 << 62
+_SHORT = 1e-9  # of a step: what rounding may leave of it
 
 
 def fixed_point(weights: Float64[np.ndarray, "n d"]) -> Int64[np.ndarray, "n d"]:
@@ -119,17 +121,19 @@ class Shares:
         steps = np.arange(first, first + n, dtype=np.int64)
         weights, sizes = self._weights(steps), self._batch.size_at(steps)
         if not self.limited:
-            rate = fixed_point(self._below_largest(weights, steps))
-            return ShareRun(*_accumulate(whole, part, rate * sizes[:, None]), rate, rate > 0, n)
+            bounded, met = self._below_largest(weights)
+            rate = fixed_point(bounded)
+            return ShareRun(*_accumulate(whole, part, rate * sizes[:, None]), rate, rate > 0, met)
         wholes, parts, rates = (np.empty((n, len(whole)), np.int64) for _ in range(3))
         row = 0
         while row < n:  # once more for each limit reached: at most D times in a whole run
             weight = weights[row:] * (whole < self.limits)
             total = np.add.accumulate(weight, axis=1)[:, -1:]
             usable = n - row if total.all() else int((total[:, 0] == 0).argmax())
+            bounded, usable = self._below_largest(weight[:usable] / total[:usable])
             if usable == 0:
                 break
-            rate = fixed_point(self._below_largest(weight[:usable] / total[:usable], steps[row : row + usable]))
+            rate = fixed_point(bounded[:usable])
             w, p = _accumulate(whole, part, rate * sizes[row : row + usable, None])
             over = ((w > self.limits) | ((w == self.limits) & (whole < self.limits))).any(axis=1)
             plain = int(over.argmax()) if over.any() else usable
@@ -148,8 +152,17 @@ class Shares:
             row = end
         return ShareRun(wholes, parts, rates, weights > 0, row)
 
-    def _below_largest(self, weights: Float64[np.ndarray, "n d"], steps: Steps) -> Float64[np.ndarray, "n d"]:
-        return bound_shares(weights, self._bound, steps) if self._bounded else weights
+    def can_fill(self, components: Bool[np.ndarray, " d"]) -> bool:
+        """Whether these may have all of a step between them."""
+        return float(self._bound[components].sum()) > 1 - _SHORT
+
+    def _below_largest(self, weights: Float64[np.ndarray, "n d"]) -> tuple[Float64[np.ndarray, "n d"], int]:
+        """The weights below the bounds, and how many steps can be met; rows after these mean nothing, but sum to 1."""
+        if not self._bounded:
+            return weights, len(weights)
+        scaled, short = _bounded_rows(weights, self._bound)
+        met = int(short.argmax()) if short.any() else len(weights)
+        return np.where(short[:, None], weights, scaled), met
 
 
 def bound_shares(
@@ -171,6 +184,22 @@ def bound_shares(
         >>> bound_shares(np.array([[0.7, 0.2, 0.1]]), np.array([0.4, 1, 1]), np.arange(1))
         array([[0.4, 0.4, 0.2]])
     """
+    scaled, short = _bounded_rows(rows, bound)
+    if short.any():
+        raise ConfigError(
+            f"cannot be met: at step {int(steps[short].min())} all sources with weight are at their largest share and"
+            " leave a rest",
+            field="max_share",
+            value=bound.tolist(),
+            cure="Raise a share or give another source weight.",
+        )
+    return scaled
+
+
+def _bounded_rows(
+    rows: Float64[np.ndarray, "n d"], bound: Float64[np.ndarray, " d"]
+) -> tuple[Float64[np.ndarray, "n d"], Bool[np.ndarray, " n"]]:
+    """The same shares with none above its bound, and the rows in which that leaves a rest."""
     full = np.zeros(rows.shape, bool)
     scaled = rows
     for _ in range(len(bound) + 1):  # each round fills at least one more component, or is the last
@@ -181,16 +210,7 @@ def bound_shares(
         if not over.any():
             break
         full |= over
-    short = np.abs(np.add.accumulate(scaled, axis=1)[:, -1] - 1) > 1e-9
-    if short.any():
-        raise ConfigError(
-            f"cannot be met: at step {int(steps[short].min())} all sources with weight are at their largest share and"
-            " leave a rest",
-            field="max_share",
-            value=bound.tolist(),
-            cure="Raise a share or give another source weight.",
-        )
-    return scaled
+    return scaled, np.abs(np.add.accumulate(scaled, axis=1)[:, -1] - 1) > _SHORT
 
 
 def _accumulate(

@@ -325,12 +325,14 @@ class Stages:
         return [max(limit - int(n), 0) * ONE for limit, n in zip(limits, entry.drawn, strict=True)]
 
     def _ended(self, number: int, step: int) -> IndexOutOfRangeError:
+        shares = dict(self.stages[number].max_share)
+        bounded = f" within the largest shares of a step, {shares}" if shares else ""
         return IndexOutOfRangeError(
             f"the mixture of the stage that begins at step {self._first_steps[number]} ends before it: no component"
-            " that has weight then has enough examples left",
+            f" that has weight then has enough examples left{bounded}",
             field="step",
             value=step,
-            cure="Allow more epochs, a larger budget or other sources, or train for fewer steps.",
+            cure="Allow more epochs, a larger budget or share, or other sources, or train for fewer steps.",
         )
 
 
