@@ -81,6 +81,22 @@ def test_units(headrace: Run, cache: str):
     assert headrace("pack", cache, "-s", "64", "--unit", "2")[0] == 2
 
 
+def test_documents_that_are_alone_in_their_unit_are_counted(headrace: Run, cache: str, tmp_path: Path):
+    (tmp_path / "ids.txt").write_text("3\n5\n8\n9\n")  # of 2 and 4 the partner is removed
+    units = ("pack", cache, "-s", "64", "--long", "drop", "--unit", "2", "--remove", f"{tmp_path}/ids.txt")
+    facts = json.loads(headrace(*units, "--json")[1])
+    rows = PackedTokenDataset(cache, 64, long="drop", unit=2)
+    alone = int(rows.cache.lengths(2, 3)[0] + rows.cache.lengths(4, 5)[0])
+    assert (facts["removed_documents"], facts["incomplete_documents"], facts["incomplete_tokens"]) == (4, 2, alone)
+    assert facts["counts"]["tokens"] + facts["removed_tokens"] + alone == rows.cache.num_tokens
+    out = headrace(*units)[1]
+    assert "removed     4 documents" in out
+    assert f"incomplete  2 documents, {alone} tokens: others of their units" in out
+    assert "without tokens" not in out
+    lost = facts["incomplete_tokens"] + facts["counts"]["dropped_tokens"]
+    assert {one["lost_tokens"] for one in json.loads(headrace(*units, "--compare", "--json")[1])} == {lost}
+
+
 def test_plans_of_a_config(headrace: Run, cache: str, tmp_path: Path):
     text = f"seq_len: 64\ncomponents:\n  a: {{cache: {cache}, packing: {{}}}}\n  b: {{cache: {cache}}}\n"
     (tmp_path / "run.yaml").write_text(text)

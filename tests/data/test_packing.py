@@ -1,5 +1,6 @@
 """Packed rows of a cache: the documents, end to end; shuffled, mixed, held out and resumed like any rows."""
 
+import logging
 import os
 import tempfile
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.data.accounts import account
 from headrace.data.dataset import PlannedDataset
 from headrace.data.document_filter import DocumentFilter
 from headrace.data.mixture import MixtureDataset
@@ -159,6 +161,59 @@ def test_documents_can_be_left_out(cache):
     assert not packed & set(left_out.tolist())
     assert packed == set(whole.plan.items.document.tolist()) - set(left_out.tolist())
     assert some.describe() != whole.describe()
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 3),
+    st.lists(st.lists(st.integers(0, 12), max_size=12), min_size=1, max_size=3),
+    st.sets(st.integers(0, 35)),
+    st.sampled_from([0.0, 0.9]),
+    st.integers(2, 4),
+)
+def test_every_token_of_units_is_in_a_row_or_in_a_counter(unit, lengths, left_out, min_fill, one_in):
+    lengths = [part[: len(part) // unit * unit] for part in lengths]
+    size = np.array([n for part in lengths for n in part], np.int64)
+    gone = np.isin(np.arange(size.size), [*left_out])
+    lacking = np.repeat((gone | (size == 0)).reshape(-1, unit).any(axis=1), unit)
+    alone = lacking & ~gone & (size > 0)
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as root:
+        cache = write_cache(root, [[np.arange(1, n + 1) for n in part] for part in lengths])
+        removed = DocumentFilter(np.flatnonzero(gone))
+        try:
+            rows = PackedTokenDataset(cache, 16, long="drop", unit=unit, min_fill=min_fill, removed=removed)
+        except ConfigError as error:
+            assert "no packs" in str(error)  # noqa: PT017
+            return
+        counts = rows.plan.counts
+        assert (rows.incomplete_documents, rows.incomplete_tokens) == (alone.sum(), size[alone].sum())
+        assert counts.empty_documents == rows.removed_documents + alone.sum() + (~gone & (size == 0)).sum()
+        in_no_row = rows.incomplete_tokens + counts.dropped_tokens + counts.truncated_tokens + counts.underfilled_tokens
+        assert rows.dropped_tokens == in_no_row
+        assert size.sum() == counts.packed_tokens + rows.removed_tokens + in_no_row
+        assert sum(map(len, unpacked(rows))) == counts.packed_tokens
+        sides = (rows, None)
+        try:
+            sides = rows.holdout_documents(one_in)
+            assert sum(side.incomplete_documents for side in sides) == rows.incomplete_documents
+        except ConfigError:
+            pass  # too few for two sides
+        found = account(rows, *sides)
+        assert (found.incomplete_documents, found.incomplete_tokens) == (alone.sum(), size[alone].sum())
+        in_rows = found.train_tokens + found.validation_tokens
+        assert found.tokens == in_rows + found.removed_tokens + found.dropped_tokens
+        assert found.dropped_tokens >= found.incomplete_tokens
+
+
+def test_what_is_alone_in_its_unit_is_logged(tmp_path, caplog):
+    cache = write_cache(tmp_path, [[np.arange(n) for n in (3, 4, 5, 0, 6, 7)]])
+    with caplog.at_level(logging.INFO, "headrace"):
+        PackedTokenDataset(cache, 16, long="drop", unit=2, removed=DocumentFilter([0]))
+    assert "2 documents with 9 tokens are in no pack" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "headrace"):
+        PackedTokenDataset(cache, 16, removed=DocumentFilter([0]))
+    assert "in no pack" not in caplog.text
 
 
 def test_plans_are_kept_beside_the_cache_and_describe_the_dataset(cache, tmp_path):

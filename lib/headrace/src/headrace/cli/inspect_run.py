@@ -82,6 +82,10 @@ def _show(console: Console, path: str, facts: dict[str, Any]) -> None:
     for name, one in facts["components"].items():
         if one["listed_documents"]:
             console.print(Text(f"{name}: {removal_line(one)}"), soft_wrap=True)
+        if one["incomplete_tokens"]:
+            what = f"{one['incomplete_documents']:,} documents with {one['incomplete_tokens']:,} tokens"
+            why = "as others of their units are removed or empty"
+            console.print(Text(f"{name}: {what} are in no row, {why}"), soft_wrap=True)
         if one["padding_tokens"]:
             share = one["padding_tokens"] / (one["train_tokens"] + one["validation_tokens"] + one["padding_tokens"])
             console.print(

@@ -129,6 +129,9 @@ def _facts(dataset: PackedTokenDataset, ranks: int | None, drop_last: bool) -> d
         **plan.record(),
         "counts": vars(plan.counts),
         "removed_documents": dataset.removed_documents,
+        "removed_tokens": dataset.removed_tokens,
+        "incomplete_documents": dataset.incomplete_documents,
+        "incomplete_tokens": dataset.incomplete_tokens,
         "padding_tokens": dataset.padding_tokens,
         "documents_a_pack": {"mean": plan.items.size.size / len(plan), "max": plan.max_items},
         "blocks_a_pack": dataset.blocks_per_row(),
@@ -147,6 +150,7 @@ def _compared(
 
     import numpy as np
 
+    from headrace.data.document_filter import DocumentFilter
     from headrace.data.pack_plans import of_documents, unit_lengths
     from headrace.data.packing import PackedRows
     from headrace.index.intervals import Intervals
@@ -154,8 +158,8 @@ def _compared(
     from headrace.index.packing.spec import CUTTING, Algorithm
     from headrace.index.packing_config import PackingConfig
 
-    gone = Intervals.empty() if removed is None else removed.among(cache.num_documents)
-    lengths = np.concatenate([np.zeros(0, np.int64), *unit_lengths(cache, gone, how.unit)])
+    gone = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(cache)
+    lengths = np.concatenate([np.zeros(0, np.int64), *unit_lengths(cache, gone.documents, how.unit)])
     algorithms = [name for name in get_args(Algorithm) if how.unit == 1 or name not in CUTTING]
     rows: list[dict[str, Any]] = []
     for name in algorithms:
@@ -172,7 +176,7 @@ def _compared(
                 "fill": plan.fill,
                 "blocks_a_pack": PackedRows(cache, plan, name).blocks_per_row(),
                 "split_documents": plan.counts.split_documents,
-                "lost_tokens": plan.counts.tokens - plan.counts.packed_tokens,
+                "lost_tokens": cache.num_tokens - gone.tokens.total - plan.counts.packed_tokens,
                 "seconds": seconds,
             }
         )
@@ -189,7 +193,7 @@ def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
         "fill": f"{facts['fill']:.4%} ({facts['padding_tokens']:,} places are padding)",
         "documents": f"{counts['documents']:,}, {each['mean']:.1f} in a pack, {each['max']:,} at most",
         "blocks": f"{facts['blocks_a_pack']:.2f} stored blocks in a pack",
-        **_what_became(counts, facts["removed_documents"], tokens),
+        **_what_became(facts, tokens),
         "checksum": facts["checksum"],
         "plan": facts["plan"],
     }
@@ -210,11 +214,16 @@ def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
         console.print(Text(f"{a['world_size']:,} ranks train on {a['N_aligned_packs']:,} packs: {uneven}"))
 
 
-def _what_became(counts: dict[str, int], removed: int, tokens: int) -> dict[str, str]:
+def _what_became(facts: dict[str, Any], tokens: int) -> dict[str, str]:
     """Counters of what is not packed whole, those that are not 0."""
-    empty = counts["empty_documents"] - removed  # to the plan, what is removed has no tokens
+    counts, removed, incomplete = facts["counts"], facts["removed_documents"], facts["incomplete_documents"]
+    empty = counts["empty_documents"] - removed - incomplete  # to the plan, none of these has tokens
     lines = {
         "removed": f"{removed:,} documents" if removed else "",
+        "incomplete": f"{incomplete:,} documents, {facts['incomplete_tokens']:,} tokens: others of their units are"
+        " removed or empty"
+        if incomplete
+        else "",
         "without tokens": f"{empty:,} documents" if empty else "",
         "split": f"{counts['split_documents']:,} documents" if counts["split_documents"] else "",
     }

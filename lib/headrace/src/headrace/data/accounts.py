@@ -35,6 +35,8 @@ class Account:
         validation_tokens: Tokens of these, without padding.
         dropped_tokens: Tokens that fill no row on either side.
         padding_tokens: Places of rows of both sides that hold no token: packs are not quite full.
+        incomplete_documents: Documents that are not packed as another one of their unit is removed or without tokens.
+        incomplete_tokens: Tokens of these; part of ``dropped_tokens``.
     """
 
     documents: int
@@ -50,6 +52,8 @@ class Account:
     validation_tokens: int
     dropped_tokens: int
     padding_tokens: int = 0
+    incomplete_documents: int = 0
+    incomplete_tokens: int = 0
 
     def to_json(self) -> dict[str, int]:
         """All figures as JSON values."""
@@ -77,6 +81,7 @@ def account(
     held = 0 if validation is None else len(validation)
     trained = _tokens(train)
     held_out = 0 if validation is None else _tokens(validation)
+    units = dataset if isinstance(dataset, PackedTokenDataset) else None
     return Account(
         documents=dataset.cache.num_documents,
         tokens=dataset.cache.num_tokens,
@@ -91,6 +96,8 @@ def account(
         validation_tokens=held_out,
         dropped_tokens=dataset.cache.num_tokens - dataset.removed_tokens - trained - held_out,
         padding_tokens=(len(train) + held) * dataset.seq_len - trained - held_out,
+        incomplete_documents=0 if units is None else units.incomplete_documents,
+        incomplete_tokens=0 if units is None else units.incomplete_tokens,
     )
 
 

@@ -76,6 +76,25 @@ def plan_of_cache(
 
 def unit_lengths(cache: TokenCache, gone: Intervals, unit: int = 1) -> Iterator[Int64[np.ndarray, " n"]]:
     """Tokens of all units, chunk after chunk; those that are left out are empty, so that numbers stay."""
+    for of_unit in _lengths_in_units(cache, gone, unit):
+        yield np.where((of_unit > 0).all(axis=1), of_unit.sum(axis=1), 0) if unit > 1 else of_unit[:, 0]
+
+
+def incomplete_documents(cache: TokenCache, gone: Intervals, unit: int) -> int:
+    """Documents with tokens that are not left out and yet in no unit, as another of theirs is left out or empty.
+
+    Example:
+        >>> import headrace.testing
+        >>> cache = headrace.testing.tiny_cache(documents=50)
+        >>> incomplete_documents(cache, Intervals.of_numbers(np.array([3, 6, 7])), unit=2)
+        1
+    """
+    held = ((of_unit > 0) for of_unit in _lengths_in_units(cache, gone, unit))
+    return sum(int(of_unit[~of_unit.all(axis=1)].sum()) for of_unit in held)
+
+
+def _lengths_in_units(cache: TokenCache, gone: Intervals, unit: int) -> Iterator[Int64[np.ndarray, "n unit"]]:
+    """Tokens of all documents, a row a unit, chunk after chunk; 0 for those that are left out."""
     step = _CHUNK // unit * unit
     for at in range(0, cache.num_documents, step):
         stop = min(at + step, cache.num_documents)
@@ -84,10 +103,7 @@ def unit_lengths(cache: TokenCache, gone: Intervals, unit: int = 1) -> Iterator[
             number = np.arange(at, stop)
             behind = np.searchsorted(gone.start, number, side="right")
             lengths[(behind > 0) & (number < gone.stop[behind - 1])] = 0
-        if unit > 1:
-            of_unit = lengths.reshape(-1, unit)
-            lengths = np.where((of_unit > 0).all(axis=1), of_unit.sum(axis=1), 0)
-        yield lengths
+        yield lengths.reshape(-1, unit)
 
 
 def first_tokens(cache: TokenCache) -> Int64[np.ndarray, " n1"]:

@@ -14,6 +14,7 @@ one read for each run of documents that lie side by side.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from jaxtyping import Int32, Int64
 from headrace.data.dataset import AsyncDataset, PlannedDataset
 from headrace.data.document_filter import DocumentFilter, RemovedDocuments
 from headrace.data.masks import mask_arrays, mask_leaf
-from headrace.data.pack_plans import first_tokens, plan_of_cache
+from headrace.data.pack_plans import first_tokens, incomplete_documents, plan_of_cache
 from headrace.data.pairs import is_of_pairs
 from headrace.data.rows import Pieces, Rows, RowSource
 from headrace.errors import ConfigError
@@ -35,6 +36,8 @@ from headrace.index.packing_config import PackingConfig
 from headrace.metrics import ReadStats
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
+
+_LOG = logging.getLogger(__name__)
 
 
 class PackedTokenDataset(PlannedDataset):
@@ -63,6 +66,8 @@ class PackedTokenDataset(PlannedDataset):
         removal: What is left out, with the counters of the filter that says so.
         plan: The plan, its documents numbered as in the cache.
         plan_path: Folder or URL that it is saved in.
+        incomplete_documents: Documents with tokens, not left out themselves, of whose unit another one is left out or
+            empty, so that none of it is packed.
         loss_mask: The leaf that says which tokens are trained on; None: all are.
 
     Raises:
@@ -109,6 +114,13 @@ class PackedTokenDataset(PlannedDataset):
         self.removal = removed
         spec = self.packing.spec(int(seq_len), self.cache.layout.chunk_elements)
         self.plan, self.plan_path = plan_of_cache(self.cache, spec, removed.documents, self.packing.plans, unit)
+        self.incomplete_documents = 0
+        if self.incomplete_tokens:
+            self.incomplete_documents = incomplete_documents(self.cache, removed.documents, unit)
+            _LOG.info(
+                f"packed {self.cache.path}: {self.incomplete_documents:,} documents with {self.incomplete_tokens:,}"
+                f" tokens are in no pack, as others of their units of {unit} are removed or empty"
+            )
         self.loss_mask = mask_leaf(self.cache, loss_mask)
         self._pairs = is_of_pairs(self.cache, unit, pairs, self.loss_mask)
         self._rows = PackedRows(self.cache, self.plan, name or self.cache.path, unit, self.loss_mask)
@@ -165,8 +177,13 @@ class PackedTokenDataset(PlannedDataset):
         return self.removal.tokens.total
 
     @property
+    def incomplete_tokens(self) -> int:
+        """Tokens of :attr:`incomplete_documents`."""
+        return self.cache.num_tokens - self.removed_tokens - self.plan.counts.tokens
+
+    @property
     def dropped_tokens(self) -> int:
-        """Tokens that are in no row: of long documents, and of packs that are filled too little."""
+        """Tokens that are in no row: of incomplete units, long documents, and packs that are filled too little."""
         return self.cache.num_tokens - self.removed_tokens - self.plan.counts.packed_tokens
 
     def blocks_per_row(self) -> float:
