@@ -124,3 +124,86 @@ def test_too_few_samples_are_said():
         karmarkar_karp([1, 2, 3], 2, equal_size=True)
     with pytest.raises(ConfigError, match="at least 1"):
         karmarkar_karp([1], 0)
+
+
+WRONG = [float("nan"), float("inf"), -1]
+OF_COSTS = {
+    "karmarkar_karp": lambda v: karmarkar_karp(v, 1),
+    "capped_partitions": lambda v: capped_partitions(v, [1] * len(v), 99),
+    "micro_batches": lambda v: micro_batches([1] * len(v), 99, costs=v),
+}
+OF_TOKENS = {
+    "first_fit": lambda v: first_fit(v, 99),
+    "next_fit": lambda v: next_fit(v, 99),
+    "split_bins": lambda v: split_bins(v, [list(range(len(v)))], 1),
+    "capped_partitions": lambda v: capped_partitions([1] * len(v), v, 99),
+    "micro_batches": lambda v: micro_batches(v, 99),
+}
+
+
+@given(sizes, st.data())
+def test_a_number_that_is_none_is_found_wherever_it_stands(numbers, data):
+    at = data.draw(st.integers(0, len(numbers) - 1))
+    wrong = data.draw(st.sampled_from(WRONG))
+    broken = [*numbers[:at], wrong, *numbers[at + 1 :]]
+    for field, calls, values in (
+        ("costs", OF_COSTS, broken),
+        ("tokens", OF_TOKENS, broken),
+        ("tokens", OF_TOKENS, [*numbers[:at], 0.5, *numbers[at + 1 :]]),
+    ):
+        for call in calls.values():
+            for form in (values, np.array(values)):
+                with pytest.raises(ConfigError, match=rf"Look at {field}\[{at}\]") as caught:
+                    call(form)
+                assert caught.value.field == field
+
+
+@given(sizes, st.integers(0, 35), st.integers(1, 3))
+def test_costs_that_are_not_one_a_sample_are_refused_rather_than_samples_lost(tokens, count, ranks):
+    costs = [1.5] * count
+    for call in (
+        lambda: micro_batches(tokens, 40, ranks=ranks, costs=costs),
+        lambda: capped_partitions(costs, tokens, 40, multiple=ranks),
+    ):
+        if count == len(tokens):
+            attempt(call)
+            continue
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert (caught.value.field, caught.value.value) == ("costs", count)
+
+
+@given(sizes, st.integers(40, 90), st.sampled_from([np.int64, np.int32, np.uint8, np.float32]), st.booleans())
+def test_arrays_are_partitioned_as_lists_are(tokens, cap, dtype, typed_list):
+    array = np.array(tokens, dtype)
+    form = list(array) if typed_list else array
+    assert first_fit(form, cap) == first_fit(tokens, cap)
+    assert next_fit(form, np.int64(cap)) == next_fit(tokens, cap)
+    assert karmarkar_karp(form, 1) == karmarkar_karp(tokens, 1)
+    assert micro_batches(form, cap) == micro_batches(tokens, cap)
+    costs = array * dtype(2)
+    assert micro_batches(tokens, cap, costs=costs) == micro_batches(tokens, cap, costs=costs.tolist())
+
+
+@pytest.mark.parametrize(
+    ("field", "call"),
+    [
+        ("max_tokens", lambda: first_fit([5], 0)),
+        ("max_tokens", lambda: next_fit([5], float("nan"))),
+        ("max_tokens", lambda: capped_partitions([5], [5], 0)),
+        ("multiple", lambda: capped_partitions([5], [5], 9, multiple=0)),
+        ("ranks", lambda: micro_batches([5, 5], 9, ranks=0)),
+        ("multiple", lambda: micro_batches([5, 5], 9, multiple=0)),
+        ("partitions", lambda: karmarkar_karp([1, 2], 1.5)),
+        ("tokens", lambda: first_fit(["5"], 9)),
+        ("tokens", lambda: first_fit([[5, 1]], 9)),
+        ("tokens", lambda: first_fit([[5], [1, 2]], 9)),
+        ("bins", lambda: split_bins([1, 2], [[0, 2]], 2)),
+        ("bins", lambda: split_bins([1, 2], [[0, -1]], 2)),
+        ("bins", lambda: split_bins([1, 2, 3], [[0], [1], [2]], 2)),
+    ],
+)
+def test_bad_input_is_named(field, call):
+    with pytest.raises(ConfigError) as caught:
+        call()
+    assert caught.value.field == field

@@ -52,6 +52,15 @@ def test_the_parts_of_a_response_are_the_response(total, response, ranks):
             assert a == b == 0 or c <= a < b <= d
 
 
+def test_values_of_several_numbers_go_where_their_tokens_go():
+    split = zigzag([5, 3], 2)
+    values = np.arange(10, dtype=np.float32).reshape(10, 1) * [1, -1]  # two places of padding behind the documents
+    found = split.take(values, fill=9)
+    assert np.array_equal(found[..., 0], split.take(values[:, 0], fill=9))
+    assert np.array_equal(found[..., 1], split.take(values[:, 1], fill=9))
+    assert split.take(list(range(8))).tolist() == split.take(np.arange(8)).tolist()
+
+
 def test_work_is_equal_where_contiguous_slices_are_not():
     length, ranks = 1024, 4
     work = attention_work(zigzag(np.array([length]), ranks), np.array([length]))
@@ -71,6 +80,17 @@ def test_bad_input_is_named():
         (lambda: zigzag(np.array([-3]), 2), "lengths"),
         (lambda: response_part(3, 4, 2, 0), "response"),
         (lambda: response_part(3, 2, 2, 2), "rank"),
+        (lambda: response_part(3, 2, 0, 0), "ranks"),
+        (lambda: response_part(-3, 0, 2, 0), "total"),
+        (lambda: response_part(3.5, 1, 2, 0), "total"),
+        (lambda: zigzag(np.array([3.5]), 2), "lengths"),
+        (lambda: zigzag(np.array([[3]]), 2), "lengths"),
+        (lambda: zigzag(np.array([3]), 1.5), "ranks"),
+        (lambda: striped(-1, 2), "length"),
+        (lambda: striped(3, 0), "ranks"),
+        (lambda: striped(3, 2).take(np.arange(2)), "values"),
+        (lambda: attention_work(striped(3, 2), [2]), "lengths"),
+        (lambda: attention_work(striped(3, 2), [2, 2]), "lengths"),
     ):
         with pytest.raises(ConfigError) as caught:
             call()

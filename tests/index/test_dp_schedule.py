@@ -136,3 +136,52 @@ def test_whoever_has_a_weight_has_a_rollout(weights, total):
     counts = rollout_shares(weights, total)
     assert sum(counts) == total
     assert all((c > 0) == (w > 0) for c, w in zip(counts, weights, strict=True) if w == 0 or c == 0)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(0, 14), st.booleans())
+def test_samples_without_a_rollout_or_a_cost_are_refused(tokens, count, static):
+    size = {"micro_batch_size": 2} if static else {"max_tokens": 9}
+    ids, costs = list(range(len(tokens))), [1.5] * count
+    for field, call in (
+        ("rollout_ids", lambda: dp_schedule(tokens, range(count), batch_size=1, ranks=1, **size)),
+        ("costs", lambda: dp_schedule(tokens, ids, batch_size=1, ranks=1, costs=costs, **size)),
+    ):
+        if count == len(tokens):
+            assert sorted(i for r in call().samples for i in r) == ids
+            continue
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert (caught.value.field, caught.value.value) == (field, count)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, float("nan")])
+def test_counts_that_are_none_are_named(wrong):
+    given_ = {"batch_size": 1, "ranks": 1, "multiple": 1}
+    for name in (*given_, "max_tokens", "micro_batch_size"):
+        size = {} if name in ("max_tokens", "micro_batch_size") else {"max_tokens": 9}
+        with pytest.raises(ConfigError) as caught:
+            dp_schedule([3, 5], [0, 1], **(given_ | size | {name: wrong}))
+        assert caught.value.field == name
+    for name in ("max_tokens", "ranks", "copies", "multiple"):
+        with pytest.raises(ConfigError) as caught:
+            dp_balanced_packing(**({"tokens": [3, 5], "max_tokens": 9, "ranks": 1} | {name: wrong}))
+        assert caught.value.field == name
+    for tokens in ([3, -5], [3, float("nan")]):
+        with pytest.raises(ConfigError, match=r"Look at tokens\[1\]"):
+            dp_schedule(tokens, [0, 1], micro_batch_size=1, **given_)
+
+
+@given(st.lists(st.sampled_from([0, 0.25, 1, 2.5, 40]), min_size=1, max_size=8).filter(any), st.integers(8, 40))
+def test_shares_of_an_array_are_those_of_a_list(weights, total):
+    for dtype in (np.float64, np.float32):
+        array = np.array(weights, dtype)
+        assert rollout_shares(array, total) == rollout_shares(list(array), total) == rollout_shares(weights, total)
+
+
+def test_shares_of_what_has_none():
+    for weights in (np.zeros(2), np.array([np.nan, 1]), [1, float("inf")], np.zeros(0), np.ones((2, 2))):
+        with pytest.raises(ConfigError, match="weights"):
+            rollout_shares(weights, 8)
+    for total in (-1, 2.5, float("nan")):
+        with pytest.raises(ConfigError, match="total"):
+            rollout_shares(np.ones(2), total)

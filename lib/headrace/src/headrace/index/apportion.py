@@ -99,6 +99,6 @@ def split_documents(split: str, documents: int) -> list[range]:
 
 
 def _total(weights: Sequence[float], field: str = "weights") -> float:
-    if not weights or not all(math.isfinite(w) and w >= 0 for w in weights) or not any(weights):
+    if not len(weights) or not all(math.isfinite(w) and w >= 0 for w in weights) or not any(weights):  # also arrays
         raise ConfigError("must be finite and not negative, one of them positive", field=field, value=list(weights))
     return math.fsum(weights)

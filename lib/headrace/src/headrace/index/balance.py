@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import ConfigError
+from headrace.index.sample_numbers import checked_costs, checked_count, checked_tokens
 
 Bins = list[list[int]]
 
@@ -53,14 +54,15 @@ def karmarkar_karp(costs: Sequence[Any] | np.ndarray, k: int, *, equal_size: boo
         Items of each partition, ascending; the most costly partition first.
 
     Raises:
-        ConfigError: fewer items than partitions, or a number that does not divide.
+        ConfigError: fewer items than partitions, a number that does not divide, or costs that are not finite and
+            from 0 up.
 
     Example:
         >>> karmarkar_karp([10, 9, 8, 7, 6, 5, 4, 3], 4)
         [[1, 6], [2, 5], [3, 4], [0, 7]]
     """
-    values = costs.tolist() if isinstance(costs, np.ndarray) else list(costs)
-    _check_parts(len(values), k)
+    values = checked_costs(costs)
+    k = _checked_parts(len(values), k)
     if equal_size and len(values) % k:
         raise ConfigError(
             f"do not divide into {k} partitions of equal size",
@@ -68,6 +70,10 @@ def karmarkar_karp(costs: Sequence[Any] | np.ndarray, k: int, *, equal_size: boo
             value=len(values),
             cure="Add or drop some.",
         )
+    return _differenced(values, k, equal_size)
+
+
+def _differenced(values: list[Any], k: int, equal_size: bool = False) -> Bins:
     order = sorted(range(len(values)), key=lambda i: (values[i], i))
     each = k if equal_size else 1
     heap: list[_Differences] = []
@@ -83,11 +89,14 @@ def karmarkar_karp(costs: Sequence[Any] | np.ndarray, k: int, *, equal_size: boo
 def first_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:
     """Bins of at most ``max_tokens``, each item in the first that it fits, in order. A larger item is a bin alone.
 
+    Raises:
+        ConfigError: a cap below 1, or tokens that are not whole numbers from 0 up.
+
     Example:
         >>> first_fit([10, 9, 8, 7, 6, 5, 4, 3], 10)
         [[0], [1], [2], [3, 7], [4, 6], [5]]
     """
-    sizes = np.asarray(tokens, np.int64)
+    sizes, max_tokens = checked_tokens(tokens), checked_count("max_tokens", max_tokens)
     space = np.zeros(sizes.size, np.int64)
     bins: Bins = []
     for item, size in enumerate(sizes.tolist()):
@@ -104,13 +113,17 @@ def first_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:
 def next_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:
     """Bins of at most ``max_tokens`` of neighbours, in order. A larger item is a bin alone.
 
+    Raises:
+        ConfigError: a cap below 1, or tokens that are not whole numbers from 0 up.
+
     Example:
         >>> next_fit([5, 9, 3, 3, 7, 2], 10)
         [[0], [1], [2, 3], [4, 5]]
     """
+    sizes, max_tokens = checked_tokens(tokens), checked_count("max_tokens", max_tokens)
     bins: Bins = []
     space = -1
-    for item, size in enumerate(np.asarray(tokens, np.int64).tolist()):
+    for item, size in enumerate(sizes.tolist()):
         if size > space or not bins:
             bins.append([])
             space = max_tokens
@@ -126,14 +139,24 @@ def split_bins(tokens: Sequence[int] | np.ndarray, bins: Bins, count: int) -> Bi
     the right half becomes the last bin.
 
     Raises:
-        ConfigError: there are fewer items than ``count``.
+        ConfigError: there are fewer items than ``count``, or more bins; an item is none of ``tokens``.
 
     Example:
         >>> split_bins([10, 9, 8, 7, 6, 5, 4, 3], [[0], [1, 7], [2, 6], [3, 5], [4]], 7)
         [[0], [1, 7], [2], [3], [4], [5], [6]]
     """
-    sizes = np.asarray(tokens, np.int64).tolist()
-    _check_parts(sum(map(len, bins)), count)
+    sizes = checked_tokens(tokens).tolist()
+    items = [i for b in bins for i in b]
+    count = _checked_parts(len(items), count)
+    if items and not 0 <= min(items) <= max(items) < len(sizes):
+        wrong = next(i for i in items if not 0 <= i < len(sizes))
+        raise ConfigError(
+            f"is none of the {len(sizes)} samples", field="bins", value=wrong, cure="Give its tokens, too."
+        )
+    if len(bins) > count:
+        raise ConfigError(
+            f"are more than the {count} wanted", field="bins", value=len(bins), cure="Bins are halved, never merged."
+        )
     bins = [list(b) for b in bins]
     sums = [sum(sizes[i] for i in b) for b in bins]
     while len(bins) < count:
@@ -165,14 +188,15 @@ def capped_partitions(
         multiple: The number of partitions is a multiple of this.
 
     Raises:
-        ConfigError: an item is larger than the cap, or there are fewer items than partitions.
+        ConfigError: an item is larger than the cap, or there are fewer items than partitions; not one cost an item.
 
     Example:
         >>> capped_partitions([9, 4, 4, 1], [3, 2, 2, 1], 5, multiple=2)
         [[1, 2, 3], [0]]
     """
-    sizes = np.asarray(tokens, np.int64)
-    values = costs.tolist() if isinstance(costs, np.ndarray) else list(costs)
+    sizes = checked_tokens(tokens)
+    values = checked_costs(costs, sizes.size)
+    max_tokens, multiple = checked_count("max_tokens", max_tokens), checked_count("multiple", multiple)
     if sizes.size and int(sizes.max()) > max_tokens:
         raise ConfigError(
             f"exceeds the {max_tokens} tokens of a micro-batch",
@@ -183,8 +207,8 @@ def capped_partitions(
     least = -(-int(sizes.sum()) // max_tokens)
     k = max(-(-least // multiple), 1) * multiple
     while True:
-        _check_parts(sizes.size, k)
-        found = karmarkar_karp(values, k)
+        _checked_parts(sizes.size, k)
+        found = _differenced(values, k)
         if max(int(sizes[b].sum()) for b in found) <= max_tokens:
             return found
         found = _cheapest_with_room(values, sizes.tolist(), max_tokens, k)
@@ -217,14 +241,17 @@ def micro_batches(
         Samples, by rank and micro-batch.
 
     Raises:
-        ConfigError: a sample is larger than the cap, or there are fewer samples than micro-batches.
+        ConfigError: a sample is larger than the cap, or there are fewer samples than micro-batches; not one cost a
+            sample; a count below 1.
 
     Example:
         >>> micro_batches([5, 4, 3, 2, 1, 1], 6, ranks=2)
         [[[0], [3, 5]], [[1], [2, 4]]]
     """
-    values = list(tokens if costs is None else costs)
-    bins = capped_partitions(values, tokens, max_tokens, multiple=ranks * multiple)
+    ranks, multiple = checked_count("ranks", ranks), checked_count("multiple", multiple)
+    sizes = checked_tokens(tokens)
+    values = sizes.tolist() if costs is None else checked_costs(costs, sizes.size)
+    bins = capped_partitions(values, sizes, max_tokens, multiple=ranks * multiple)
     cost = [sum(values[i] for i in b) for b in bins]
     order = sorted(range(len(bins)), key=lambda b: (-cost[b], bins[b]))
     result: list[Bins] = [[] for _ in range(ranks)]
@@ -253,9 +280,8 @@ def _cheapest_with_room(values: list[Any], sizes: list[int], max_tokens: int, k:
     return [sorted(b) for b in bins] if all(bins) else None
 
 
-def _check_parts(items: int, parts: int) -> None:
-    if parts < 1:
-        raise ConfigError("must be at least 1", field="partitions", value=parts)
+def _checked_parts(items: int, parts: int) -> int:
+    parts = checked_count("partitions", parts)
     if items < parts:
         raise ConfigError(
             f"cannot be filled with {items} samples",
@@ -263,3 +289,4 @@ def _check_parts(items: int, parts: int) -> None:
             value=parts,
             cure="Give more samples, or use fewer ranks.",
         )
+    return parts

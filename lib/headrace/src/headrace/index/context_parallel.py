@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import ConfigError
+from headrace.index.sample_numbers import checked_count, checked_tokens
 
 
 class ContextSplit(NamedTuple):
@@ -29,8 +30,18 @@ class ContextSplit(NamedTuple):
     lengths: Int64[np.ndarray, " d"]
 
     def take(self, values: np.ndarray, fill: int | float = 0) -> np.ndarray:
-        """What each rank holds of ``values`` (one entry a token of the row), padded with ``fill``."""
-        padded = np.append(values, np.asarray([fill], values.dtype))
+        """What each rank holds of ``values`` (one entry a token of the row, ``[n, ...]``), padded with ``fill``.
+
+        Raises:
+            ConfigError: there are fewer values than tokens.
+        """
+        values = np.asarray(values)
+        tokens = int(self.token.max(initial=-1)) + 1
+        if values.ndim == 0 or len(values) < tokens:  # more: the row's own padding
+            raise ConfigError(
+                f"must be one for each of the row's {tokens} tokens", field="values", value=len(np.atleast_1d(values))
+            )
+        padded = np.concatenate([values, np.full_like(values, fill, shape=(1, *values.shape[1:]))])
         return padded[self.token]
 
 
@@ -44,13 +55,13 @@ def zigzag(lengths: Int64[np.ndarray, " d"], ranks: int) -> ContextSplit:
         ranks: Context-parallel ranks.
 
     Raises:
-        ConfigError: no rank, or a negative length.
+        ConfigError: no rank, or lengths that are not whole numbers from 0 up.
 
     Example:
         >>> zigzag(np.array([10]), 2).take(np.arange(1, 11)).tolist()
         [[1, 2, 3, 10, 0, 0], [4, 5, 6, 7, 8, 9]]
     """
-    lengths = _checked(lengths, ranks)
+    lengths, ranks = checked_tokens(lengths, "lengths"), checked_count("ranks", ranks)
     chunk = -(-lengths // (2 * ranks))
     first = np.cumsum(lengths) - lengths
     places = 2 * chunk
@@ -66,24 +77,38 @@ def zigzag(lengths: Int64[np.ndarray, " d"], ranks: int) -> ContextSplit:
 def striped(length: int, ranks: int) -> ContextSplit:
     """Deals the tokens of a row out one by one: token t to rank ``t % ranks``.
 
+    Raises:
+        ConfigError: no rank, or a length that is no whole number from 0 up.
+
     Example:
         >>> striped(5, 2).token.tolist()
         [[0, 2, 4], [1, 3, -1]]
     """
-    lengths = _checked(np.array([length]), ranks)
+    length, ranks = checked_count("length", length, 0), checked_count("ranks", ranks)
     each = -(-length // ranks)
     token = np.arange(each)[None, :] * ranks + np.arange(ranks)[:, None]
-    return ContextSplit(np.where(token < length, token, -1), -(-lengths // ranks))
+    return ContextSplit(np.where(token < length, token, -1), np.array([each], np.int64))
 
 
 def attention_work(split: ContextSplit, lengths: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " R"]:
     """Pairs of tokens that causal attention within documents looks at, by rank.
 
+    Raises:
+        ConfigError: the documents have more or fewer tokens than the row that was split.
+
     Example:
         >>> attention_work(zigzag(np.array([8]), 2), np.array([8])).tolist()
         [18, 18]
     """
-    lengths = np.asarray(lengths, np.int64)
+    lengths = checked_tokens(lengths, "lengths")
+    held = int((split.token >= 0).sum())
+    if int(lengths.sum()) != held:
+        raise ConfigError(
+            f"are not those of the {held} tokens that were split",
+            field="lengths",
+            value=int(lengths.sum()),
+            cure="Give the lengths of this row's documents.",
+        )
     position = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return split.take(position + 1).sum(axis=1)
 
@@ -120,9 +145,11 @@ def response_part(total: int, response: int, ranks: int, rank: int) -> ResponseP
         >>> response_part(17, 9, 4, 2)
         ResponsePart(chunk=3, chunks=((6, 9), (15, 18)), logits=((7, 9), (15, 16)), tokens=((8, 10), (16, 17)))
     """
-    if not 0 <= response <= total:
+    total, response = checked_count("total", total, 0), checked_count("response", response, 0)
+    ranks, rank = checked_count("ranks", ranks), checked_count("rank", rank, 0)
+    if response > total:
         raise ConfigError(f"is not within a document of {total} tokens", field="response", value=response)
-    if not 0 <= rank < ranks:
+    if rank >= ranks:
         raise ConfigError(f"is not one of {ranks}", field="rank", value=rank)
     chunk = -(-total // (2 * ranks))
     chunks = tuple((c * chunk, (c + 1) * chunk) for c in (rank, 2 * ranks - 1 - rank))
@@ -131,12 +158,3 @@ def response_part(total: int, response: int, ranks: int, rank: int) -> ResponseP
     logits = tuple((a, b) if a < b else (0, 0) for a, b in inside)
     tokens = tuple((a + 1, b + 1) if a < b else (0, 0) for a, b in logits)
     return ResponsePart(chunk, chunks, logits, tokens)  # pyright: ignore[reportArgumentType]
-
-
-def _checked(lengths: np.ndarray, ranks: int) -> Int64[np.ndarray, " d"]:
-    lengths = np.asarray(lengths, np.int64)
-    if ranks < 1:
-        raise ConfigError("must be at least 1", field="ranks", value=ranks)
-    if lengths.size and int(lengths.min()) < 0:
-        raise ConfigError("must not be negative", field="lengths", value=int(lengths.min()))
-    return lengths

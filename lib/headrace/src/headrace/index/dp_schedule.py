@@ -13,6 +13,7 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.index.balance import Bins, capped_partitions, first_fit, karmarkar_karp, next_fit, split_bins
+from headrace.index.sample_numbers import check_one_each, checked_costs, checked_count, checked_tokens
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class DpSchedule:
 
 
 def dp_schedule(
-    tokens: Sequence[int],
-    rollout_ids: Sequence[int],
+    tokens: Sequence[int] | np.ndarray,
+    rollout_ids: Sequence[int] | np.ndarray,
     *,
     batch_size: int,
     ranks: int,
@@ -65,7 +66,8 @@ def dp_schedule(
         multiple: Micro-batches of a rank in a step are a multiple of this (interleaved pipelines).
 
     Raises:
-        ConfigError: a size is missing, both are given, or there are too few samples for all ranks.
+        ConfigError: a size is missing, both are given, or there are too few samples for all ranks; not one rollout or
+            cost a sample; a count below 1.
 
     Example:
         >>> schedule = dp_schedule([3, 5, 4, 6, 2], [0, 1, 2, 3, 4], batch_size=4, ranks=2, max_tokens=8)
@@ -74,13 +76,21 @@ def dp_schedule(
     """
     if (max_tokens is None) == (micro_batch_size is None):
         raise ConfigError("give one of max_tokens and micro_batch_size", field="max_tokens", value=max_tokens)
+    ranks, multiple = checked_count("ranks", ranks), checked_count("multiple", multiple)
+    batch_size = checked_count("batch_size", batch_size)
+    if max_tokens is not None:
+        max_tokens = checked_count("max_tokens", max_tokens)
+    if micro_batch_size is not None:
+        micro_batch_size = checked_count("micro_batch_size", micro_batch_size)
+    lengths = checked_tokens(tokens).tolist()
+    values = lengths if costs is None else checked_costs(costs, len(lengths))
+    check_one_each("rollout_ids", len(rollout_ids), len(lengths))
     steps, dropped = _steps(rollout_ids, batch_size)
-    values = list(tokens if costs is None else costs)
     samples: list[list[int]] = [[] for _ in range(ranks)]
     batches: list[Bins] = [[] for _ in range(ranks)]
     counts: list[int] = []
     for step in steps:
-        sizes = [tokens[i] for i in step]
+        sizes = [lengths[i] for i in step]
         if max_tokens is None:
             assert micro_batch_size is not None
             bins = [list(range(a, min(a + micro_batch_size, len(step)))) for a in range(0, len(step), micro_batch_size)]
@@ -103,7 +113,7 @@ def dp_schedule(
 
 
 def dp_balanced_packing(
-    tokens: Sequence[int], max_tokens: int, *, ranks: int, copies: int = 1, multiple: int = 1
+    tokens: Sequence[int] | np.ndarray, max_tokens: int, *, ranks: int, copies: int = 1, multiple: int = 1
 ) -> list[Bins]:
     """Packs for every micro-batch and rank: next-fit in order of arrival, as Megatron-LM's balanced scheduler does.
 
@@ -121,12 +131,14 @@ def dp_balanced_packing(
         Samples, by micro-batch and rank.
 
     Raises:
-        ConfigError: there are fewer samples than packs needed.
+        ConfigError: there are fewer samples than packs needed; a count below 1.
 
     Example:
         >>> dp_balanced_packing([5, 9, 3, 3, 7, 2, 8, 1], 10, ranks=2)
         [[[0], [1]], [[2, 3], [4, 5]], [[6], [7]]]
     """
+    ranks, multiple = checked_count("ranks", ranks), checked_count("multiple", multiple)
+    copies = checked_count("copies", copies)
     bins = next_fit(tokens, max_tokens)
     wanted = -(-len(bins) // (ranks * multiple)) * ranks * multiple
     if len(tokens) < wanted:
@@ -143,10 +155,10 @@ def dp_balanced_packing(
     return [[bins[m + r] for r in range(ranks) for _ in range(copies)] for m in range(0, len(bins), ranks)]
 
 
-def _steps(rollout_ids: Sequence[int], batch_size: int) -> tuple[list[list[int]], list[int]]:
+def _steps(rollout_ids: Sequence[int] | np.ndarray, batch_size: int) -> tuple[list[list[int]], list[int]]:
     """Samples of each full step of so many rollouts, in order of arrival, and those that are left."""
     rollouts: dict[int, list[int]] = {}
-    for sample, rollout in enumerate(rollout_ids):
+    for sample, rollout in enumerate(rollout_ids.tolist() if isinstance(rollout_ids, np.ndarray) else rollout_ids):
         rollouts.setdefault(rollout, []).append(sample)
     groups = list(rollouts.values())
     full = len(groups) // batch_size * batch_size
