@@ -173,6 +173,27 @@ def test_batches_that_differ_are_refused():
         ("examples", lambda: pack_examples(numbered([2, 2, 2]), 8, unit=2)),
         ("rows", lambda: pack_examples(numbered([8, 8]), 8, rows=1)),
         ("max_segments", lambda: pack_examples(numbered([2, 2]), 8, max_segments=1)),
+        ("tokens", lambda: Example([])),
+        ("tokens", lambda: Example([1.0, 2.0])),
+        ("tokens", lambda: Example(["a"])),
+        ("tokens", lambda: Example([[1], [2, 3]])),
+        ("tokens", lambda: Example(None)),
+        ("weights", lambda: Example([1, 2, 3], weights=[0.0, 1.0])),
+        ("weights", lambda: Example([1, 2], weights=np.ones((2, 1)))),
+        ("weights", lambda: Example([1, 2], weights=float("nan"))),
+        ("loss_mask", lambda: Example([1, 2], loss_mask=1)),
+        ("loss_mask[1]", lambda: Example([1, 2], loss_mask=[1, 256])),  # 0, as uint8
+        ("loss_mask[0]", lambda: Example([1, 2], loss_mask=[0.5, 1])),
+        ("log_probs", lambda: Example([1, 2], log_probs=[None, -1.0])),
+        ("policy_version[1]", lambda: Example([1, 2], policy_version=[0, 2**40])),
+        ("reward", lambda: Example([1, 2], reward=float("nan"))),
+        ("group", lambda: Example([1, 2], group=2**40)),
+        ("slot", lambda: Example([1, 2], extras={"slot": 3})),
+        ("slot", lambda: pack_examples([Example([1], extras={"slot": np.ones((1, k))}) for k in (2, 3)], 8)),
+        ("seq_len", lambda: pack_examples([], 0)),
+        ("unit", lambda: pack_examples(numbered([2]), 8, unit=0)),
+        ("multiple", lambda: pack_examples(numbered([2]), 8, multiple=0)),
+        ("max_segments", lambda: pack_examples([], 8, max_segments=0)),
     ],
 )
 def test_what_does_not_fit_is_named(field, make):
@@ -185,3 +206,50 @@ def test_no_examples_are_an_empty_batch():
     batch = pack_examples([], 8, rows=2)
     assert batch.token_ids.shape == (2, 8)
     assert not batch.label_mask.any()
+
+
+@given(lengths_and_capacity)
+def test_examples_of_lists_are_those_of_arrays(drawn):
+    lengths, capacity = drawn
+    examples = numbered(lengths)
+    as_lists = [
+        Example(
+            e.tokens.tolist(),
+            loss_mask=e.loss_mask.tolist(),
+            weights=e.weights.tolist(),
+            log_probs=e.log_probs.tolist(),
+            reward=e.reward,
+            group=e.group,
+            policy_version=e.policy_version.tolist(),
+            extras={name: values.tolist() for name, values in e.extras.items()},
+        )
+        for e in examples
+    ]
+    found, wanted = pack_examples(as_lists, capacity), pack_examples(examples, capacity)
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert np.array_equal(a, b)
+        assert a.dtype == b.dtype
+
+
+@given(
+    st.integers(1, 9),
+    st.sampled_from(["weights", "log_probs"]),
+    st.sampled_from([np.nan, np.inf, -np.inf, 1e39]),  # 1e39: infinite as float32
+    st.booleans(),
+    st.data(),
+)
+def test_what_is_not_finite_is_named_and_reaches_no_batch(n, name, wrong, as_list, data):
+    at = data.draw(st.integers(0, n - 1))
+    values = np.ones(n)
+    values[at] = wrong
+    with pytest.raises(ConfigError, match="finite") as caught:
+        Example(np.arange(n), **{name: values.tolist() if as_list else values})
+    assert caught.value.field == f"{name}[{at}]"
+
+
+def test_extras_stay_what_they_are():
+    given_ = np.array([0.25, 1.5], np.float32)
+    extras = pack_examples([Example(np.array([1, 2]), extras={"x": given_}), Example(np.array([3]))], 4).extras
+    assert extras["x"].dtype == np.float32  # they were cut to whole numbers
+    assert extras["x"].tolist() == [[0.25, 1.5, 0, 0]]

@@ -134,6 +134,29 @@ def test_bad_input():
     with pytest.raises(ConfigError, match=r"examples\[2:4\]"):
         pack_pairs([pairs[0], (long, long)], 16)
     assert pair_examples([]) == []
+    for weights in ("x", np.ones((2, 1)), None):
+        with pytest.raises(ConfigError, match="weights"):
+            pair_examples(pairs, weights)
+    with pytest.raises(ConfigError, match="multiple = 0"):
+        pack_pairs(pairs, 16, multiple=0)
+
+
+@given(st.integers(1, 4), st.sampled_from([np.nan, np.inf, -1]), st.booleans(), st.data())
+def test_a_weight_that_is_none_reaches_no_batch(count, wrong, as_list, data):
+    weights = np.ones(count)
+    weights[data.draw(st.integers(0, count - 1))] = wrong
+    for given_ in (weights.tolist() if as_list else weights, wrong):
+        with pytest.raises(ConfigError, match="finite and not negative") as caught:
+            pack_pairs(some_pairs(count), 16, given_)
+        assert caught.value.field == "weights"
+
+
+def test_no_pairs_are_an_empty_batch():
+    for weights in (1.0, [], np.zeros(0)):
+        batch = pack_pairs([], 8, weights, rows=2)
+        assert batch.pairs
+        assert batch.token_ids.shape == (2, 8)
+        assert not batch.token_weights.any()
 
 
 def cache_of_pairs(root, parts, chosen=(1, 0)):

@@ -24,11 +24,12 @@ from jaxtyping import Float32, Int32, Int64, Integer
 from headrace.data.batch import PackedBatch
 from headrace.errors import ConfigError
 from headrace.index.packing.plan import plan_packs
+from headrace.index.sample_numbers import checked_count
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """One sequence of n tokens, on the host.
+    """One sequence of n tokens, on the host. What is given as a list is kept as an array.
 
     Attributes:
         tokens: Token ids.
@@ -41,10 +42,11 @@ class Example:
         extras: Further values, ``[n, ...]`` each, e.g. which picture a token stands for. They stay with their token.
 
     Raises:
-        ConfigError: something is said about more or fewer tokens than there are; no token.
+        ConfigError: something is said about more or fewer tokens than there are; no token; ids, a mask or versions that
+            are not whole numbers; a weight, log probability or reward that is not finite.
 
     Example:
-        >>> Example(np.array([5, 6, 7]), loss_mask=np.array([0, 1, 1])).length
+        >>> Example(np.array([5, 6, 7]), loss_mask=[0, 1, 1]).length
         3
     """
 
@@ -58,25 +60,75 @@ class Example:
     extras: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
 
     def __post_init__(self) -> None:
-        if self.tokens.ndim != 1 or self.tokens.size == 0:
-            raise ConfigError("must be a row of at least one token", field="tokens", value=self.tokens.shape)
-        said = {name: getattr(self, name) for name in ("loss_mask", "log_probs", "policy_version")} | self.extras
-        if isinstance(self.weights, np.ndarray):
-            said["weights"] = self.weights
-        for name, values in said.items():
-            if values is not None and len(values) != self.tokens.size:
-                longer = "longer" if len(values) > self.tokens.size else "shorter"
-                raise ConfigError(
-                    f"is {longer} than the {self.tokens.size} tokens",
-                    field=name,
-                    value=len(values),
-                    cure="One value for each token, the prompt included.",
-                )
+        tokens = _array("tokens", self.tokens)
+        if tokens.ndim != 1 or tokens.size == 0:
+            raise ConfigError("must be a row of at least one token", field="tokens", value=tokens.shape)
+        if tokens.dtype.kind not in "iu":
+            raise ConfigError("must be integers", field="tokens", value=tokens.dtype.name, cure="Give token ids.")
+        object.__setattr__(self, "tokens", tokens)
+        for name, dtype, empty in _OF_TOKENS:
+            if getattr(self, name) is None:
+                continue
+            values = _array(name, getattr(self, name))
+            one_for_all = name == "weights" and values.ndim == 0
+            if not one_for_all:
+                _check_length(name, values, tokens.size, ndim=1)
+            _check_values(name, values, dtype, f"Give {empty} where there is none.")
+            object.__setattr__(self, name, values.item() if one_for_all else values)
+        extras = {name: _array(name, values) for name, values in self.extras.items()}
+        for name, values in extras.items():
+            _check_length(name, values, tokens.size)
+        object.__setattr__(self, "extras", extras)
+        for name, _, dtype in _OF_SEGMENTS:
+            if (number := getattr(self, name)) is not None:
+                _check_values(name, _array(name, number), dtype, "Give None where there is none.")
 
     @property
     def length(self) -> int:
         """Tokens."""
         return int(self.tokens.size)
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    try:
+        found = np.asarray(values)
+    except ValueError:  # lists of several lengths
+        found = np.asarray(None)
+    if found.dtype.kind in "OUS":
+        raise ConfigError("must be numbers", field=name, value=values, cure="Give an array, or a list of numbers.")
+    return found
+
+
+def _check_length(name: str, values: np.ndarray, tokens: int, ndim: int | None = None) -> None:
+    if values.ndim != (ndim or max(values.ndim, 1)):
+        raise ConfigError(f"must be one value for each of {tokens} tokens", field=name, value=values.shape)
+    if len(values) != tokens:
+        raise ConfigError(
+            f"is {'longer' if len(values) > tokens else 'shorter'} than the {tokens} tokens",
+            field=name,
+            value=len(values),
+            cure="One value for each token, the prompt included.",
+        )
+
+
+def _check_values(name: str, values: np.ndarray, dtype: np.dtype[Any], cure: str) -> None:
+    """Raises ConfigError unless a batch can hold the values: whole numbers in range, or finite ones."""
+    whole = dtype.kind in "iu"
+    if whole and np.can_cast(values.dtype, dtype):
+        return
+    exact = values.astype(np.float64)
+    limits = np.iinfo(dtype) if whole else np.finfo(dtype)
+    good = (exact >= limits.min) & (exact <= limits.max)  # NaN is in no range
+    if whole:
+        good &= exact == np.floor(exact)
+    if not good.all():
+        at = int(np.argmin(good))
+        raise ConfigError(
+            f"must be a whole number from {limits.min} to {limits.max}" if whole else "must be finite",
+            field=f"{name}[{at}]" if values.ndim else name,
+            value=values.reshape(-1)[at].item(),
+            cure=cure,
+        )
 
 
 def pack_examples(
@@ -102,7 +154,8 @@ def pack_examples(
         max_segments: Width of ``segment_lengths``, for batches of one shape; None: as wide as is needed.
 
     Raises:
-        ConfigError: a unit is longer than a row, or not complete; more rows or segments are needed than there may be.
+        ConfigError: a unit is longer than a row, or not complete; more rows or segments are needed than there may be;
+            a length or count below 1; extras of one name that differ in shape.
 
     Example:
         >>> batch = pack_examples([Example(np.array([1, 2, 3])), Example(np.array([4, 5]))], 6)
@@ -111,6 +164,10 @@ def pack_examples(
         >>> batch.segment_ids.tolist()
         [[0, 0, 0, 1, 1, -1]]
     """
+    seq_len, unit = checked_count("seq_len", seq_len), checked_count("unit", unit)
+    multiple = checked_count("multiple", multiple)
+    rows = None if rows is None else checked_count("rows", rows, 0)
+    max_segments = None if max_segments is None else checked_count("max_segments", max_segments)
     order, row_of = _placed(examples, seq_len, unit)
     needed = int(row_of.max(initial=-1)) + 1
     height = -(-max(needed, 1) // multiple) * multiple if rows is None else rows
@@ -211,14 +268,17 @@ def _leaves(
         of_label = np.append(np.concatenate(full)[1:], np.asarray(empty, dtype))
         of_label[last] = empty
         leaves[name] = _laid([of_label], at, shape, dtype, empty)
-    for name, of_segment, dtype in (("rewards", "reward", np.float32), ("group_ids", "group", np.int32)):
+    for of_segment, name, dtype in _OF_SEGMENTS:
         said = [getattr(e, of_segment) for e in examples]
         if any(v is not None for v in said):
             leaves[name] = np.zeros(segments.shape, dtype)
             leaves[name][place] = [0 if v is None else v for v in said]
     extras = sorted({name for e in examples for name in e.extras})
     if extras:
-        leaves["extras"] = {name: _laid(_extra(examples, name), at, shape, None) for name in extras}
+        given = {name: _extra(examples, name) for name in extras}
+        leaves["extras"] = {
+            name: _laid(v, at, shape, np.result_type(*{x.dtype for x in v})) for name, v in given.items()
+        }
     return leaves
 
 
@@ -228,10 +288,16 @@ _OF_TOKENS = (
     ("log_probs", np.dtype(np.float32), 0),
     ("policy_version", np.dtype(np.int32), -1),
 )
+_OF_SEGMENTS = (("reward", "rewards", np.dtype(np.float32)), ("group", "group_ids", np.dtype(np.int32)))
 
 
 def _extra(examples: Sequence[Example], name: str) -> list[np.ndarray]:
     like = next(e.extras[name] for e in examples if name in e.extras)
+    shapes = {e.extras[name].shape[1:] for e in examples if name in e.extras}
+    if len(shapes) > 1:
+        raise ConfigError(
+            "must be of one shape, in all examples that have it", field=name, value=sorted(shapes), cure="Pad it."
+        )
     return [e.extras.get(name, np.zeros((e.length, *like.shape[1:]), like.dtype)) for e in examples]
 
 

@@ -30,6 +30,7 @@ from jaxtyping import Float, Float32
 from headrace.data.batch import PackedBatch
 from headrace.data.examples import Example, pack_examples
 from headrace.errors import ConfigError
+from headrace.index.sample_numbers import checked_costs
 
 
 def pair_log_probs(batch: PackedBatch, log_probs: Float[Any, "B S"]) -> tuple[Float[Any, "B P"], Float[Any, "B P"]]:
@@ -89,23 +90,24 @@ def dpo_weights(
 
 
 def pair_examples(
-    pairs: Sequence[tuple[Example, Example]], weights: float | Float32[np.ndarray, " p"] = 1.0
+    pairs: Sequence[tuple[Example, Example]], weights: float | Sequence[float] | Float32[np.ndarray, " p"] = 1.0
 ) -> list[Example]:
     """Chosen and rejected examples in turn, with weights of opposite signs, each pair one group.
 
     Args:
         pairs: (chosen, rejected), each with its mask.
-        weights: Weight of each pair, or one for all; not negative.
+        weights: Weight of each pair, or one for all; finite and not negative.
 
     Raises:
-        ConfigError: there is not one weight a pair, or one is negative.
+        ConfigError: there is not one weight a pair, or one is negative or not finite.
     """
-    strength = np.broadcast_to(np.asarray(weights, np.float32), (len(pairs),)) if np.ndim(weights) == 0 else weights
-    if len(np.atleast_1d(strength)) != len(pairs) or (np.asarray(strength) < 0).any():
-        raise ConfigError(f"must be one for each of {len(pairs)} pairs, from 0 on", field="weights", value=weights)
+    of_pairs: Any = np.full(len(pairs), weights) if np.ndim(weights) == 0 else weights
+    numbers = checked_costs(of_pairs, field="weights")
+    if len(numbers) != len(pairs):
+        raise ConfigError(f"must be one for each of {len(pairs)} pairs", field="weights", value=len(numbers))
     return [
         dataclasses.replace(side, weights=sign * float(weight), group=number)
-        for number, (pair, weight) in enumerate(zip(pairs, np.asarray(strength), strict=True))
+        for number, (pair, weight) in enumerate(zip(pairs, numbers, strict=True))
         for side, sign in zip(pair, (1.0, -1.0), strict=True)
     ]
 
@@ -143,12 +145,12 @@ def pairs_of_rows(rows: Sequence[Example], chosen: Sequence[int] | None = None) 
 def pack_pairs(
     pairs: Sequence[tuple[Example, Example]],
     seq_len: int,
-    weights: float | Float32[np.ndarray, " p"] = 1.0,
+    weights: float | Sequence[float] | Float32[np.ndarray, " p"] = 1.0,
     *,
     rows: int | None = None,
     multiple: int = 1,
 ) -> PackedBatch:
-    """A batch of pairs, both sides of each in one row, the chosen one first.
+    """A batch of pairs, both sides of each in one row, the chosen one first. Of no pairs, an empty one.
 
     Raises:
         ConfigError: a pair is longer than a row; weights as in :func:`pair_examples`.
@@ -159,5 +161,7 @@ def pack_pairs(
         [[1.0, 0.0, -1.0, 0.0, 0.0, 0.0]]
     """
     batch = pack_examples(pair_examples(pairs, weights), seq_len, unit=2, rows=rows, multiple=multiple)
+    if batch.weights is None:  # no pairs
+        return dataclasses.replace(batch, pairs=True)
     strength = np.abs(np.asarray(batch.weights))  # the sign is that of the side
     return dataclasses.replace(batch, weights=strength, pairs=True)
