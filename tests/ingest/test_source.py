@@ -1,6 +1,7 @@
 """Which files make a corpus: order, filters, spelling, and everything that can be wrong with a path."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import fsspec
@@ -29,6 +30,21 @@ def test_a_folder_gives_its_files_sorted_and_filtered(tmp_path: Path):
     ]  # fmt: skip
     assert names(SourceConfig([str(tmp_path)], format="text"), tmp_path) == ["a/z.txt", "e.txt.zst"]
     assert names(SourceConfig([str(tmp_path)], extensions=[".py"]), tmp_path) == ["g.py"]
+
+
+def test_what_a_folder_holds_besides_is_counted(tmp_path: Path):
+    touch(tmp_path, "a.jsonl", "b.jsonl.bz2", "c.csv", "d/e.csv", "d/README", "d/.hidden.csv")
+    left_out: Counter[str] = Counter()
+    assert len(SourceConfig([str(tmp_path)]).files(left_out)) == 1
+    assert left_out == {".bz2": 1, ".csv": 2, "README": 1}
+
+
+def test_folders_behind_links_are_read_once(tmp_path: Path):
+    touch(tmp_path, "other/x.jsonl", "in/a.jsonl", "in/deep/b.jsonl")
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "in" / "again").symlink_to(tmp_path / "other")
+    (tmp_path / "in" / "deep" / "up").symlink_to(tmp_path / "in")  # a loop
+    assert names(SourceConfig([str(tmp_path / "in")]), tmp_path / "in") == ["a.jsonl", "again/x.jsonl", "deep/b.jsonl"]
 
 
 def test_the_order_of_the_arguments_does_not_matter(tmp_path: Path):

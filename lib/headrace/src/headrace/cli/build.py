@@ -275,6 +275,9 @@ def summary(report: BuildReport) -> str:
         share = report.trained_tokens / max(report.tokens, 1)
         none = f"; {_counted(report.untrained_documents, 'document')} with none" if report.untrained_documents else ""
         lines.append(f"{report.trained_tokens:,} tokens are trained on ({share:.1%}){none}.")
+    if report.left_out_files:
+        endings = ", ".join(f"{n:,} {ending}" for ending, n in report.left_out_files.items())
+        lines.append(f"Files of other kinds left out: {endings} (--extension or a glob takes them).")
     if report.skipped_lines:
         lines.append(f"{_counted(report.skipped_lines, 'bad line')} skipped, the first: {report.first_skipped}")
     if report.requests:

@@ -82,6 +82,7 @@ class BuildReport:
             lies here. (Of this process whatever it did meanwhile; not those of workers that were lost.)
         failed_requests: Those among them that a store did not answer, or with 408, 429 or 5xx; all were repeated.
         seconds: Time of this call.
+        left_out_files: Files in the given folders that are of no format that is taken from them, by their endings.
     """
 
     path: str
@@ -101,6 +102,7 @@ class BuildReport:
     requests: int
     failed_requests: int
     seconds: float
+    left_out_files: dict[str, int] = field(default_factory=dict[str, int])
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -159,7 +161,8 @@ def build_cache(
     loaded = load_tokenizer(tokenizer)
     layout = CacheLayout(dtype or loaded.dtype.name, chunk_tokens, shard_chunks, compression)
     layout.check_vocabulary(loaded.vocab_size)
-    listed = [described(f) for f in source.files()]
+    left_out: Counter[str] = Counter()
+    listed = [described(f) for f in source.files(left_out)]
     kind = source.kind_of(listed)
     source = with_mask_settled(source, kind, listed)
     template = _template(source, kind, tokenizer)
@@ -184,7 +187,8 @@ def build_cache(
         ) from error
     spent = sum(work.sent, wire() - before)
     took = time.monotonic() - began
-    return replace(done, requests=spent.requests, failed_requests=spent.failed, seconds=took)
+    others = dict(sorted(left_out.items()))
+    return replace(done, requests=spent.requests, failed_requests=spent.failed, seconds=took, left_out_files=others)
 
 
 @dataclass(frozen=True)

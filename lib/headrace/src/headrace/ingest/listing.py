@@ -158,8 +158,12 @@ def _list_local(path: str) -> Listing | None:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [f for f in folders if not f.startswith(".")]
+    """Files below a folder, those behind links too; a folder that two ways lead to is walked once."""
+    seen = {os.path.realpath(folder)}
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        fresh = {os.path.realpath(os.path.join(parent, f)): f for f in sorted(folders)[::-1] if not f.startswith(".")}
+        folders[:] = [f for real, f in fresh.items() if real not in seen]
+        seen.update(fresh)
         yield from (os.path.join(parent, n) for n in names if not n.startswith("."))
 
 

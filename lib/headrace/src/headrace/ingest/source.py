@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
@@ -259,15 +260,19 @@ class SourceConfig:
         names = {f for name in FIELDS[kind] if self.is_optional(kind, name) and (f := self.field_of(kind, name))}
         return names - {leaf.field for leaf in self.leaves.values()}
 
-    def files(self) -> list[SourceFile]:
+    def files(self, left_out: Counter[str] | None = None) -> list[SourceFile]:
         """The files of the corpus, sorted by path.
+
+        Args:
+            left_out: Gets the endings of files in folders that are of no format that is taken from them.
 
         Raises:
             SourceError: a path is missing, matches nothing, is given twice, or is of no known format; or all files
                 are empty.
         """
         paths = [p for path in self.paths for p in self._spelled_out(str(path))]
-        found = sorted((f for path in paths for f in self._expand(path)), key=lambda f: (f.shown_path, f.path))
+        others: Counter[str] = Counter() if left_out is None else left_out
+        found = sorted((f for path in paths for f in self._expand(path, others)), key=lambda f: (f.shown_path, f.path))
         for one, next_one in itertools.pairwise(found):
             if one.shown_path == next_one.shown_path:
                 raise SourceError(
@@ -321,7 +326,7 @@ class SourceConfig:
                 return name, compression  # pyright: ignore[reportReturnType] (the keys are the formats)
         return ("text", compression) if extension in self.extensions else None
 
-    def _expand(self, path: str) -> Iterator[SourceFile]:
+    def _expand(self, path: str, left_out: Counter[str]) -> Iterator[SourceFile]:
         if self.format == "python":
             yield SourceFile(path, "python")
             return
@@ -343,6 +348,7 @@ class SourceConfig:
                     value=path,
                     cure="Choose others with --extension (e.g. --extension .py), or name the files with a glob.",
                 )
+            left_out.update(_ending(e.path) for e in entries if not self._wanted(e.path))
             entries = taken
         for entry in entries:
             yield self.source_file(entry.path, entry.size, entry.version)
@@ -368,8 +374,12 @@ def _split_compression(path: str) -> tuple[str, Compression]:
     return (stem, compression) if compression else (path, "none")
 
 
+def _ending(path: str) -> str:
+    return os.path.splitext(path)[1] or os.path.basename(path)
+
+
 def _endings(paths: Iterable[str]) -> str:
-    endings = sorted({os.path.splitext(p)[1] or os.path.basename(p) for p in paths})
+    endings = sorted({_ending(p) for p in paths})
     if not endings:
         return "it is empty"
     return "it has " + ", ".join(endings[:8]) + (", ..." if len(endings) > 8 else "")
