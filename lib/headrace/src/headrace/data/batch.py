@@ -12,6 +12,7 @@ devices.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -127,14 +128,13 @@ class PackedBatch(eqx.Module):
     @property
     def position_ids(self) -> Int32[Any, "B S"]:
         """Position within the segment, from 0."""
-        xp, position = self._xp, self._positions
-        begun = xp.where(self._starts, position, 0)
-        return position - (np.maximum.accumulate(begun, axis=1) if xp is np else jax.lax.cummax(begun, axis=1))
+        position = self._positions
+        return position - _along_rows(_latest, self._xp.where(self._starts, position, 0))
 
     @property
     def segment_ids(self) -> Int32[Any, "B S"]:
         """Number of the segment within its row, from 0; -1 in padding."""
-        number = self._xp.cumsum(self._starts, axis=1, dtype=np.int32) - 1
+        number = _along_rows(_counted, self._starts) - 1
         return number if self.segment_lengths is None else self._xp.where(self._padding, -1, number)
 
     @property
@@ -144,15 +144,17 @@ class PackedBatch(eqx.Module):
         Entries past the last segment are S, so padding is covered by one more range. M is 1 where each row is one
         segment; one more than the width of ``segment_lengths``; else S, the most that there can be.
         """
-        xp, (rows, length) = self._xp, self.token_ids.shape
+        xp, length = self._xp, self.seq_len
         if self.segment_lengths is not None:
             ends = xp.where(self.segment_lengths > 0, xp.cumsum(self.segment_lengths, axis=1), length)
             first, last = xp.zeros_like(ends[:, :1]), xp.full_like(ends[:, :1], length)  # sharded as these are
             return xp.concatenate([first, ends, last], axis=1).astype(np.int32)
         if self.eos_id is None:
-            return xp.broadcast_to(xp.asarray([0, length], dtype=np.int32), (rows, 2))
-        begins = xp.sort(xp.where(self._starts, self._positions, length), axis=1)
-        return xp.concatenate([begins, xp.full_like(begins[:, :1], length)], axis=1).astype(np.int32)
+            return (self._zeros + xp.asarray([0, length], dtype=np.int32)).astype(np.int32)
+        begins = xp.where(self._starts, self._positions, length)
+        if xp is np:
+            return _begins_and_end(begins)
+        return with_auto_axes(_begins_and_end, begins, out=lambda spec: PartitionSpec(*spec[:1]))
 
     @property
     def segment_groups(self) -> Int32[Any, "B M"]:
@@ -160,7 +162,7 @@ class PackedBatch(eqx.Module):
         rows, ranges = self.token_ids.shape[0], self.cu_seqlens.shape[1] - 1
         if self.group_ids is None:
             size = 2 if self.pairs else 1
-            first = -(-ranges // size) * self._xp.arange(rows, dtype=np.int32)[:, None]
+            first = -(-ranges // size) * self._xp.arange(rows, dtype=np.int32)[:, None] + self._zeros
             return first + self._xp.arange(ranges, dtype=np.int32) // size
         spare = ranges - self.group_ids.shape[1]  # padding, which nothing is trained on: any group will do
         return self._xp.pad(self.group_ids, ((0, 0), (0, spare)))
@@ -216,11 +218,19 @@ class PackedBatch(eqx.Module):
 
     def _following(self, values: Integer[Any, "B S"]) -> Integer[Any, "B S"]:
         """What stands one position further on; 0 behind the last."""
-        return self._xp.concatenate([values[:, 1:], self._xp.zeros_like(values[:, :1])], axis=1)
+        return _shifted(values, -1, 0)
 
     @property
     def _positions(self) -> Int32[Any, "B S"]:
-        return self._xp.broadcast_to(self._xp.arange(self.seq_len, dtype=np.int32), self.token_ids.shape)
+        positions = self._xp.arange(self.seq_len, dtype=np.int32)
+        if self._xp is np:
+            return np.broadcast_to(positions, self.token_ids.shape)
+        return positions + self.tokens * 0  # sharded as these are; compiled, the product is gone
+
+    @property
+    def _zeros(self) -> Int32[Any, "B 1"]:
+        """One a row, sharded as rows are."""
+        return self.source_id[:, None] * 0
 
     @property
     def _padding(self) -> Bool[Any, "B S"]:
@@ -233,18 +243,40 @@ class PackedBatch(eqx.Module):
             return _begins(self._xp, self.segment_lengths, self.seq_len)
         if self.eos_id is None:
             return self._positions == 0
-        first = self._xp.ones_like(self.token_ids[:, :1], dtype=bool)
-        return self._xp.concatenate([first, self.token_ids[:, :-1] == self.eos_id], axis=1)
+        return _shifted(self.token_ids == self.eos_id, 1, True)
 
     @property
     def _ends(self) -> Bool[Any, "B S"]:
-        if self.segment_lengths is not None:
-            starts = self._starts
-            return self._xp.concatenate([starts[:, 1:], self._xp.ones_like(starts[:, :1])], axis=1)
-        if self.eos_id is None:
+        if self.segment_lengths is None and self.eos_id is None:
             return self._positions == self.seq_len - 1
-        last = self._xp.ones_like(self.token_ids[:, :1], dtype=bool)
-        return self._xp.concatenate([self.token_ids[:, :-1] == self.eos_id, last], axis=1)
+        return _shifted(self._starts, -1, True)
+
+
+def _shifted(values: Any, by: int, fill: Any) -> Any:
+    """Values one position further on (1) or back (-1). Of jax's ways, ``pad`` alone types on rows that are sharded."""
+    if not isinstance(values, np.ndarray):
+        return jax.lax.pad(values, jnp.asarray(fill, values.dtype), [(0, 0, 0), (by, -by, 0)])
+    edge = np.full_like(values[:, :1], fill)
+    return np.concatenate([edge, values[:, :-1]] if by > 0 else [values[:, 1:], edge], axis=1)
+
+
+def _along_rows(scan: Callable[[Any], Any], values: Any) -> Any:
+    """A scan of each row, of the same shape; rows may be sharded."""
+    return scan(values) if isinstance(values, np.ndarray) else with_auto_axes(scan, values, out=lambda spec: spec)
+
+
+def _latest(begun: Int32[Any, "B S"]) -> Int32[Any, "B S"]:
+    return np.maximum.accumulate(begun, axis=1) if isinstance(begun, np.ndarray) else jax.lax.cummax(begun, axis=1)
+
+
+def _counted(starts: Bool[Any, "B S"]) -> Int32[Any, "B S"]:
+    return starts.cumsum(axis=1, dtype=np.int32)
+
+
+def _begins_and_end(begins: Int32[Any, "B S"]) -> Int32[Any, "B S1"]:
+    xp = np if isinstance(begins, np.ndarray) else jnp
+    ends = xp.full_like(begins[:, :1], begins.shape[1])
+    return xp.concatenate([xp.sort(begins, axis=1), ends], axis=1).astype(np.int32)
 
 
 def _begins(xp: ModuleType, segment_lengths: Int32[Any, "B M"], length: int) -> Bool[Any, "B S"]:
@@ -254,9 +286,11 @@ def _begins(xp: ModuleType, segment_lengths: Int32[Any, "B M"], length: int) -> 
     if xp is np:
         starts = np.zeros((rows, length + 1), bool)
         starts[np.arange(rows)[:, None], ends] = True  # behind a full row: the column that is cut off
-    else:  # a comparison and a reduction, which fuse and keep any sharding; a scatter does not
-        starts = (ends[:, None, :] == jnp.arange(length, dtype=np.int32)[None, :, None]).any(axis=2)
-    return xp.concatenate([xp.ones_like(starts[:, :1]), starts[:, 1:length]], axis=1)
+        starts[:, 0] = True
+        return starts[:, :length]
+    # a comparison and a reduction, which fuse and keep any sharding; a scatter does not
+    place = jnp.arange(length, dtype=np.int32)[None, :]
+    return (ends[:, None, :] == place[:, :, None]).any(axis=2) | (place == 0)
 
 
 def pack_rows(

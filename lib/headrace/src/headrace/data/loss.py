@@ -164,19 +164,30 @@ def coefficients(batch: LossBatch, denominator: Denominator = "weights") -> Floa
             value=denominator,
             cure=did_you_mean(denominator, ["weights", "tokens", "sequences", "groups"]),
         )
-    trained = _trained_of_segments(mask, batch.cu_seqlens)
+    groups = batch.segment_groups if denominator == "groups" else None
+    rest: Any = jax.tree.map(jnp.asarray, (batch.segment_ids, batch.cu_seqlens, groups))
+    return with_auto_axes(_shares, mask, *rest, out=lambda spec: spec)
+
+
+def _shares(
+    mask: Bool[Array, "B S"],
+    segment_ids: Int[Array, "B S"],
+    cu_seqlens: Int[Array, "B M1"],
+    groups: Int[Array, "B M"] | None,
+) -> Float[Array, "B S"]:
+    """The coefficient of each label where every segment, or every group, counts alike."""
+    trained = _trained_of_segments(mask, cu_seqlens)
     units = (trained > 0).sum()
-    if denominator == "groups":
-        groups = jnp.asarray(batch.segment_groups)
-        trained, units = with_auto_axes(_summed_by_group, trained, groups, out=lambda rows: (rows, PartitionSpec()))
+    if groups is not None:
+        trained, units = _summed_by_group(trained, groups)
     share = 1.0 / (jnp.maximum(1, trained) * jnp.maximum(1, units)).astype(jnp.float32)
-    return jnp.take_along_axis(share, jnp.maximum(jnp.asarray(batch.segment_ids), 0), axis=1)
+    return jnp.take_along_axis(share, jnp.maximum(segment_ids, 0), axis=1)
 
 
 def _trained_of_segments(mask: Bool[Array, "B S"], cu_seqlens: Int[Array, "B M1"]) -> Int[Array, "B M"]:
     """Labels of each segment that are trained on."""
     so_far = jnp.pad(jnp.cumsum(mask, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
-    return jnp.diff(jnp.take_along_axis(so_far, jnp.asarray(cu_seqlens), axis=1), axis=1)
+    return jnp.diff(jnp.take_along_axis(so_far, cu_seqlens, axis=1), axis=1)
 
 
 def _summed_by_group(trained: Int[Array, "B M"], groups: Int[Array, "B M"]) -> tuple[Int[Array, "B M"], Int[Array, ""]]:
