@@ -17,7 +17,6 @@ from headrace import LmDataConfig, LoaderState, PackedBatch, RunManifest, load_c
 from headrace.data.loss import unified_loss
 from headrace.demo.model import Transformer
 
-VOCAB = 256
 OPTIMIZER = optax.adam(1e-2)
 
 
@@ -38,7 +37,7 @@ def train_step(
 
 def run(config: LmDataConfig, checkpoint: Path, steps: int) -> list[float]:
     """Trains up to ``steps`` steps, going on from the checkpoint if it is there; the losses of the steps it did."""
-    model = Transformer(VOCAB, dim=32, layers=1, heads=2, key=jax.random.key(0))
+    model = Transformer(config.vocab_size, dim=32, layers=1, heads=2, key=jax.random.key(0))
     opt_state = OPTIMIZER.init(eqx.filter(model, eqx.is_array))
     checkpoint = checkpoint.with_suffix(".eqx")  # as equinox names it
     loader, losses = config.loader(), []

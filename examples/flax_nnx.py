@@ -17,16 +17,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 from headrace import LmDataConfig, LoaderState, PackedBatch, RunManifest, load_config
 from headrace.data.loss import unified_loss
 
-VOCAB, DIM = 256, 32
+DIM = 32
 
 
 class Model(nnx.Module):
     """Predicts the next token from the current one and its place in the document."""
 
-    def __init__(self, positions: int, rngs: nnx.Rngs) -> None:
-        self.token = nnx.Embed(VOCAB, DIM, rngs=rngs)
+    def __init__(self, vocab_size: int, positions: int, rngs: nnx.Rngs) -> None:
+        self.token = nnx.Embed(vocab_size, DIM, rngs=rngs)
         self.position = nnx.Embed(positions, DIM, rngs=rngs)
-        self.out = nnx.Linear(DIM, VOCAB, rngs=rngs)
+        self.out = nnx.Linear(DIM, vocab_size, rngs=rngs)
 
     def __call__(self, batch: PackedBatch) -> jax.Array:
         return self.out(nnx.relu(self.token(batch.tokens) + self.position(batch.position_ids)))
@@ -44,7 +44,7 @@ def run(config: LmDataConfig, folder: Path, steps: int) -> list[float]:
     """Trains up to ``steps`` steps, going on from the latest checkpoint; the losses of the steps it did."""
     loader, losses = config.loader(), []
     manifest, step = RunManifest.of(loader), 0
-    model = Model(loader.dataset.seq_len, nnx.Rngs(0))
+    model = Model(config.vocab_size, loader.dataset.seq_len, nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
     with ocp.CheckpointManager(folder.absolute()) as checkpoints:
         if checkpoints.latest_step() is not None:

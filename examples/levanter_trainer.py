@@ -29,7 +29,7 @@ def loss_of(model: LmHeadModel, example: LmExample, *, key: jax.Array | None = N
     return model.compute_next_token_loss(example, key=key)
 
 
-def run(config: LmDataConfig, folder: Path, steps: int, vocab_size: int = 256) -> list[float]:
+def run(config: LmDataConfig, folder: Path, steps: int) -> list[float]:
     """Trains up to ``steps`` steps, going on from the latest checkpoint; the losses of the steps it did."""
     settings = TrainerConfig(
         id="run", tracker=NoopConfig(), log_dir=folder / "logs", train_batch_size=config.batch_size,
@@ -42,7 +42,7 @@ def run(config: LmDataConfig, folder: Path, steps: int, vocab_size: int = 256) -
     losses: list[float] = []
     with Trainer(settings, optimizer.build(steps), loss_of) as trainer:
         last = settings.checkpointer.create(trainer.run_id)  # the trainer's own writes behind: none can wait for it
-        vocab = hax.Axis("vocab", vocab_size)
+        vocab = hax.Axis("vocab", config.vocab_size)
         state = trainer.initial_state(
             jax.random.PRNGKey(0), model_init=lambda: model.build(vocab, key=jax.random.PRNGKey(1))
         )  # the latest checkpoint, if there is one

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from headrace import DataLoader, LmDataConfig, PackedBatch, load_config
 from headrace.data.loss import unified_loss
 
-VOCAB, DIM = 256, 32
+DIM = 32
 AXES = {"data": 2, "fsdp": 2, "tensor": 1, "sequence": 2}
 
 
@@ -35,7 +35,8 @@ def run(config: LmDataConfig, steps: int, axes: dict[str, int] | None = None) ->
     loader = DataLoader(config.dataset(), sharding=batch_sharding)
 
     rng = np.random.default_rng(0)
-    shapes = {"embed": ((VOCAB, DIM), P("tensor", "fsdp")), "out": ((DIM, VOCAB), P("fsdp", "tensor"))}
+    vocab_size = config.vocab_size
+    shapes = {"embed": ((vocab_size, DIM), P("tensor", "fsdp")), "out": ((DIM, vocab_size), P("fsdp", "tensor"))}
     weights = {
         name: jax.device_put(rng.normal(0, 0.1, shape).astype(np.float32), NamedSharding(mesh, spec))
         for name, (shape, spec) in shapes.items()

@@ -1,6 +1,6 @@
 """Plain JAX: a bigram model in twenty lines, from a headrace config; stop it at any step and start it again.
 
-    headrace build texts/ -o caches/code
+    headrace build texts/ --output caches/code --tokenizer bytes
     python examples/plain_jax.py run.yaml --folder runs/1 --steps 200
 
 The checkpoint holds the parameters and headrace's state, which is a step and a fingerprint.
@@ -19,8 +19,6 @@ import numpy as np
 from headrace import LmDataConfig, LoaderState, PackedBatch, load_config, open_run
 from headrace.data.loss import unified_loss
 
-VOCAB = 256
-
 
 @jax.jit
 def train_step(table: jax.Array, batch: PackedBatch) -> tuple[jax.Array, jax.Array]:
@@ -32,7 +30,8 @@ def train_step(table: jax.Array, batch: PackedBatch) -> tuple[jax.Array, jax.Arr
 def run(config: LmDataConfig, folder: Path, steps: int) -> list[float]:
     """Trains up to ``steps`` steps, going on from the folder's checkpoint; the losses of the steps it did."""
     checkpoint = folder / "checkpoint.npz"
-    table, state = jnp.zeros((VOCAB, VOCAB)), None
+    vocab_size = config.vocab_size  # of the caches: it has room for special tokens
+    table, state = jnp.zeros((vocab_size, vocab_size)), None
     if checkpoint.exists():
         with np.load(checkpoint) as saved:
             table, state = jnp.asarray(saved["table"]), LoaderState.from_json(json.loads(str(saved["state"])))

@@ -306,6 +306,15 @@ def test_what_only_the_data_can_tell(config, overrides, field, text):
         assert caught.value.field == field
 
 
+@pytest.mark.parametrize("size", [7, 258, 1 << 17])
+def test_the_vocabulary_is_that_of_the_caches(tmp_path, size):
+    cache = write_cache(tmp_path / "a", [random_documents(5, vocab_size=7)], vocab_size=size, eos_id=size - 1)
+    config = LmDataConfig({"a": ComponentConfig(cache.path), "b": ComponentConfig(cache.path)})
+    assert config.vocab_size == size
+    with pytest.raises(CacheMissingError):
+        LmDataConfig({"a": ComponentConfig(str(tmp_path / "b"))}).vocab_size  # noqa: B018
+
+
 def test_the_wrong_tokenizer_for_a_cache_is_named(tmp_path):
     tokenizer = load_tokenizer(TokenizerConfig("bytes"))
     cache = write_cache(tmp_path / "a", [random_documents(20)], vocab_size=258, eos_id=256)

@@ -253,6 +253,11 @@ class LmDataConfig:
                 tokenizer.check_same(cache.ledger.tokenizer, cache.path)
         return {name: given.get(name) or caches[name] for name in self.components}
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the caches' tokenizers have, the most of any. Raises what :meth:`open_caches` does."""
+        return max(cache.vocab_size for cache in self.open_caches().values())
+
     def datasets(
         self, instead: Mapping[str, TokenCache] | None = None
     ) -> dict[str, TokenSeqDataset | PackedTokenDataset]:
@@ -396,13 +401,9 @@ class LmDataConfig:
         sharding: NamedSharding | None = None,
         fn: Callable[[PackedBatch], Any] | None = None,
     ) -> DataLoader:
-        """A loader for :meth:`dataset`, as the config has it.
+        """A :class:`~headrace.feed.loader.DataLoader` for :meth:`dataset`, as the config has it.
 
-        Args:
-            mesh: As for :class:`~headrace.feed.loader.DataLoader`.
-            batch_axis: As there.
-            sharding: As there.
-            fn: What batches go through on the host; see :meth:`~headrace.data.dataset.AsyncDataset.map`.
+        ``fn`` is what batches go through on the host; see :meth:`~headrace.data.dataset.AsyncDataset.map`.
         """
         from headrace.data.shuffle import check_open_bytes
         from headrace.feed.loader import DataLoader

@@ -79,7 +79,7 @@ class HeadraceDataConfig:
         Raises:
             ConfigError: it knows fewer tokens than the caches have.
         """
-        known = max(int(cache.ledger.tokenizer["vocab_size"]) for cache in self.resolved.open_caches().values())
+        known = self.resolved.vocab_size
         if self.tokenizer is None:
             return PassthroughTokenizer(known)
         found = load_tokenizer(self.tokenizer)
