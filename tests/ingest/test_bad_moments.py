@@ -131,8 +131,8 @@ def test_a_file_that_changes_during_the_build(
     """Listed as it was, read as it is: an error; built again, it is taken as it is then."""
     listed = SourceConfig.files
 
-    def changed_after(config: SourceConfig) -> Any:
-        found = listed(config)
+    def changed_after(config: SourceConfig, *given: Any) -> Any:
+        found = listed(config, *given)
         time.sleep(0.01)
         (corpus / BAD).write_bytes(packed(2, LINES + 1))
         return found

@@ -60,7 +60,7 @@ def test_a_store_that_does_not_come_back_is_an_error_and_a_resume_completes(
         config = SourceConfig([f"{proxy.url}/{i}.jsonl" for i in range(3)])
         listed = config.files()
         proxy.faults = Faults(error_rate=1.0, error_status=(503,), methods=("GET",), path_contains="1.jsonl")
-        monkeypatch.setattr(SourceConfig, "files", lambda _: listed)  # it was there when it was listed
+        monkeypatch.setattr(SourceConfig, "files", lambda *_: listed)  # it was there when it was listed
         with pytest.raises(SourceError, match=r"1\.jsonl: cannot be read.*Run the same command again"):
             build_cache(config, TokenizerConfig(), str(tmp_path / "c"), engine="inline", **{**SMALL, "part_bytes": 1})
         proxy.faults = Faults()
@@ -147,8 +147,8 @@ def test_a_file_that_changes_under_workers(tmp_path: Path):
     path.write_text("".join(json.dumps({"text": "x" * 3000}) + "\n" for _ in range(1000)))
     config = SourceConfig([str(path)])
 
-    def touched(self: SourceConfig) -> Any:
-        listed = files(self)
+    def touched(self: SourceConfig, *given: Any) -> Any:
+        listed = files(self, *given)
         time.sleep(0.01)
         with path.open("a") as f:  # after it was listed
             f.write('{"text": "late"}\n')
