@@ -45,7 +45,8 @@ class MappedReader(BatchReader):
         watch: Stopwatch,
         waits: WaitLog | None = None,
     ) -> None:
-        self._reader, self._dataset, self._functions = reader, dataset, functions
+        self._reader, self._dataset = reader, dataset
+        self._functions = [(f, f"map({function_name(f)})") for f in functions]  # a name may hold digests of arrays
         self._schedule, self._watch, self._waits = schedule, watch, waits or WaitLog()
 
     @property
@@ -62,9 +63,9 @@ class MappedReader(BatchReader):
         for step, host in enumerate(self._reader.batches(first_step, stop_step), start=first_step):
             inside = host.source_id >= 0
             batch: Any = host.batch(self._dataset)
-            for function in self._functions:
-                with self._watch.phase("map"), self._waits.during("dataset", f"map({function_name(function)})"):
-                    batch = _checked(function(batch), function)
+            for function, name in self._functions:
+                with self._watch.phase("map"), self._waits.during("dataset", name):
+                    batch = _checked(function(batch), name)
             yield [_padded(batch, inside, self._dataset.length, self._schedule, step)]
 
     def interrupt(self) -> None:
@@ -149,14 +150,12 @@ def _padded(batch: Any, inside: np.ndarray, length: int | None, schedule: BatchS
     return batch if step < last else replace(batch, source_id=np.where(inside, batch.source_id, -1).astype(np.int32))
 
 
-def _checked(made: Any, function: Callable[[Any], Any]) -> Any:
+def _checked(made: Any, name: str) -> Any:
     """What a function made of a batch.
 
     Raises:
         ConfigError: nothing that could be handed to the devices.
     """
     if not jax.tree.leaves(made):
-        raise ConfigError(
-            "gives no arrays", field=f"map({function_name(function)})", value=made, cure="Has it lost its `return`?"
-        )
+        raise ConfigError("gives no arrays", field=name, value=made, cure="Has it lost its `return`?")
     return made
