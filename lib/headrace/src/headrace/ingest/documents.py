@@ -79,8 +79,7 @@ class DocumentReader:
         self.file, self.config, self._maker = file, config, maker
         self.skipped_lines = 0
         self.first_skipped = ""
-        self._reader: Reader = open_reader(file, maker.columns)
-        self._reader.optional = maker.optional
+        self._reader: Reader = open_reader(file, maker.columns, maker.optional)
         self._ended = False
 
     @property
@@ -152,9 +151,7 @@ def with_mask_settled(source: SourceConfig, kind: Kind, listed: Sequence[SourceF
     for file in listed:
         if file.format in PRE_TOKENIZED:
             continue
-        reader = open_reader(file, source.columns(kind))
-        reader.optional = source.optional_columns(kind)
-        for _, record in reader:
+        for _, record in open_reader(file, source.columns(kind), source.optional_columns(kind)):
             if not isinstance(record, BadRecordError):
                 there = record.get(field) is not None
                 return replace(source, fields={**source.fields, "loss_mask": field}) if there else source

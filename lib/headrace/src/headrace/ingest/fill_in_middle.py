@@ -25,8 +25,7 @@ def fill_in_middle(config: SourceConfig, fim: FimConfig, kind: Kind, tokenizer: 
         ConfigError: a token is none of the tokenizer's, or two are the same; documents of the kind have parts that
             belong together.
     """
-    masked = kind == "tokens" and "loss_mask" in config.fields and config.field_of(kind, "loss_mask") is not None
-    if masked or kind not in ("text", "tokens"):
+    if kind not in ("text", "tokens") or (kind == "tokens" and config.requires(kind, "loss_mask")):
         raise ConfigError(
             f"is for whole texts; of {kind} documents some tokens belong together, or are not trained on",
             field="fim",

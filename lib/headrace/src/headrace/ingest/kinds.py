@@ -140,7 +140,7 @@ class TokensKind(DocumentKind):
 
     def __init__(self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         super().__init__(config, kind, tokenizer, template)
-        if config.field_of(kind, "loss_mask") is not None and not config.is_optional(kind, "loss_mask"):
+        if config.requires(kind, "loss_mask"):
             self.own = (LOSS_MASK,)
 
     def documents(self, record: Fields) -> Iterable[Document]:

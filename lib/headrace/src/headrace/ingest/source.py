@@ -250,6 +250,10 @@ class SourceConfig:
         """Whether a record may lack what a kind takes."""
         return (kind, name) in OPTIONAL and name not in self.fields
 
+    def requires(self, kind: Kind, name: str) -> bool:
+        """Whether a kind takes something, and every record must have it."""
+        return self.field_of(kind, name) is not None and not self.is_optional(kind, name)
+
     def columns(self, kind: Kind) -> list[str]:
         """All fields that are read of a record."""
         own = [f for name in FIELDS[kind] if (f := self.field_of(kind, name)) is not None]

@@ -5,7 +5,7 @@ A new container is a :class:`~headrace.ingest.records.Reader` and one line in ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from headrace.errors import ConfigError
@@ -33,16 +33,23 @@ MIN_SLICE_BYTES = 1 << 20
 """Smaller slices are not worth a reader: it reads that much at once."""
 
 
-def open_reader(file: SourceFile, columns: Sequence[str]) -> Reader:
+def open_reader(file: SourceFile, columns: Sequence[str], optional: Collection[str] = ()) -> Reader:
     """The reader of a file or slice.
 
     Args:
         file: What is read.
         columns: Fields that are asked for.
+        optional: Those of them that need not be there.
 
     Raises:
         ConfigError: the file is compressed as a whole, and such files cannot be.
     """
+    reader = _reader_of(file, columns)
+    reader.optional = optional
+    return reader
+
+
+def _reader_of(file: SourceFile, columns: Sequence[str]) -> Reader:
     if file.format in _OF_BLOCKS:
         return _OF_BLOCKS[file.format](file.path, file.part, columns, file.compression)
     if file.compression != "none":
