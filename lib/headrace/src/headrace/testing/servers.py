@@ -85,7 +85,7 @@ def web_server(folder: str | Path) -> Iterator[str]:
         Its address, ``http://127.0.0.1:port``.
     """
     handler = partial(_RangeHandler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with _Server(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
@@ -171,6 +171,10 @@ def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
             continue
         return
     raise HeadraceError(f"did not answer within {_START_S:.0f} s", field="server", value=url)
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 512  # a loader begins many reads at once; one that finds no place in it waits for seconds
 
 
 class _RangeHandler(SimpleHTTPRequestHandler):
