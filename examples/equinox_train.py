@@ -13,9 +13,10 @@ import jax
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from headrace import LmDataConfig, LoaderState, PackedBatch, RunManifest, load_config
-from headrace.data.loss import unified_loss
-from headrace.demo.model import Transformer
+from headrace import LmDataConfig, PackedBatch, load_config
+from headrace.batch import unified_loss
+from headrace.demo import Transformer
+from headrace.run import LoaderState, RunManifest
 
 OPTIMIZER = optax.adam(1e-2)
 

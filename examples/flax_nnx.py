@@ -14,8 +14,9 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from headrace import LmDataConfig, LoaderState, PackedBatch, RunManifest, load_config
-from headrace.data.loss import unified_loss
+from headrace import LmDataConfig, PackedBatch, load_config
+from headrace.batch import unified_loss
+from headrace.run import LoaderState, RunManifest
 
 DIM = 32
 

@@ -1,10 +1,12 @@
 """GRPO on a task of seconds: a tiny transformer learns to repeat a symbol, from rewards alone.
 
     python examples/grpo_tiny.py --folder /tmp/grpo --steps 30
+    python examples/grpo_tiny.py --folder /tmp/gspo --steps 30 --loss gspo --updates 2
 
 A prompt is a symbol; an answer is two symbols, sampled from the model; its reward is the share of them that equal the
-prompt's. Groups of answers come from ``RLDataset``, with their advantages as token weights, and the training step is
-the one that pretraining has: the unified loss of a batch.
+prompt's. Groups of answers come from ``RLDataset``, with their advantages as token weights and the log probabilities
+that they were sampled with; ``policy_loss`` takes both from the batch. With more than one update a batch, the policy
+leaves the one that sampled, and the ratio between them is clipped as the loss says (docs/losses.md).
 
 Everything that the run needs to go on lies in the folder: rollouts and steps (``rollouts/``), and the trainer's
 checkpoint, written atomically after each step. Kill it at any moment and start it again: it goes on as if nothing had
@@ -15,7 +17,6 @@ be checked.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 from pathlib import Path
 
@@ -25,13 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from headrace.data.flat import ExpandedBatch
-from headrace.data.loss import unified_loss
-from headrace.data.rl.dataset import RLDataset
-from headrace.data.rl.groups import Prompt, ScoredGroup
-from headrace.data.rl.store import RolloutStore
-from headrace.demo.model import Transformer
-from headrace.store import files
+from headrace.batch import PackedBatch, policy_loss, token_stats
+from headrace.demo import Transformer
+from headrace.rl import Prompt, RLDataset, RLSettings, RolloutStore, ScoredGroup
 
 SYMBOLS, BEGIN = 8, 8  # ids 0 .. 7 are symbols; 8 begins a prompt
 PROMPT, ANSWER, GROUP = 2, 2, 8  # tokens of a prompt and of an answer; answers of a group
@@ -76,37 +73,38 @@ class ModelSampler:
 
 @eqx.filter_jit
 def train_step(
-    model: Transformer, opt_state: optax.OptState, batch: ExpandedBatch, learning_rate: jax.Array
-) -> tuple[Transformer, optax.OptState, jax.Array]:
-    """One update: it does not know what the batch is for."""
+    model: Transformer, opt_state: optax.OptState, batch: PackedBatch, learning_rate: jax.Array, loss: str
+) -> tuple[Transformer, optax.OptState, dict[str, jax.Array]]:
+    """One update, and the metrics of its loss."""
 
-    def loss_of(model: Transformer) -> jax.Array:
+    def loss_of(model: Transformer) -> tuple[jax.Array, dict[str, jax.Array]]:
         logits = jax.vmap(model)(batch.tokens, batch.position_ids, batch.segment_ids)
-        return unified_loss(logits, batch, "tokens")
+        # answers were sampled from symbols alone: the ratio is of the same distribution
+        stats = token_stats(logits[..., :SYMBOLS], batch.labels)
+        return policy_loss(stats.log_probs, batch, loss, entropy=stats.entropy)
 
-    loss, gradients = eqx.filter_value_and_grad(loss_of)(model)
+    (_, metrics), gradients = eqx.filter_value_and_grad(loss_of, has_aux=True)(model)
     updates, opt_state = OPTIMIZER.update(gradients, opt_state)
     updates = jax.tree.map(lambda update: -learning_rate * update, updates)
-    return eqx.apply_updates(model, updates), opt_state, loss
+    return eqx.apply_updates(model, updates), opt_state, metrics
 
 
 def save(folder: Path, model: Transformer, opt_state: optax.OptState, history: list[dict]) -> None:
     """The trainer's state and its history, in one atomic write."""
-    held = io.BytesIO()
+    folder.mkdir(parents=True, exist_ok=True)
     arrays = jax.tree.leaves(eqx.filter((model, opt_state), eqx.is_array))
-    np.savez(held, json.dumps(history), *map(np.asarray, arrays))
-    files.write_atomic(str(folder / "checkpoint.npz"), held.getvalue())
+    np.savez(folder / "unfinished.npz", json.dumps(history), *map(np.asarray, arrays))
+    (folder / "unfinished.npz").replace(folder / "checkpoint.npz")
 
 
 def restore(folder: Path, seed: int) -> tuple[Transformer, optax.OptState, list[dict]]:
     """The latest checkpoint, or a new model."""
     model = new_model(seed)
     opt_state = OPTIMIZER.init(eqx.filter(model, eqx.is_array))
-    data = files.read_bytes(str(folder / "checkpoint.npz"))
-    if data is None:
+    if not (folder / "checkpoint.npz").exists():
         return model, opt_state, []
-    with np.load(io.BytesIO(data)) as found:
-        history, *arrays = (found[f"arr_{i}"] for i in range(len(found.files)))
+    with np.load(folder / "checkpoint.npz") as checkpoint:
+        history, *arrays = (checkpoint[f"arr_{i}"] for i in range(len(checkpoint.files)))
     like, rest = eqx.partition((model, opt_state), eqx.is_array)
     tree = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(a) for a in arrays])
     model, opt_state = eqx.combine(tree, rest)
@@ -114,23 +112,30 @@ def restore(folder: Path, seed: int) -> tuple[Transformer, optax.OptState, list[
 
 
 def run(
-    folder: Path, *, steps: int, seed: int = 0, learning_rate: float = LEARNING_RATE, quiet: bool = False
+    folder: Path,
+    *,
+    steps: int,
+    seed: int = 0,
+    learning_rate: float = LEARNING_RATE,
+    loss: str = "dapo",
+    updates: int = 1,
+    quiet: bool = False,
 ) -> list[dict]:
     """Trains to ``steps`` steps, going on from where the folder says; what each step was made of, and its reward."""
     model, opt_state, history = restore(folder, seed)
     sampler = ModelSampler(seed)
     prompts = [np.array([BEGIN, symbol]) for symbol in range(SYMBOLS)]
     store = RolloutStore(folder / "rollouts")
-    dataset = RLDataset(
-        prompts, sampler, seq_len=32, groups_per_batch=8, seed=seed, advantages="slime", max_attempts=200,
-        rows=8, max_segments=8, store=store,
-    )  # fmt: skip
+    settings = RLSettings(
+        seq_len=32, groups_per_batch=8, seed=seed, advantages="slime", max_attempts=200, rows=8, max_segments=8
+    )
+    dataset = RLDataset(prompts, sampler, settings, store=store)
     for step in range(len(history), steps):
         sampler.model, sampler.version = model, step
-        batch = dataset.next_batch(step, policy_version=step)
-        model, opt_state, loss = train_step(
-            model, opt_state, jax.tree.map(jnp.asarray, batch.expand()), jnp.float32(learning_rate)
-        )
+        batch = jax.tree.map(jnp.asarray, dataset.next_batch(step, policy_version=step))
+        metrics: dict[str, jax.Array] = {}
+        for _ in range(updates):
+            model, opt_state, metrics = train_step(model, opt_state, batch, jnp.float32(learning_rate), loss)
         record = store.record(step)
         assert record is not None
         seen = [*record.positions, *record.dropped]
@@ -139,7 +144,9 @@ def run(
         save(folder, model, opt_state, history)
         store.forget(step)  # the checkpoint is past it
         if not quiet:
-            print(f"step {step:3d}  reward {reward:.3f}  loss {float(loss):+.4f}  {dataset.counts}", flush=True)
+            shown = ("policy_loss", "entropy", "sampler_kl", "ratio_max", "clip_high_share")
+            said = "  ".join(f"{name} {float(metrics[name]):+.4f}" for name in shown)
+            print(f"step {step:3d}  reward {reward:.3f}  {said}  {dataset.counts}", flush=True)
     return history
 
 
@@ -150,8 +157,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE)
-    arguments = parser.parse_args()
-    run(arguments.folder, steps=arguments.steps, seed=arguments.seed, learning_rate=arguments.learning_rate)
+    parser.add_argument("--loss", default="dapo", help="a preset of policy_loss: grpo, dapo, gspo, cispo, ppo, ...")
+    parser.add_argument("--updates", type=int, default=1, help="updates on each batch")
+    run(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from levanter.callbacks.watch import WatchConfig
 from levanter.checkpoint import CheckpointerConfig
 from levanter.models.gpt2 import Gpt2Config
 from levanter.models.lm_model import LmExample, LmHeadModel
-from levanter.optim import AdamConfig
+from levanter.optim.config import AdamConfig
 from levanter.tracker import NoopConfig
 from levanter.trainer import Trainer, TrainerConfig
 

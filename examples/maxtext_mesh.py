@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from headrace import DataLoader, LmDataConfig, PackedBatch, load_config
-from headrace.data.loss import unified_loss
+from headrace.batch import unified_loss
 
 DIM = 32
 AXES = {"data": 2, "fsdp": 2, "tensor": 1, "sequence": 2}

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from headrace import LmDataConfig, LoaderState, PackedBatch, load_config, open_run
-from headrace.data.loss import unified_loss
+from headrace import LmDataConfig, PackedBatch, load_config, open_run
+from headrace.batch import unified_loss
+from headrace.run import LoaderState
 
 
 @jax.jit

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.index.packing.plan import plan_packs
+from headrace.pack import plan_packs
 
 CAPACITY, BLOCK, WIDTH, ROW = 4096, 16_384, 240, 9
 SHOWN = (("next_fit", "in order"), ("windowed", "neighbours"), ("bfd", "best fit decreasing"))

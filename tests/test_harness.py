@@ -1,6 +1,5 @@
 """The safety nets of the test suite catch what they are there for."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,14 @@ import threading, time, warnings
 import pytest
 
 def test_leaves_a_thread():
-    threading.Thread(target=time.sleep, args=(3,), name="left-behind").start()
+    def run():
+        while threading.main_thread().is_alive():
+            time.sleep(0.05)
+
+    threading.Thread(target=run, name="left-behind").start()
 
 def test_leaves_a_daemon_and_a_thread_that_is_about_to_end():
-    threading.Thread(target=time.sleep, args=(3,), daemon=True).start()
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     threading.Thread(target=time.sleep, args=(0.2,)).start()
 
 def test_warns():
@@ -34,7 +37,8 @@ def test_longer(): pass
 
 def run_faulty(tmp_path: Path, *arguments: str) -> str:
     (tmp_path / "test_faulty.py").write_text(FAULTY)
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    conftest = (ROOT / "tests" / "conftest.py").read_text()
+    (tmp_path / "conftest.py").write_text(conftest.replace("THREAD_GRACE_S = 60.0", "THREAD_GRACE_S = 3.0"))
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
     command += ["-p", "no:cacheprovider", "-n0", *arguments, str(tmp_path)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path).stdout

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import yaml
 
-from headrace.check.findings import findings
-from headrace.check.plan import plan_run
-from headrace.check.sizes import planned_caches
-from headrace.config import LmDataConfig, load_config
-from headrace.config_parsing import decode
+from headrace.analysis.check.findings import findings
+from headrace.analysis.check.plan import plan_run
+from headrace.analysis.check.sizes import planned_caches
+from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.config.parsing import decode
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import PhasedDataset
-from headrace.levanter_config.translate import translate
+from headrace.levanter.translation.translate import translate
 
 FOLDER = Path(__file__).resolve().parent.parent / "experiments" / "nemotron"
 
@@ -55,7 +55,7 @@ def test_longer_rows_take_the_same_tokens_a_step():
     assert isinstance(dataset, PhasedDataset)
     assert dataset.seq_lens == (4096, 16384, 65536)
     for step in (0, 100_000, 110_000):
-        assert dataset.batch_schedule.rows_at(step)[1] * dataset.phase_at(step)[0].seq_len == 8192 * 4096
+        assert dataset.batch_schedule.rows_at(step)[1] * dataset.at_step(step)[0].seq_len == 8192 * 4096
 
 
 def test_levanters_config_is_the_same_mixture():

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+import headrace
+
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "lib" / "headrace"
 COMMANDS = [
-    "python3 -m pip install -q uv && python3 -m uv run --no-dev headrace demo",
-    "python3 -m pip install -q uv && python3 -m uv run pytest",
+    "python3 -m pip install -qU --target .uv uv && PYTHONPATH=.uv python3 -m uv run --no-dev headrace demo",
+    "python3 -m pip install -qU --target .uv uv && PYTHONPATH=.uv python3 -m uv run pytest",
 ]
 
 
@@ -163,7 +165,7 @@ def test_the_licence_goes_with_the_package():
 
 
 def test_the_changelog_has_the_version():
-    version = tomllib.loads((LIBRARY / "pyproject.toml").read_text())["project"]["version"]
+    version = headrace.__version__
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
@@ -172,7 +174,7 @@ def test_ci_runs_what_the_readme_says():
     for command in COMMANDS:
         assert f"```bash\n{command}\n```" in readme
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
-    for part in ("python3 -m pip install -q uv", "run pytest #", "run -q --no-dev headrace demo"):
+    for part in ("python3 -m pip install -qU --target .uv uv", "run pytest #", "run -q --no-dev headrace demo"):
         assert part in ci
 
 

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from headrace.component_config import ComponentConfig
-from headrace.config import LmDataConfig
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig
 from headrace.data.dataset import PlannedDataset, ReorderedDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import Continued, PhasedDataset
 from headrace.errors import ConfigError
-from headrace.index.amendments import sources_of
-from headrace.index.policies import POLICIES
-from headrace.index.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
-from headrace.index.stage_config import AmendmentConfig, StageConfig
-from headrace.index.validation_config import ValidationConfig
+from headrace.mix.amendments import sources_of
+from headrace.mix.policies.registry import POLICIES
+from headrace.mix.stage_config import AmendmentConfig, StageConfig
+from headrace.order.holdout import ValidationConfig
+from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
 from headrace.store.cache import TokenCache
 from headrace.testing import write_cache
 

@@ -25,9 +25,8 @@ from experiments.common.pictures import COLORS, new_figure
 from experiments.common.study import Record, Study, by_seed, compare, finish, mean_curve, parse
 from experiments.common.training import Evaluation, read_rows, train
 
-from headrace.component_config import ComponentConfig
-from headrace.config import LmDataConfig
-from headrace.index.validation_config import ValidationConfig
+from headrace import ComponentConfig, LmDataConfig
+from headrace.order import ValidationConfig
 
 HOME = Path(__file__).resolve().parent
 REFERENCE = "constant"

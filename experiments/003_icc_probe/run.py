@@ -36,9 +36,8 @@ from experiments.common.pictures import COLORS, new_figure
 from experiments.common.study import Record, Study, finish, parse
 from experiments.common.training import read_rows, row_losses, train
 
-from headrace.data.mixture import MixtureDataset
-from headrace.index.icc import batch_noise, between_block_share, nested_shares
-from headrace.probe import neighbourhoods, unigram_losses
+from headrace import MixtureDataset
+from headrace.analysis import batch_noise, between_block_share, neighbourhoods, nested_shares, unigram_losses
 
 HOME = Path(__file__).resolve().parent
 VALUES = ("model", "unigram")

@@ -27,13 +27,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.demo.corpus import END_OF_TEXT, Document, text_file, train_bpe, write_jsonl
-from headrace.errors import SourceError
-from headrace.ingest.build import build_cache
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
-from headrace.store.cache import TokenCache
-from headrace.store.ledger import read_ledger
+from headrace import SourceConfig, TokenCache, TokenizerConfig, build_cache
+from headrace.demo import END_OF_TEXT, Document, text_file, train_bpe, write_jsonl
+from headrace.errors import CacheMissingError, CacheUnfinishedError, SourceError
 
 SORTED = "sorted"
 RECIPE = 1
@@ -125,17 +121,17 @@ def prepare_corpus(spec: CorpusSpec, root: Path, *, each_source: bool = False) -
     said = json.loads(record.read_text())
     corpus = Corpus(folder, tuple(said["names"]), tuple(said["documents"]))
     for name in (SORTED, *(corpus.names if each_source else ())):
-        ledger = read_ledger(corpus.path(name))
-        if ledger is not None and ledger.finished:
-            continue  # wherever the folder lay when it was built
-        build_cache(
-            SourceConfig([str(text_file(folder, name))]),
-            corpus.tokenizer,
-            corpus.path(name),
-            chunk_tokens=spec.chunk_tokens,
-            engine="inline",
-            progress=False,
-        )
+        try:
+            TokenCache.open(corpus.path(name))  # wherever the folder lay when it was built
+        except (CacheMissingError, CacheUnfinishedError):
+            build_cache(
+                SourceConfig([str(text_file(folder, name))]),
+                corpus.tokenizer,
+                corpus.path(name),
+                chunk_tokens=spec.chunk_tokens,
+                engine="inline",
+                progress=False,
+            )
     return corpus
 
 

@@ -14,10 +14,8 @@ import numpy as np
 from experiments.common.corpus import SORTED, Corpus, CorpusSpec
 from experiments.common.training import Evaluation, ModelSpec, read_rows
 
-from headrace.component_config import ComponentConfig
-from headrace.config import LmDataConfig
-from headrace.index.shuffle_config import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig
-from headrace.index.validation_config import ValidationConfig
+from headrace import ComponentConfig, LmDataConfig
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig, ValidationConfig
 
 REFERENCE = "full"
 ROWS_PER_BLOCK = 16

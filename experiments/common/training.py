@@ -23,14 +23,11 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Float64
 
-from headrace.config import LmDataConfig
-from headrace.data.batch import PackedBatch, pack_rows
-from headrace.data.dataset import PlannedDataset
-from headrace.demo.model import Transformer, make_optimizer, train_step
-from headrace.feed.loader import DataLoader
-from headrace.store.cache import TokenCache
-from headrace.testing import with_arrays
-from headrace.testing.arrays import SlowArray
+from headrace import DataLoader, LmDataConfig, PackedBatch, TokenCache
+from headrace.batch import pack_rows
+from headrace.data import PlannedDataset
+from headrace.demo import Transformer, make_optimizer, train_step
+from headrace.testing import SlowArray, with_arrays
 
 
 @dataclass(frozen=True)

@@ -2,38 +2,43 @@
 
     python scripts/bench/bench_braid_reads.py --check --json docs/bench/braid_reads.json
 
-Batch 512, blocks of 256 examples, 512 strands in all, one whole epoch of at least 64 blocks a strand; every row of
-every step is mapped and each host's reads are forecast exactly (headrace.index.reads). 20 components have Zipf weights
-and lengths in proportion, and are handed out by quota. A host looks 64 steps ahead and holds at most
-``2 K / H + 2 x components`` blocks; where no cache is given, it holds and looks ahead as much as it likes. Burst: most
-reads in a step over the mean, without the cold start. The last table is of a stretch of a run that does not end, right
-at its start and a million steps later: the reads of 64 hosts must not grow with the age of a run.
+Batch 512, blocks of 256 examples, 512 strands in all, one whole epoch of at least 64 blocks a strand (24 with --quick,
+which leaves out the other orders); every row of every step is mapped, and each host's memory is replayed as its loader
+runs it: the forecast of `headrace simulate`. 20 components have Zipf weights and lengths in proportion, and are handed
+out by quota. A host holds at most ``2 K / H + 2 x components`` blocks; where no cache is given, it holds as much as it
+likes. Burst: most reads in a step over the mean, without the cold start. The last table is of a stretch of a run that
+does not end, right at its start and a million steps later: the reads of 64 hosts must not grow with the age of a run.
+Hosts that exchange rows: bench_row_exchange.py.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from _common import Report, run_bench
 
-from headrace.index.block_shuffle import BlockShuffle
-from headrace.index.braid_table import BraidTable
-from headrace.index.draws import Draws
-from headrace.index.reads import ReadForecast, forecast_reads, in_row_order
-from headrace.index.schedule import BatchSchedule, weight_from_config
-from headrace.index.strands import StrandPlan, apportion, resolve_strands
+from headrace import MixtureDataset, TokenSeqDataset
+from headrace.analysis import virtual_cache
+from headrace.analysis.simulate.replay import Fetches, Windows, replay
+from headrace.data import AsyncDataset
+from headrace.mix import BatchSchedule
+from headrace.mix.draws import Draws
+from headrace.mix.schedule import RowOrder, weight_from_config
+from headrace.order.braid.strands import StrandPlan, apportion, resolve_strands
+from headrace.store.layout import CacheLayout
 
 BATCH, BLOCK, STRANDS, BLOCKS_A_STRAND = 512, 256, 512, 64
-LOOK_AHEAD, COLD_STEPS = 64, 64
+QUICK_BLOCKS_A_STRAND, COLD_STEPS = 24, 64
+SEQ_LEN = 8
 HOSTS = (1, 8, 64)
-STEPS_A_PASS = 512
 AGES, AGED_STEPS = (0, 10_000, 1_000_000), 2048
 BARS = {(1, 1): 1.05, (1, 8): 1.05, (1, 64): 1.05, (20, 8): 1.15, (20, 64): 1.8}
-Order = Callable[["Job"], tuple[np.ndarray, np.ndarray | None]]
-"""Block of every row of every step in stream order, and localities if the order has any."""
+Order = Callable[["Job"], tuple[list[AsyncDataset[Any]], RowOrder]]
+"""The components of a job in an order of their own, and the order of the rows within a batch."""
 
 
 class Job:
@@ -45,10 +50,17 @@ class Job:
         block: Examples in a block.
         changing: Weights change in the middle of the run, by up to 30%.
         begin: Instead of a whole epoch: :data:`AGED_STEPS` from this step on, of components that do not end.
+        blocks_a_strand: Blocks of each strand in an epoch, at least.
     """
 
     def __init__(
-        self, components: int, strands: int, block: int, changing: bool = False, begin: int | None = None
+        self,
+        components: int,
+        strands: int,
+        block: int,
+        changing: bool = False,
+        begin: int | None = None,
+        blocks_a_strand: int = BLOCKS_A_STRAND,
     ) -> None:
         first = 1.0 / np.arange(1, components + 1)
         second = first * np.random.default_rng(1).uniform(0.7, 1.3, components) if changing else first
@@ -62,42 +74,42 @@ class Job:
             for usual in (None, first)
         )
         mean = (first + second) / 2
-        total = float((BLOCKS_A_STRAND * block * self.plan.strands / mean).max())
+        total = float((blocks_a_strand * block * self.plan.strands / mean).max())
+        self.begin = begin or 0
         self.steps = -(-int(total) // BATCH) if begin is None else AGED_STEPS
-        weights = [{"step": {0: float(a), self.steps // 2: float(b)}} for a, b in zip(first, second, strict=True)]
-        draws = Draws([weight_from_config(w) for w in weights], BatchSchedule(BATCH))
-        self.component = np.empty((self.steps, BATCH), np.int32)
-        self.ordinal = np.empty((self.steps, BATCH), np.int64)
-        for step in range(self.steps):
-            self.component[step], self.ordinal[step] = draws.step_table(step + (begin or 0))
-        self.lengths = np.maximum(draws.starts_at(self.steps), 1) if begin is None else np.full(components, 1 << 40)
-        self.first_block = np.cumsum(-(-self.lengths // block)) - -(-self.lengths // block)
+        self.names = [f"c{k}" for k in range(components)]
+        self.weights = {
+            name: {"step": {0: float(a), self.steps // 2: float(b)}}
+            for name, a, b in zip(self.names, first, second, strict=True)
+        }
+        lengths = np.full(components, 1 << 36)
+        if begin is None:
+            draws = Draws([weight_from_config(w) for w in self.weights.values()], BatchSchedule(BATCH))
+            lengths = np.maximum(draws.starts_at(self.steps), 1)
+        layout = CacheLayout("uint16", chunk_elements=block * SEQ_LEN)
+        self.stored = [
+            TokenSeqDataset(virtual_cache(name, SEQ_LEN * n, layout=layout), SEQ_LEN, name=name)
+            for name, n in zip(self.names, lengths.tolist(), strict=True)
+        ]
 
-    def block_of(self, component: np.ndarray, row: np.ndarray) -> np.ndarray:
-        """A number for each block of each component."""
-        return self.first_block[component] + row // self.block
 
-
-def braid(plan_of: Callable[[Job], StrandPlan] = lambda job: job.plan, sort: bool = True) -> Order:
+def braid(
+    plan_of: Callable[[Job], StrandPlan] = lambda job: job.plan, row_order: RowOrder = "locality", version: int = 2
+) -> Order:
     """A braid with the job's own plan or another one."""
 
-    def order(job: Job) -> tuple[np.ndarray, np.ndarray | None]:
+    def order(job: Job) -> tuple[list[AsyncDataset[Any]], RowOrder]:
         plan = plan_of(job)
-        table = BraidTable(
-            job.lengths,
-            io_block_size=job.block,
-            strands=plan.strands,
-            laps=plan.laps,
-            seeds=range(len(job.lengths)),
-        )
-        blocks, locality = np.empty(job.ordinal.shape, np.int64), np.empty(job.ordinal.shape)
-        for lo in range(0, job.steps, STEPS_A_PASS):
-            part = slice(lo, lo + STEPS_A_PASS)
-            component = job.component[part].ravel()
-            row, where = table(component, job.ordinal[part].ravel())
-            blocks[part] = job.block_of(component, row).reshape(blocks[part].shape)
-            locality[part] = where.reshape(blocks[part].shape)
-        return blocks, locality if sort else None
+        strands = plan.strands.tolist()
+        components = [
+            dataset.braid_shuffle(
+                seed=c, strands=count, lap=lap, first_strand=first, io_block_size=job.block, version=version
+            )
+            for c, (dataset, count, lap, first) in enumerate(
+                zip(job.stored, strands, plan.laps.tolist(), [0, *accumulate(strands[:-1])], strict=True)
+            )
+        ]
+        return components, row_order
 
     return order
 
@@ -113,44 +125,42 @@ def no_laps(job: Job) -> StrandPlan:
     return StrandPlan(job.plan.strands, job.plan.strands.astype(float))
 
 
-def block_shuffle(job: Job) -> tuple[np.ndarray, np.ndarray | None]:
+def block_shuffle(job: Job) -> tuple[list[AsyncDataset[Any]], RowOrder]:
     """Block shuffle with as many blocks open as the braid has strands; rows in stream order."""
-    out = np.empty(job.ordinal.shape, np.int64)
-    for c, (n, strands) in enumerate(zip(job.lengths.tolist(), job.plan.strands.tolist(), strict=True)):
-        order = BlockShuffle(n, io_block_size=job.block, window_blocks=strands, seed=c)
-        mine = job.component == c
-        i = job.ordinal[mine]
-        out[mine] = job.block_of(np.full(i.size, c), order.at(i, np.zeros_like(i)))
-    return out, None
+    return [
+        dataset.block_shuffle(io_block_size=job.block, window_blocks=strands, seed=c)
+        for c, (dataset, strands) in enumerate(zip(job.stored, job.plan.strands.tolist(), strict=True))
+    ], "stream"
 
 
 COLUMNS = ["order", "components", "hosts", "reads per block", "blocks held", "of cache", "burst", "busiest host / mean"]
 
 
-def table_row(name: str, job: Job, f: ReadForecast, cache: int | None) -> list[Any]:
+def table_row(name: str, job: Job, fetches: Fetches, cache: int | None) -> list[Any]:
+    warm = fetches.by_step[COLD_STEPS:]
     return [
         name,
-        len(job.lengths),
-        len(f.reads_by_host),
-        f.reads_per_block(job.block),
-        int(f.peak_blocks.max()),
+        len(job.names),
+        fetches.by_host.size,
+        float(fetches.by_step.sum()) * job.block / (job.steps * BATCH),
+        fetches.held,
         cache,
-        f.burst(skip=COLD_STEPS),
-        float(f.reads_by_host.max() / f.reads_by_host.mean()),
+        float(warm.max() / warm.mean()) if warm.any() else 0.0,
+        float(fetches.by_host.max() / fetches.by_host.mean()),
     ]
 
 
 def forecasts(name: str, order: Order, job: Job, caches: tuple[bool, ...] = (True,)) -> dict[int, list[list[Any]]]:
     """Rows of the table by hosts, with the bounded cache and (or) any cache."""
-    blocks, locality = order(job)
-    if locality is not None:
-        blocks = in_row_order(blocks, locality)
+    components, row_order = order(job)
+    mixture = MixtureDataset(dict(zip(job.names, components, strict=True)), job.weights, batch_size=BATCH)
+    windows = Windows(mixture, mixture.batch_schedule, job.begin, None, row_order)
     rows: dict[int, list[list[Any]]] = {}
     for hosts in HOSTS:
         for bounded in caches:
-            cache = 2 * int(job.plan.strands.sum()) // hosts + 2 * len(job.lengths) if bounded else None
-            f = forecast_reads(blocks, hosts, cache, LOOK_AHEAD if bounded else None)
-            rows.setdefault(hosts, []).append(table_row(name, job, f, cache))
+            cache = 2 * int(job.plan.strands.sum()) // hosts + 2 * len(job.names) if bounded else None
+            fetches = replay(windows, hosts, job.steps, cache, hosts)
+            rows.setdefault(hosts, []).append(table_row(name, job, fetches, cache))
     return rows
 
 
@@ -172,13 +182,14 @@ def measure_ages(report: Report) -> None:
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
-    orders: dict[str, Order] = {"braid": braid(), "block shuffle": block_shuffle}
-    caches = {"braid, stream order": (False,), "block shuffle": (False,) if args.quick else (True, False)}
+    orders: dict[str, Order] = {"braid": braid()}
+    caches = {"braid, stream order": (False,), "block shuffle": (True, False)}
     if not args.quick:
-        orders["braid, stream order"] = braid(sort=False)
+        orders |= {"block shuffle": block_shuffle, "braid, stream order": braid(row_order="stream")}
+    length = QUICK_BLOCKS_A_STRAND if args.quick else BLOCKS_A_STRAND
     for components in (1, 20):
         title = f"Batch {BATCH}, {components} component(s), blocks of {BLOCK}, {STRANDS} strands"
-        rows = compare(report, title, Job(components, STRANDS, BLOCK), orders, caches)
+        rows = compare(report, title, Job(components, STRANDS, BLOCK, blocks_a_strand=length), orders, caches)
         for hosts in HOSTS:
             _, _, _, reads, held, cache, burst, _ = rows[hosts][0]
             if (components, hosts) in BARS:

@@ -28,10 +28,9 @@ from pathlib import Path
 from _common import Report, run_bench
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from headrace.ingest.build import BuildReport, build_cache
-from headrace.ingest.pieces import cores
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
+from headrace import SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest import BuildReport
+from headrace.ingest.tokenize import cores
 
 PART_BYTES = 4 << 20
 ROUNDS = 3

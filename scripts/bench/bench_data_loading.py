@@ -32,12 +32,9 @@ from typing import Any
 import numpy as np
 from _common import Report, run_bench, touch_memory
 
-from headrace.data.dataset import AsyncDataset
-from headrace.data.mixture import MixtureDataset
-from headrace.data.token_seq import TokenSeqDataset
-from headrace.feed.loader import DataLoader
+from headrace import DataLoader, MixtureDataset, TokenCache, TokenSeqDataset
+from headrace.data import AsyncDataset
 from headrace.metrics import LoaderStats
-from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
 from headrace.testing import write_cache
 

@@ -28,13 +28,13 @@ from typing import Any
 import numpy as np
 from _common import Report, run_bench
 
-from headrace.index.blend import Blend
-from headrace.index.braid_table import BraidTable
-from headrace.index.draws import Draws
-from headrace.index.permutation import Feistel
-from headrace.index.schedule import BatchSchedule, weight_from_config
-from headrace.index.stages import Stage, Stages
-from headrace.index.strands import resolve_strands
+from headrace.mix import BatchSchedule, Blend, Stage
+from headrace.mix.draws import Draws
+from headrace.mix.schedule import weight_from_config
+from headrace.mix.stages import Stages
+from headrace.order import Feistel
+from headrace.order.braid.strands import resolve_strands
+from headrace.order.braid.table import BraidTable
 
 LENGTHS = (10**6, 10**9, 10**12)
 COMPONENTS = 20

@@ -9,9 +9,10 @@ and pays for its own shard indices. Every host takes a batch, works for 100 ms, 
 
 Table 1: what went over the wire in the whole run, by the proxy's log. ``GETs a block`` is requests for data over stored
 blocks, 1 is the least; ``with indices`` counts shard indices and metadata too, which in a run of this size weigh more
-than in a real one (one a shard and host). ``forecast`` is what ``headrace.simulate`` says beforehand. ``waiting`` is of
-the host that waited most, once every strand of the braids has begun its first block (20 batches), and next to it from
-the second batch on; ``first batch`` from opening the caches to the first batch, metadata and indices included.
+than in a real one (one a shard and host). ``forecast`` is what ``headrace.analysis.simulate`` says beforehand.
+``waiting`` is of the host that waited most, once every strand of the braids has begun its first block (20 batches), and
+next to it from the second batch on; ``first batch`` from opening the caches to the first batch, metadata and indices
+included.
 
 ``first batch`` is also shown to wait for nothing but its own blocks: a host starts once more, and every request for
 data beyond those blocks hangs.
@@ -47,20 +48,16 @@ import tensorstore as ts
 from _common import Report, run_bench
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from headrace.data.mixture import MixtureDataset
-from headrace.data.token_seq import TokenSeqDataset
+from headrace import DataLoader, MixtureDataset, TokenCache, TokenSeqDataset
+from headrace.analysis import simulate
 from headrace.errors import ReadError
 from headrace.feed import loader as loader_module
-from headrace.feed.loader import DataLoader
 from headrace.feed.placement import Placement
-from headrace.simulate import simulate
 from headrace.store.array import kvstore_spec
-from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
-from headrace.testing import FaultProxy, Faults, write_cache
+from headrace.testing import FaultProxy, Faults, LoggedRequest, gcs_server, s3_server, use_gcs, use_s3, write_cache
 from headrace.testing._http import Head
-from headrace.testing.faults import Fate, LoggedRequest
-from headrace.testing.servers import gcs_server, s3_server, use_gcs, use_s3
+from headrace.testing.faults import Fate
 
 HOSTS, BATCH, SEQ_LEN, BLOCK_ROWS, SHARD_BLOCKS = 8, 128, 1024, 16, 256
 LAYOUT = CacheLayout("uint16", BLOCK_ROWS * SEQ_LEN, SHARD_BLOCKS)

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from _common import Report, run_bench
 
-from headrace.index.packing.plan import PackPlan, plan_packs
-from headrace.index.packing.spec import Algorithm
+from headrace.pack import PackPlan, plan_packs
+from headrace.pack.spec import Algorithm
 
 CAPACITY, BLOCK, MEDIAN, LONGEST = 4096, 65_536, 600, 8192
 ALGORITHMS: tuple[Algorithm, ...] = ("bfd", "wfd", "ffd", "bfd_split", "windowed", "next_fit", "wrap")

@@ -16,10 +16,8 @@ import tempfile
 import numpy as np
 from _common import Report, run_bench
 
-from headrace.data.document_filter import DocumentFilter
-from headrace.data.token_seq import TokenSeqDataset
-from headrace.feed.loader import DataLoader
-from headrace.store.cache import TokenCache
+from headrace import DataLoader, TokenCache, TokenSeqDataset
+from headrace.data.documents import DocumentFilter
 from headrace.store.layout import CacheLayout
 from headrace.testing import write_cache
 

@@ -11,8 +11,8 @@ import numpy as np
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-from headrace.data.token_seq import TokenSeqDataset
-from headrace.store.layout import CacheLayout
+from headrace import TokenSeqDataset
+from headrace.store import CacheLayout
 from headrace.testing import write_cache
 
 BLOCKS, BLOCK_ROWS, SEQ_LEN, BATCH = 96, 16, 4, 16

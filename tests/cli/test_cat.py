@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from headrace.config import LmDataConfig, load_config
-from headrace.data.batch_order import BatchOrder
+from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.data.dataset import BatchOrder
 from headrace.ingest.build import build_cache
-from headrace.ingest.leaves import LeafConfig
+from headrace.ingest.records import LeafConfig
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
-from headrace.state import RunManifest, open_run
+from headrace.run.manifest import RunManifest, open_run
 from headrace.store.cache import TokenCache
 from headrace.testing import tiny_cache, write_cache
 
@@ -211,7 +211,6 @@ def test_no_device_is_taken(run: str):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("step 3  6 rows of 32 tokens, shown: 1 of ")

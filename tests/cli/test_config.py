@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 
 import jax
 import jsonschema
@@ -11,8 +13,8 @@ import pytest
 import yaml
 from jax.sharding import Mesh
 
-from headrace.config import load_config
-from headrace.state import open_run
+from headrace.config.lm_data import load_config
+from headrace.run.manifest import open_run
 from headrace.testing import tiny_cache
 
 PLAN = """
@@ -130,6 +132,55 @@ def test_from_levanter_prints_a_config_with_its_notes(headrace, tmp_path):
     assert written.out == ""
     assert "missing num_validation_sequences.web" in written.err
     assert load_config(str(tmp_path / "out.yaml")) == load_config(str(tmp_path / "ours.yaml"))
+
+
+@pytest.fixture
+def remote(tmp_path, monkeypatch):
+    """A config of three remote caches, and the connections that are attempted; each would wait for ever."""
+    never, attempts = threading.Event(), []
+
+    def attempt(*args, **kwargs):
+        attempts.append(args)
+        never.wait()
+        raise OSError("no network here")
+
+    for name in ("getaddrinfo", "create_connection"):
+        monkeypatch.setattr(socket, name, attempt)
+    monkeypatch.setattr(socket.socket, "connect", attempt)
+    caches = {n: {"cache_dir": f"gs://bucket/{n}", "source": {"train_urls": [f"gs://bucket/{n}.jsonl"]}} for n in "abc"}
+    theirs = tmp_path / "theirs.yaml"
+    theirs.write_text(yaml.safe_dump({"components": caches}))
+    yield str(theirs), attempts
+    never.set()
+
+
+def test_from_levanter_opens_nothing(headrace, remote):
+    theirs, attempts = remote
+    done = headrace("config", "from-levanter", theirs)
+    assert done.code == 0
+    assert "gs://bucket/c/train" in done.out
+    assert attempts == []
+
+
+def test_from_levanter_looks_when_asked_and_not_for_ever(headrace, remote, monkeypatch):
+    theirs, _ = remote
+    monkeypatch.setattr("headrace.cli.config.LOOK_S", 0.05)
+    plain = headrace("config", "from-levanter", theirs).out
+    looked = headrace("config", "from-levanter", theirs, "--look")
+    assert looked.code == 0
+    assert looked.out == plain  # nothing answered
+    assert "look: the ledgers of 3 caches, for 0.05 s at most: gs://bucket/a/train, gs://bucket/b/train" in looked.err
+    assert "no answer within 0.05 s" in looked.err
+
+
+def test_from_levanter_goes_by_what_it_sees(headrace, tmp_path):
+    for name, documents in (("x", 30), ("y", 10)):
+        tiny_cache(tmp_path / name / "train", documents=documents)
+    urls = {"source": {"type": "url", "train_urls": ["x.jsonl"]}}
+    theirs = tmp_path / "theirs.yaml"
+    theirs.write_text(yaml.safe_dump({"components": {n: {"cache_dir": str(tmp_path / n), **urls} for n in "xy"}}))
+    assert "tokenizer" in yaml.safe_load(headrace("config", "from-levanter", str(theirs)).out)  # there is all to build
+    assert "tokenizer" not in yaml.safe_load(headrace("config", "from-levanter", str(theirs), "--look").out)
 
 
 def test_simulate_goes_by_expected_tokens_too(headrace, plan):

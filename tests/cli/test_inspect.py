@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cli import counts
-from headrace.cli.counts import histogram, length_statistics
+from headrace.cli import inspect_show
 from headrace.cli.decoded import drawn
+from headrace.cli.inspect_show import histogram, length_statistics
 from headrace.cli.shown import printable
 from headrace.errors import SourceError
 from headrace.ingest.build import build_cache
@@ -135,8 +135,8 @@ def test_json(headrace: Run, cache: str):
 
 
 def test_lengths_of_a_huge_cache_are_sampled(cache: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(counts, "MAX_COUNTED", 8)
-    monkeypatch.setattr(counts, "WINDOWS", 4)
+    monkeypatch.setattr(inspect_show, "MAX_COUNTED", 8)
+    monkeypatch.setattr(inspect_show, "WINDOWS", 4)
     lengths = length_statistics(TokenCache.open(cache))
     assert (lengths.documents, lengths.of) == (8, 15)
 

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from rich.console import Console
 
-from headrace.cli import counts, search
-from headrace.cli.counts import length_statistics, token_statistics
-from headrace.cli.decoded import sample, tokenizer_of
-from headrace.cli.inspect_show import show_samples
-from headrace.cli.search import documents_with_id
+from headrace.cli import decoded, inspect_show
+from headrace.cli.decoded import documents_with_id, sample, tokenizer_of
+from headrace.cli.inspect_show import length_statistics, show_samples, token_statistics
 from headrace.errors import ConfigError
 from headrace.ingest.build import build_cache
-from headrace.ingest.leaves import LeafConfig
+from headrace.ingest.records import LeafConfig
 from headrace.ingest.source import ChatConfig, SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.store.cache import TokenCache
-from headrace.store.levanter_export import write_levanter
+from headrace.store.ledger import read_ledger, write_ledger
+from headrace.store.levanter.export import write_levanter
 from headrace.testing import tiny_cache, write_cache
 
 Run = Callable[..., tuple[int, str, str]]
@@ -162,8 +162,8 @@ def test_searches_that_find_nothing_say_why(headrace: Run, chats: str, tmp_path:
 )
 def test_search_finds_all_and_no_others(ids, wanted, documents, values):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "_DOCUMENTS", documents)
-        patch.setattr(search, "_VALUES", values)
+        patch.setattr(decoded, "_DOCUMENTS", documents)
+        patch.setattr(decoded, "_VALUES", values)
         looked: list[int] = []
         found = documents_with_id(_HasIds(ids), wanted, "id", looked.append)
     assert found == [k for k, text in enumerate(ids) if text == wanted]
@@ -207,9 +207,8 @@ def test_tokens_are_counted(headrace: Run, tmp_path: Path):
 def test_ids_outside_the_vocabulary_are_said(headrace: Run, tmp_path: Path):
     path = tmp_path / "c"
     write_cache(path, [[np.array([1, 2, 250, 250])]], vocab_size=256)
-    ledger = json.loads((path / "ledger.json").read_text())
-    ledger["tokenizer"]["vocab_size"] = 10
-    (path / "ledger.json").write_text(json.dumps(ledger))
+    ledger = read_ledger(str(path))
+    write_ledger(str(path), structs.replace(ledger, tokenizer={"vocab_size": 10}))
     found = token_statistics(TokenCache.open(path), None)
     assert (found.outside, found.never_seen, found.distinct) == (2, 8, 3)
     assert "2 tokens have an id that is not in the vocabulary" in headrace("inspect", str(path))[1]
@@ -217,8 +216,8 @@ def test_ids_outside_the_vocabulary_are_said(headrace: Run, tmp_path: Path):
 
 def test_of_huge_caches_a_sample_is_taken_and_said(headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     cache = tiny_cache(tmp_path / "c", documents=200, parts=3)
-    monkeypatch.setattr(counts, "MAX_COUNTED", 64)
-    monkeypatch.setattr(counts, "WINDOWS", 8)
+    monkeypatch.setattr(inspect_show, "MAX_COUNTED", 64)
+    monkeypatch.setattr(inspect_show, "WINDOWS", 8)
     found, lengths = token_statistics(cache, None), length_statistics(cache)
     assert (found.tokens, found.of, lengths.documents, lengths.of) == (64, cache.num_tokens, 64, 200)
     out = headrace("inspect", str(tmp_path / "c"))[1]

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.data.packing import PackedTokenDataset
+from headrace.data.packed import PackedTokenDataset
 from headrace.errors import ConfigError
-from headrace.index.packing.plan import plan_packs
+from headrace.pack.plan import plan_packs
 from headrace.testing import tiny_cache
 
 Run = Callable[..., tuple[int, str, str]]

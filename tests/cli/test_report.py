@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from headrace.component_config import ComponentConfig
-from headrace.config import LmDataConfig
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig
 from headrace.feed.run_log import RunLog
-from headrace.state import open_run
+from headrace.run.manifest import open_run
 from headrace.testing import tiny_cache
 
 
@@ -20,7 +20,7 @@ def config_file(tmp_path):
 
 
 def test_a_page_for_a_config_and_for_a_run(headrace, config_file, tmp_path):
-    from headrace.config import load_config
+    from headrace.config.lm_data import load_config
 
     page = tmp_path / "plan.html"
     done = headrace("report", str(config_file), "--output", str(page))

@@ -20,7 +20,7 @@ components:
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "headrace", "simulate", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture

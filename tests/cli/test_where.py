@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 
-from headrace.config import load_config
+from headrace.config.lm_data import load_config
 from headrace.data.provenance import rows_of_step
 from headrace.errors import IndexOutOfRangeError
-from headrace.state import RunManifest
+from headrace.run.manifest import RunManifest
+from headrace.run.where import where
 from headrace.testing import tiny_cache
-from headrace.where import where
 
 PLANS = {
     "scheduled": ["components.a.weight={linear: {0: 3, 20: 1}}", "batch_size={0: 4, 7: 8}"],
@@ -51,7 +51,7 @@ def test_it_says_what_the_loader_does(caches, plan, step):
     rows, tokens = Counter(), Counter()
     for done in range(step):
         taken = rows_of_step(dataset, dataset.batch_schedule, done)
-        length = dataset.phase_at(done)[0].seq_len
+        length = dataset.at_step(done)[0].seq_len
         for number, count in zip(*np.unique(taken.component, return_counts=True), strict=True):
             rows["ab"[number]] += int(count)
             tokens["ab"[number]] += int(count) * length
@@ -104,7 +104,7 @@ def test_as_a_user_types_it(tmp_path: Path):
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "headrace", "where", "run.yaml", *args]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
 
     found = json.loads(run("--step", "1000", "--json").stdout)
     assert (found["step"], found["tokens"], found["sources"]["web"]["rows"]) == (1000, 32_000, 4000)

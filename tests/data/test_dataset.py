@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.data.dataset import AsyncDataset, MappedDataset, ReorderedDataset
+from headrace.data.async_dataset import AsyncDataset, MappedDataset
+from headrace.data.dataset import ReorderedDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.index.block_shuffle import BlockShuffle
-from headrace.index.era import EraShuffle
-from headrace.index.permutation import Feistel
-from headrace.index.remap import Slice
+from headrace.order.block_shuffle import BlockShuffle, EraShuffle
+from headrace.order.order import Repeat, Slice
+from headrace.order.permutation import Feistel
 from headrace.store.layout import CacheLayout
 from headrace.testing import write_cache
 
@@ -154,7 +154,10 @@ def test_what_has_no_end_is_not_cut(dataset):
         (lambda d: d.block_shuffle(window_blocks=0, seed=0), "window_blocks"),
         (lambda d: d.shuffle(0.5), "seed"),
         (lambda d: d.shuffle(0, perm_type="feistl"), "perm_type"),
-        (lambda d: d.braid_shuffle(seed=0), "batch_size"),
+        (lambda d: d.braid_shuffle(seed=0).read([0]), "batch_size"),
+        (lambda d: d.braid_shuffle(seed=0).shuffle(0).read([0]), "batch_size"),
+        (lambda d: d.braid_shuffle(seed=0, first_strand=3), "first_strand"),
+        (lambda d: Numbers(5).braid_shuffle(seed=0), "io_block_size"),
         (lambda d: ReorderedDataset(d, Slice(102)), "order"),
         (lambda d: Numbers(5).block_shuffle(seed=0), "io_block_size"),
     ],
@@ -272,3 +275,23 @@ def test_descriptions_hold_no_addresses(dataset):
     assert not any("0x" in name for name in described)
     assert described[0] == "numpy.clip(a_max=3, a_min=0)"
     assert described[1].endswith(".Identity")
+
+
+def test_a_shuffle_that_repeats_is_one_dataset(dataset):
+    """As an index map of its own, or as a shuffle and a repeat behind it."""
+    at = np.arange(3 * len(dataset))
+    together = dataset.reordered(Repeat(Feistel(len(dataset), 5), 3))
+    apart = dataset.shuffle(5).repeat(3)
+    assert (len(together), together.rows_of_pass) == (len(apart), apart.rows_of_pass) == (at.size, len(dataset))
+    for field, other in zip(together.locate(at), apart.locate(at), strict=True):
+        assert np.array_equal(field, other)
+    assert np.array_equal(together.passes(at), at // len(dataset))
+    assert np.array_equal(apart.passes(at), at // len(dataset))
+    assert dataset.reordered(Repeat(Feistel(len(dataset), 5))).length is None
+
+
+def test_functions_leave_what_is_planned_below_them(dataset):
+    mapped = dataset.shuffle(1).map(str).map(len)
+    assert mapped.functions == (str, len)
+    assert mapped.planned is mapped.base.base
+    assert (dataset.functions, dataset.planned) == ((), dataset)

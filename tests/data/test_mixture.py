@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from headrace.data.mixture import MixtureDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.index.blend import Blend
-from headrace.index.permutation import Feistel
-from headrace.index.schedule import BatchSchedule
+from headrace.mix.blend import Blend
+from headrace.mix.schedule import BatchSchedule
+from headrace.order.permutation import Feistel
 from headrace.store.layout import CacheLayout
 from headrace.testing import random_documents, tiny_cache, write_cache
 

@@ -13,24 +13,24 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 
-from headrace.component_config import ComponentConfig
-from headrace.config import LmDataConfig
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig
 from headrace.data.dataset import PlannedDataset
-from headrace.data.document_filter import DocumentFilter
+from headrace.data.documents import DocumentFilter
 from headrace.data.mixture import MixtureDataset
-from headrace.data.packing import PackedTokenDataset
+from headrace.data.packed import PackedTokenDataset
 from headrace.data.phased import Continued
-from headrace.data.provenance import caches_of, documents_at, read_spans, rows_of_step, source_files, spans_of_rows
+from headrace.data.provenance import documents_at, read_spans, rows_of_step, source_files, spans_of_rows
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.loader import DataLoader
-from headrace.index.schedule import BatchSchedule
-from headrace.index.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
-from headrace.index.stage_config import AmendmentConfig, StageConfig
-from headrace.index.validation_config import ValidationConfig
 from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
+from headrace.mix.schedule import BatchSchedule
+from headrace.mix.stage_config import AmendmentConfig, StageConfig
+from headrace.order.holdout import ValidationConfig
+from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
 from headrace.store.cache import TokenCache
 from headrace.testing import CountingArray, tiny_cache, with_arrays, write_cache
 
@@ -115,7 +115,9 @@ def runs(draw: st.DrawFn, removed: str) -> LmDataConfig:
     return LmDataConfig(**given_)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_what_a_step_is_made_of_is_what_is_delivered(caches, removed, data):
     run = data.draw(runs(removed))
@@ -207,7 +209,7 @@ def test_no_token_comes_twice_in_an_epoch(caches):
         for row, tokens in zip(spans.row.tolist(), read_spans(rows, spans), strict=True):
             drawn.setdefault((int(rows.component[row]), int(rows.epoch[row])), []).append(tokens)
     assert max(epoch for _, epoch in drawn) > 2
-    late, _ = dataset.phase_at(20)
+    late, _ = dataset.at_step(20)
     assert isinstance(late, MixtureDataset)
     for part in late.components:  # an epoch goes on behind the change
         assert isinstance(part, Continued)
@@ -284,9 +286,8 @@ def test_the_ledger_names_the_files_of_a_part(tmp_path):
 
 def test_what_lies_in_no_cache_is_refused():
     dataset = TokenSeqDataset(tiny_cache(documents=9), 4)
-    del dataset.cache
     with pytest.raises(ConfigError, match="does not lie in a token cache"):
-        caches_of(dataset)
+        PlannedDataset.caches(dataset)
 
 
 def test_a_mixture_is_one_of_many_sources(caches):

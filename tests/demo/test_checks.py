@@ -7,9 +7,8 @@ import pytest
 from rich.console import Console
 
 from headrace.demo import checks
-from headrace.demo.log import RunLog, StepRecord
-from headrace.demo.picture import draw_picture, rolling_mean
-from headrace.demo.screen import Screen
+from headrace.demo.checks import draw_picture, rolling_mean
+from headrace.demo.screen import Screen, StepLog, StepRecord
 
 STEPS = 40
 WEIGHTS = {"a": 1.0, "b": {"linear": {0: 0.0, STEPS - 1: 1.0}}}
@@ -26,7 +25,8 @@ def run_log(tmp_path, losses=None, rows=None, wait_s=0.0):
     losses = np.linspace(8, 4, STEPS) if losses is None else losses
     rows = fair_rows() if rows is None else rows
     console = Console(file=io.StringIO(), width=200)
-    with Screen(console).training(STEPS) as line, RunLog(tmp_path / "metrics.jsonl", WEIGHTS, STEPS, line) as log:
+    with Screen(console).training(STEPS) as line:
+        log = StepLog(tmp_path / "metrics.jsonl", WEIGHTS, STEPS, line)
         for step in range(STEPS):
             devices = 4 if step < STEPS // 2 else 2
             waited = wait_s if step not in (0, STEPS // 2) else 100.0  # what comes while compiling does not count

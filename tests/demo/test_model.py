@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from headrace.data.batch import pack_rows
+from headrace.batch.packed_batch import pack_rows
 from headrace.demo.model import Transformer, make_optimizer, next_token_loss, replicate, rotate, train_step
 
 VOCAB, SEQ, EOS = 17, 12, 0

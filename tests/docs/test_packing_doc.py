@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.cli import main
-from headrace.config import load_config
+from headrace.config.lm_data import load_config
 from headrace.ingest.build import build_cache
 from headrace.ingest.source import ChatConfig, SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headrace.cli import application
+from headrace.cli.application import application
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("quickstart", "order", "mixing", "multi_host", "object_stores", "config", "cli", "report", "metrics")
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, pytest.param("losses", marks=pytest.mark.slow)])
 def test_a_page_runs_as_printed(
     page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):

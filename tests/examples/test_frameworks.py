@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from headrace.config import load_config
+from headrace.config.lm_data import load_config
 from headrace.errors import PlanMismatchError
 from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig

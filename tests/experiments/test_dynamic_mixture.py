@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.index.schedule import weight_from_config
+from headrace.mix.schedule import weight_from_config
 
 NAME = "002_dynamic_mixture"
 

@@ -17,7 +17,8 @@ HOST = """
 import json, sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from headrace import ConfigError, DataLoader, TokenSeqDataset
+from headrace import DataLoader, TokenSeqDataset
+from headrace.errors import ConfigError
 
 root, address, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
 options = json.loads(sys.argv[4 + number])
@@ -96,7 +97,7 @@ def run(program, root, *options):
         for number in (0, 1)
     ]
     try:
-        found = [host.communicate(timeout=120) for host in hosts]
+        found = [host.communicate() for host in hosts]
     finally:
         for host in hosts:
             host.kill()

@@ -16,17 +16,20 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace.adapters.host_batches import HostBatches
-from headrace.data.batch import PackedBatch
-from headrace.data.dataset import AsyncDataset
+from headrace.batch.packed_batch import PackedBatch
+from headrace.data.async_dataset import AsyncDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.loader import DataLoader
-from headrace.index.schedule import BatchSchedule
+from headrace.mix.schedule import BatchSchedule
 from headrace.store.layout import CacheLayout
 from headrace.testing import random_documents, tiny_cache, write_cache
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "mixture_order.json"
+GOLDEN = {
+    n: Path(__file__).parent.parent / "golden" / name
+    for n, name in ((1, "mixture_order.json"), (2, "mixture_order_2.json"))
+}
 EOS = 255
 STEPS = 30
 BATCH = {0: 8, 20: 16}
@@ -59,8 +62,12 @@ def sources(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def mixture(sources):
+    return mix_shuffled(sources, version=2)
+
+
+def mix_shuffled(sources, version):
     shuffled = {
-        "a": sources["a"].braid_shuffle(seed=3, strands=4),
+        "a": sources["a"].braid_shuffle(seed=3, strands=4, version=version),
         "b": sources["b"].block_shuffle(window_blocks=3, seed=4),
         "c": sources["c"].shuffle(5),
     }
@@ -226,9 +233,10 @@ def test_a_training_step_may_donate_the_batch(mixture):
             assert not np.asarray(invalid).any()
 
 
-def test_the_order_of_a_fixed_mixture_is_pinned(mixture):
-    """Changing it is a release note and a new ORDER_VERSION; HEADRACE_UPDATE_GOLDEN=1 writes the file."""
-    found = {}
+@pytest.mark.parametrize("version", GOLDEN)
+def test_the_order_of_a_fixed_mixture_is_pinned(sources, version):
+    """Changing it is a release note and a new version of the order; HEADRACE_UPDATE_GOLDEN=1 writes the file."""
+    found, mixture = {}, mix_shuffled(sources, version)
     for row_order in ("stream", "locality"):
         loader = DataLoader(mixture, mesh=mesh(8), row_order=row_order)
         found[row_order] = {}
@@ -237,8 +245,8 @@ def test_the_order_of_a_fixed_mixture_is_pinned(mixture):
             begins = [".".join(map(str, row[:4])) for row in batch.tokens.tolist()]
             found[row_order][str(step)] = [f"{s}:{b}" for s, b in zip(batch.source_id, begins, strict=True)]
     if os.environ.get("HEADRACE_UPDATE_GOLDEN"):
-        GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
-    assert found == json.loads(GOLDEN.read_text())
+        GOLDEN[version].write_text(json.dumps(found, indent=1) + "\n")
+    assert found == json.loads(GOLDEN[version].read_text())
 
 
 def test_steps_may_be_asked_for_backwards(mixture):

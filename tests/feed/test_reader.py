@@ -13,21 +13,22 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from headrace.data.dataset import BatchOrder
 from headrace.data.mixture import MixtureDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, ReadError
 from headrace.feed.plan import BlockSpace, plan_window
-from headrace.feed.reader import PlannedReader
-from headrace.index.remap import IndexMap
-from headrace.index.schedule import BatchSchedule
-from headrace.metrics import ReadStats, Stopwatch
+from headrace.feed.reader import Grouping, PlannedReader
+from headrace.metrics import IterationStats, ReadStats
+from headrace.mix.schedule import BatchSchedule
+from headrace.order.order import Order
 from headrace.store.layout import CacheLayout
 from headrace.testing import CountingArray, random_documents, with_arrays, write_cache
 
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
-class Listed(IndexMap):
+class Listed(Order):
     """The rows of a list, for orders made up by hand."""
 
     reorders = True
@@ -130,8 +131,10 @@ def least_budget(dataset, batch, host, row_order, steps):
 
 
 def reader(dataset, batch, host, row_order, max_bytes, group=0, stats=None, mapping=True):
+    counted = IterationStats()
+    counted.reads = stats or counted.reads
     return PlannedReader(
-        dataset, batch, host, row_order, max_bytes, stats or ReadStats(), Stopwatch(), group, mapping=mapping
+        BatchOrder(dataset, batch, row_order), host, max_bytes, counted, Grouping(group), mapping=mapping
     )
 
 

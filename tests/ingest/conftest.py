@@ -1,9 +1,14 @@
-"""A small BPE, corpora and folders compared byte by byte, for the tests of building."""
+"""A small BPE, corpora, folders compared byte by byte, and a Ray cluster that loses nodes, for the tests of building."""
 
 import json
 import os
-from collections.abc import Callable
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -79,3 +84,84 @@ def tree() -> Callable[[str | Path], dict[str, bytes]]:
         }
 
     return read
+
+
+class RayNodes:
+    """A cluster of a head and some other nodes, each of one core."""
+
+    def __init__(self, cluster: Any, others: int) -> None:
+        self._cluster, self._others = cluster, others
+
+    def fill_up(self) -> bool:
+        """Adds the nodes that are missing. Ray gives one 30 s to start; on a busy machine it may need another try."""
+        for _ in range(self._others + 3):
+            if len(self._cluster.worker_nodes) >= self._others:
+                return True
+            with suppress(Exception):
+                self._cluster.add_node(num_cpus=1)
+        return len(self._cluster.worker_nodes) >= self._others
+
+    def workers(self) -> list[int]:
+        """Processes that build a part."""
+        numbers: list[int] = []
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdigit() and b"ray::build_part" in (entry / "cmdline").read_bytes():
+                    numbers.append(int(entry.name))
+        return numbers
+
+    def kill_a_worker(self, pick: random.Random) -> bool:
+        """Whether there was one."""
+        with suppress(ProcessLookupError, IndexError):
+            os.kill(pick.choice(self.workers()), signal.SIGKILL)
+            return True
+        return False
+
+    def lose_a_node(self) -> bool:
+        self._cluster.remove_node(next(iter(self._cluster.worker_nodes)), allow_graceful=False)
+        return True
+
+    def hit_while(self, work: Callable[[], object], disaster: Callable[[], bool], delay_s: float) -> bool:
+        """Does the work; ``delay_s`` after the first part was begun the disaster is called. Whether it came and hit."""
+        over, hit = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            while not self.workers() and not over.wait(0.02):
+                pass
+            if not over.wait(delay_s) and disaster():
+                hit.set()
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            work()
+        finally:
+            over.set()
+            watcher.join()
+        return hit.is_set()
+
+
+@pytest.fixture(scope="session")
+def ray_nodes() -> Callable[[int], AbstractContextManager[RayNodes]]:
+    """Starts a cluster with so many nodes besides its head; ``RAY_ADDRESS`` names it meanwhile."""
+
+    @contextmanager
+    def start(others: int) -> Iterator[RayNodes]:
+        from ray.cluster_utils import Cluster
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_AUTH_MODE", "disabled")
+            patch.setenv("RAY_DEDUP_LOGS", "0")
+            try:
+                cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+            except Exception as error:  # noqa: BLE001 (a busy machine does not start it in time)
+                pytest.skip(f"Ray did not start: {error}")
+            nodes = RayNodes(cluster, others)
+            if not nodes.fill_up():
+                cluster.shutdown()
+                pytest.skip("Ray's other nodes did not start")
+            patch.setenv("RAY_ADDRESS", cluster.address)
+            yield nodes
+            cluster.shutdown()
+
+    return start

@@ -185,7 +185,7 @@ class TestResume:
         def interrupted(*_: Any, **__: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("headrace.ingest.build.run_on", interrupted)
+        monkeypatch.setattr("headrace.ingest.build._run", interrupted)
         with pytest.raises(KeyboardInterrupt):
             build(tmp_path / "corpus", tmp_path / "cache")
         with pytest.raises(CacheUnfinishedError):

@@ -14,14 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, SourceError
-from headrace.ingest.blocks import PACKED_BLOCK_BYTES, lines_between, split_lines, unpack, without_bom
-from headrace.ingest.documents import DocumentReader
+from headrace.ingest.base_tokenizer import ByteTokenizer
+from headrace.ingest.documents import DocumentReader, open_reader
 from headrace.ingest.kinds import DocumentKind, make_kind
-from headrace.ingest.readers.lines import JsonlReader
-from headrace.ingest.readers.registry import open_reader
+from headrace.ingest.readers.streams import (
+    PACKED_BLOCK_BYTES,
+    JsonlReader,
+    lines_between,
+    split_lines,
+    unpack,
+    without_bom,
+)
 from headrace.ingest.records import lookup
 from headrace.ingest.source import SourceConfig, SourceFile
-from headrace.ingest.tokenize import ByteTokenizer
 
 TEXTS = st.lists(st.text(), max_size=8)
 
@@ -307,7 +312,7 @@ def test_a_line_belongs_to_the_slice_in_which_it_begins(
 
 @given(size=st.integers(1, 10_000), target=st.integers(1, 3000))
 def test_slices_of_bytes_cover_the_file(size: int, target: int):
-    slices = JsonlReader.split(size, target)
+    slices = JsonlReader.split("", size, target)
     assert [s.start for s in slices[1:]] == [s.stop for s in slices[:-1]]
     assert (slices[0].start, slices[-1].stop) == (0, None)
     assert sum(s.num_bytes for s in slices) == size
@@ -321,7 +326,7 @@ def test_a_bad_line_of_a_slice_is_named_by_its_line_in_the_file(tmp_path: Path):
     path.write_text('{"text": "x"}\n\n' * 50 + "bad\n")
     config = SourceConfig([str(path)])
     (file,) = config.files()
-    slices = JsonlReader.split(file.size or 0, 100)
+    slices = JsonlReader.split(file.path, file.size or 0, 100)
     last = DocumentReader(replace(file, part=slices[-1]), config, maker(config))
     with pytest.raises(SourceError, match=r"a\.jsonl, line 101: is not valid JSON"):
         list(last)

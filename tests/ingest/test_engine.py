@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from headrace.errors import SourceError
 from headrace.ingest import engine
-from headrace.ingest.engine import BuildJob, Progress, run_parts
+from headrace.ingest.base_tokenizer import ByteTokenizer, Encoded
+from headrace.ingest.engine import BuildJob, run_parts
 from headrace.ingest.plan import PartTask, plan_parts
+from headrace.ingest.progress import Progress
 from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import ByteTokenizer, Encoded
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import PartRecord, read_part_record
 

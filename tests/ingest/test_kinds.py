@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, PlanMismatchError, SourceError
+from headrace.ingest.base_tokenizer import ByteTokenizer
 from headrace.ingest.build import build_cache
 from headrace.ingest.chat_template import ChatTemplate, find_template
 from headrace.ingest.kinds import make_kind, marked
-from headrace.ingest.leaves import LeafConfig, parse_leaf
-from headrace.ingest.records import BadRecordError
+from headrace.ingest.records import BadRecordError, LeafConfig, parse_leaf
 from headrace.ingest.source import ChatConfig, SourceConfig
-from headrace.ingest.tokenize import ByteTokenizer, TokenizerConfig, load_tokenizer
+from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store.cache import TokenCache
 from headrace.store.ledger import read_part_record
 

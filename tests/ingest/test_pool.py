@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError, SourceError
+from headrace.ingest.base_tokenizer import ByteTokenizer
 from headrace.ingest.build import build_cache
 from headrace.ingest.engine import BuildJob
 from headrace.ingest.pool import workers_for
 from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import ByteTokenizer, TokenizerConfig
+from headrace.ingest.tokenize import TokenizerConfig
 from headrace.store.layout import CacheLayout
 
 Tree = Callable[[str | Path], dict[str, bytes]]
@@ -54,7 +55,7 @@ def children() -> list[int]:
     """Workers of this process."""
     task = Path(f"/proc/{os.getpid()}/task")
     found = [int(c) for t in task.iterdir() for c in _content(t / "children").split()]
-    return [c for c in found if b"headrace.ingest.worker" in _content(Path(f"/proc/{c}/cmdline"))]
+    return [c for c in found if b"headrace.ingest.pool" in _content(Path(f"/proc/{c}/cmdline"))]
 
 
 def _content(file: Path) -> bytes:
@@ -77,16 +78,15 @@ def test_any_number_of_workers(
     assert children() == []
 
 
-def kill_workers(times: int, seed: int) -> threading.Thread:
-    """Kills a worker of this process now and then."""
+def kill_workers(times: int, seed: int, over: threading.Event) -> threading.Thread:
+    """Kills a worker of this process now and then, until the build is over."""
 
     def run() -> None:
         pick = random.Random(seed)
         for _ in range(times):
-            deadline = time.monotonic() + 20
-            while not (found := children()) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            time.sleep(pick.random() * 1.5)
+            while not (found := children()) and not over.wait(0.01):
+                pass
+            over.wait(pick.random() * 1.5)
             try:
                 os.kill(pick.choice(children() or found), signal.SIGKILL)
             except (ProcessLookupError, IndexError):
@@ -98,16 +98,19 @@ def kill_workers(times: int, seed: int) -> threading.Thread:
 
 
 def worker_trial(corpus: str, tokenizer: str, root: Path, seed: int) -> None:
-    killer = kill_workers(2, seed)
-    build_cache(SourceConfig([corpus]), TokenizerConfig(tokenizer), str(root), engine="pool", workers=2, **SMALL)
-    killer.join()
+    over = threading.Event()
+    killer = kill_workers(2, seed, over)
+    try:
+        build_cache(SourceConfig([corpus]), TokenizerConfig(tokenizer), str(root), engine="pool", workers=2, **SMALL)
+    finally:
+        over.set()
+        killer.join()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes by /proc")
 def test_killed_workers(corpus: str, bpe_path: str, whole: dict[str, bytes], tmp_path: Path, tree: Tree):
-    seed = time.time_ns()
-    worker_trial(corpus, bpe_path, tmp_path / "c", seed)
-    assert tree(tmp_path / "c") == whole, seed
+    worker_trial(corpus, bpe_path, tmp_path / "c", seed=1)
+    assert tree(tmp_path / "c") == whole
     assert children() == []
 
 
@@ -139,9 +142,8 @@ def builder_trial(corpus: str, tokenizer: str, root: Path, seed: int) -> None:
 
 
 def test_killed_builder(corpus: str, bpe_path: str, whole: dict[str, bytes], tmp_path: Path, tree: Tree):
-    seed = time.time_ns()
-    builder_trial(corpus, bpe_path, tmp_path / "c", seed)
-    assert tree(tmp_path / "c") == whole, seed
+    builder_trial(corpus, bpe_path, tmp_path / "c", seed=1)
+    assert tree(tmp_path / "c") == whole
 
 
 @pytest.mark.soak

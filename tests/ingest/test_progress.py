@@ -2,15 +2,20 @@
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 
-from headrace.ingest.engine import Progress
-from headrace.ingest.plan import PartTask
-from headrace.ingest.progress import Rates, show_progress
-from headrace.ingest.source import SourceFile
+from headrace.ingest.build import build_cache
+from headrace.ingest.progress import Progress, Rates, show_progress
+from headrace.ingest.source import SourceConfig
+from headrace.ingest.tokenize import TokenizerConfig
 
-TASKS = [PartTask("00000", (SourceFile("a.txt", "text", size=100),))]
+
+def build(folder: Path, *, progress: bool) -> None:
+    if not (folder / "a.txt").exists():
+        (folder / "a.txt").write_text("text")
+    build_cache(SourceConfig([f"{folder}/a.txt"]), TokenizerConfig("bytes"), f"{folder}/cache", progress=progress)
 
 
 class Terminal(io.StringIO):
@@ -18,17 +23,20 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("tasks", "enabled"), [(TASKS, True), (TASKS, False), ([], True)])
-def test_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str], tasks: list[PartTask], enabled: bool):
-    with show_progress(tasks, enabled) as report:
-        assert report is None
+def test_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    build(tmp_path, progress=True)
     assert capsys.readouterr() == ("", "")
 
 
-def test_silent_on_request(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    with show_progress(TASKS, enabled=False) as report:
-        assert report is None
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_terminal_sees_a_bar_unless_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, progress: bool):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    build(tmp_path, progress=progress)
+    assert ("building" in terminal.getvalue()) == progress
+    before = terminal.getvalue()
+    build(tmp_path, progress=True)  # finished: there is nothing to do, and so nothing to see
+    assert terminal.getvalue() == before
 
 
 def test_a_terminal_sees_share_and_rates(monkeypatch: pytest.MonkeyPatch):
@@ -36,8 +44,7 @@ def test_a_terminal_sees_share_and_rates(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "140")
-    with show_progress(TASKS) as report:
-        assert report is not None
+    with show_progress(100) as report:
         report(Progress(documents=1, tokens=10, text_bytes=30, stored_bytes=50))
     assert "50%" in terminal.getvalue()
     assert "tokens/s" in terminal.getvalue()

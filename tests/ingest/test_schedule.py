@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CacheError, SourceError
-from headrace.ingest.engine import BuildJob, Progress, run_parts
+from headrace.ingest.base_tokenizer import ByteTokenizer
+from headrace.ingest.engine import BuildJob, run_parts
 from headrace.ingest.plan import PartTask, plan_parts
+from headrace.ingest.progress import Progress
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, MAX_LOST, Done, Event, Failed, Lost, Moved, Scheduler
 from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import ByteTokenizer
 from headrace.store.layout import CacheLayout
 
 Tree = Callable[[str | Path], dict[str, bytes]]

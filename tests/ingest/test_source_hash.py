@@ -7,8 +7,8 @@ import pytest
 
 from headrace.errors import SourceError
 from headrace.ingest.build import build_cache
+from headrace.ingest.plan import content_hashes
 from headrace.ingest.source import SourceConfig, SourceFile
-from headrace.ingest.source_hash import content_hashes
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.store.ledger import PART_RECORD_NAME, read_ledger
 

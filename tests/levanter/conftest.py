@@ -8,13 +8,15 @@ from typing import Any
 import jax
 import pytest
 
+from headrace.store.cache import TokenCache
+from headrace.store.levanter.export import write_levanter
 from headrace.testing import tiny_cache
 
 SEQ_LEN, BATCH, VOCAB = 16, 8, 256
 
 
-class StoppedError(Exception):
-    """What a run is stopped with."""
+class StoppedError(BaseException):
+    """What a run is stopped with: Levanter's newest release goes on where a tracker fails with an Exception."""
 
 
 @pytest.fixture(scope="session")
@@ -85,13 +87,30 @@ def tokenizer_folder(tmp_path_factory):
     return str(folder)
 
 
+@pytest.fixture(scope="session")
+def stock(caches, tokenizer_folder, tmp_path_factory):
+    """``data`` as Levanter's users write it: two components in two stages, and one with a tag that is evaluated on."""
+    folder = tmp_path_factory.mktemp("stock")
+    for name in "ab":
+        write_levanter(TokenCache.open(str(caches / name)), str(folder / name / "train"))
+    write_levanter(TokenCache.open(str(caches / "b")), str(folder / "paloma" / "validation"))
+    none = {"type": "url", "train_urls": [], "validation_urls": []}
+    return {
+        "tokenizer": tokenizer_folder,
+        "cache_dir": str(folder),
+        "auto_build_caches": False,
+        "components": {"a": {"source": none}, "b": {"source": none}, "paloma": {"source": none, "tags": ["held-out"]}},
+        "train_weights": [[0, {"a": 3.0, "b": 1.0, "paloma": 0.0}], [4, {"a": 1.0, "b": 3.0, "paloma": 0.0}]],
+    }
+
+
 @pytest.fixture
 def train_config(tmp_path, tmp_path_factory, tokenizer_folder, data_config):
     """Makes configs of ``train_lm`` for a model that trains in milliseconds."""
     from levanter.callbacks.watch import WatchConfig
     from levanter.checkpoint import CheckpointerConfig
     from levanter.models.llama import LlamaConfig
-    from levanter.optim import AdamConfig
+    from levanter.optim.config import AdamConfig
     from levanter.trainer import TrainerConfig
 
     from headrace.levanter import HeadraceDataConfig, TrainLmConfig

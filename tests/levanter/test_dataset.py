@@ -2,10 +2,12 @@
 
 import asyncio
 import copy
+import inspect
 import runpy
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import metadata
 from typing import Any
 
 import jax
@@ -13,9 +15,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from headrace.config import LmDataConfig
-from headrace.config_parsing import decode
-from headrace.data.conversions import from_levanter_example
+from headrace.batch.conversions import from_levanter_example
+from headrace.config.lm_data import LmDataConfig
+from headrace.config.parsing import decode
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.loader import DataLoader
@@ -37,12 +39,13 @@ def mesh_of(data, context=1):
 
 
 def their_loader(dataset, mesh, batch_size, resources=None):
-    from levanter.data import DataLoader as LevanterLoader
+    from levanter.data.loader import DataLoader as LevanterLoader
 
+    names = inspect.signature(LevanterLoader).parameters
+    window: Any = {"fetch_batch_size" if "fetch_batch_size" in names else "prefetch_size": 3}  # new and old name
     return LevanterLoader(
-        dataset, batch_size, mesh=mesh, axis_resources=resources or {"batch": "data"}, max_buffered_batches=4,
-        prefetch_size=3,
-    )  # fmt: skip
+        dataset, batch_size, mesh=mesh, axis_resources=resources or {"batch": "data"}, max_buffered_batches=4, **window
+    )
 
 
 def batches(loader, step, count):
@@ -134,7 +137,7 @@ def test_a_finite_dataset_ends_with_a_padded_batch(caches):
 def test_as_a_component_of_levanters_own_config(config):
     import draccus
     from haliax import Axis
-    from levanter.data.text import LmDataConfig as LevanterConfig
+    from levanter.data.text.datasets import LmDataConfig as LevanterConfig
     from levanter.schedule import BatchSchedule
 
     from headrace.levanter import direct_component
@@ -193,12 +196,47 @@ def test_without_levanter_the_error_says_what_to_install(monkeypatch):
     for name in [n for n in sys.modules if n.startswith("headrace.levanter.")]:
         monkeypatch.delitem(sys.modules, name)
         monkeypatch.delattr(headrace.levanter, name.rsplit(".", 1)[1], raising=False)
+    monkeypatch.delitem(vars(headrace.levanter), "LmLoader", raising=False)  # a name is kept once it is loaded
+    monkeypatch.setattr(metadata, "version", raises(metadata.PackageNotFoundError("marin-levanter")))
     monkeypatch.setitem(sys.modules, "levanter", None)
     monkeypatch.setitem(sys.modules, "draccus", None)
-    with pytest.raises(ConfigError, match="pip install marin-levanter"):
+    with pytest.raises(
+        ConfigError, match=r"needs the package marin-levanter; 0\.2\.20.* and 0\.2\.227.* work"
+    ) as caught:
         headrace.levanter.LmLoader  # noqa: B018
-    with pytest.raises(SystemExit, match="needs the package marin-levanter"):
+    assert str(caught.value.cure).startswith("pip install marin-levanter==0.2.2")
+    with pytest.raises(SystemExit, match=r"(?s)needs the package marin-levanter.*uv pip install"):
         runpy.run_module("headrace.levanter.train_lm", run_name="__main__")
+
+
+def test_another_release_of_levanter_is_named_and_what_it_lacks(monkeypatch):
+    import levanter.data.dataset
+
+    import headrace.levanter
+
+    monkeypatch.delitem(sys.modules, "headrace.levanter.dataset", raising=False)
+    monkeypatch.delattr(headrace.levanter, "dataset", raising=False)
+    monkeypatch.delitem(vars(headrace.levanter), "HeadraceDataset", raising=False)  # a name is kept once it is loaded
+    monkeypatch.delattr(levanter.data.dataset, "AsyncDataset")
+    monkeypatch.setattr(metadata, "version", lambda package: "0.3")
+    with pytest.raises(ConfigError, match=r"does not work with marin-levanter 0\.3 \(.*'AsyncDataset'"):
+        headrace.levanter.HeadraceDataset  # noqa: B018
+
+
+@pytest.mark.parametrize(("python", "version"), [((3, 11), "0.2.20."), ((3, 12), "0.2.227."), ((3, 13), "0.2.227.")])
+def test_what_is_installed_is_a_release_that_works(python, version):
+    from headrace.levanter.needs import install_command
+
+    assert f"marin-levanter=={version}" in install_command(python)
+    if python == sys.version_info[:2]:
+        assert f"marin-levanter=={metadata.version('marin-levanter')}" in install_command()
+
+
+def raises(error):
+    def function(*args):
+        raise error
+
+    return function
 
 
 LEAVE = """
@@ -207,14 +245,14 @@ import numpy as np, jax
 left = []
 atexit.register(lambda: print("alive" if left[0]._batches.thread.is_alive() else "ended"))  # runs after headrace's
 from jax.sharding import Mesh
-from levanter.data import DataLoader
+from levanter.data.loader import DataLoader
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.levanter import HeadraceDataset
 from headrace.store.cache import TokenCache
 from headrace.testing import write_cache
 dataset = HeadraceDataset(TokenSeqDataset(TokenCache.open(sys.argv[1]), 16).shuffle(0).repeat(), 8)
 mesh = Mesh(np.asarray(jax.devices()), ("data",))
-loader = DataLoader(dataset, 8, mesh=mesh, axis_resources={"batch": "data"}, max_buffered_batches=None, prefetch_size=4)
+loader = DataLoader(dataset, 8, mesh=mesh, axis_resources={"batch": "data"}, max_buffered_batches=None)
 left += [iter(loader), left]
 next(left[0])
 assert left[0]._batches.thread.is_alive()
@@ -224,7 +262,7 @@ assert left[0]._batches.thread.is_alive()
 @pytest.mark.slow
 def test_a_program_can_end_while_levanters_loader_is_at_work(caches):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LEAVE, str(caches / "a")], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-W", "ignore", "-c", LEAVE, str(caches / "a")], capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     assert done.stdout.strip() == "ended", done.stderr

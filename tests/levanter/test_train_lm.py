@@ -26,7 +26,7 @@ def trained(train_config, recording, *, stop_at=None, **options):
     record, tracker = recording(stop_at)
     try:
         main(train_config(tracker, **options))
-    except Exception as error:
+    except BaseException as error:
         if type(error).__name__ != "StoppedError":
             raise
     return record
@@ -37,8 +37,10 @@ def test_stopped_and_resumed_its_losses_are_those_of_the_run_that_was_not(
     train_config, recording, written, jax_settings
 ):
     whole = trained(train_config, recording, run="whole", loader="levanter")
-    assert sorted(whole.losses) == list(range(2, 9))  # Levanter's hooks begin at the third step
-    assert len(set(whole.losses.values())) == 7
+    first_logged = min(whole.losses)  # Levanter's hooks begin at the third step in 0.2.20, and at the first later on
+    assert sorted(whole.losses) == list(range(first_logged, 9))
+    assert first_logged in (0, 2)
+    assert len(set(whole.losses.values())) == 9 - first_logged
     first = trained(train_config, recording, run="parts", stop_at=5)
     written()  # a process that ends waits for its checkpoints too
     assert max(first.losses) == 5
@@ -131,7 +133,7 @@ def test_the_command_trains_evaluates_and_leaves(tmp_path, data_config, tokenize
     command = [sys.executable, "-m", "headrace.levanter.train_lm", "--config_path", str(tmp_path / "run.yaml")]
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}  # with more, Levanter's evaluation fails
     done = subprocess.run(
-        command, env={**os.environ, **flags}, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+        command, env={**os.environ, **flags}, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "eval loss" in done.stderr

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.component_config import ComponentConfig
-from headrace.config import LmDataConfig
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig
 from headrace.feed.run_log import RunLog
-from headrace.index.packing_config import PackingConfig
-from headrace.state import open_run
+from headrace.pack.spec import PackingConfig
+from headrace.run.manifest import open_run
 from headrace.testing import tiny_cache
 
 NASTY = "</script><img src=x onerror=alert(1)>&<b>"

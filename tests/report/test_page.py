@@ -135,7 +135,8 @@ def test_measured_figures_are_those_of_the_run(facts):
     (host,) = facts.records.series
     assert facts.records.sessions == 2
     assert facts.records.last_step == 49
-    assert host.total("examples_requested") >= 16 * 48
+    # 17 batches up to the last record before step 20, and 30 from there on, if the loader is never ahead
+    assert host.total("examples_requested") >= 16 * (17 + 30)
     assert host.step.tolist()[-1] == 49
 
 

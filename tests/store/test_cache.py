@@ -122,10 +122,28 @@ def test_parts_of_another_build_are_an_error(cache, tmp_path):
 def test_a_ledger_with_an_unknown_layout(cache):
     ledger = json.loads(Path(cache.path, "ledger.json").read_text())
     ledger["layout"]["dtype"] = "float16"
+    del ledger["digest"]
     Path(cache.path, "ledger.json").write_text(json.dumps(ledger))
-    with pytest.raises(ConfigError, match="is not a token dtype"):
+    with pytest.raises(CacheCorruptError, match="is not a token dtype"):
         TokenCache.open(cache.path)
     assert read_ledger(cache.path) is not None
+
+
+def test_a_read_that_comes_just_after_its_time_is_no_error(cache):
+    class Late:
+        """Done at the moment at which the wait for it ends."""
+
+        def result(self, timeout=None):
+            if timeout is not None:
+                raise TimeoutError
+            return np.arange(3)
+
+        def done(self):
+            return True
+
+    read = cache.parts[0].data.read(0, 64)
+    read._future = Late()
+    assert read.result(timeout=0).tolist() == [0, 1, 2]
 
 
 def test_a_read_that_takes_longer_than_asked_goes_on(cache):

@@ -1,5 +1,6 @@
 """One part out of many: the same documents, the same bytes as one build, and an interrupted copy goes on."""
 
+import importlib
 import tempfile
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from headrace.store.consolidate import consolidate
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.lease import lease
 from headrace.store.ledger import Ledger, write_ledger
-from headrace.store.levanter_export import write_levanter
+from headrace.store.levanter.export import write_levanter
 from headrace.store.ragged import PartWriter
 from headrace.store.verify import verify
 from headrace.testing import random_documents, write_cache
@@ -86,22 +87,24 @@ class KilledError(Exception):
 
 def test_an_interrupted_copy_goes_on_and_is_the_same(many, tmp_path, monkeypatch):
     whole = consolidate(many, str(tmp_path / "whole"))
-    from headrace.store import consolidate as module
+    module = importlib.import_module("headrace.store.consolidate")  # headrace.store.consolidate is the function
+    from headrace.store import ragged
 
-    really = module._done
+    really = ragged.written
     for stop_after in range(1, 26, 4):
         target = tmp_path / f"copy{stop_after}"
         calls = []
 
-        def dying(future, url, calls=calls, stop_after=stop_after):
+        def dying(future, url, *kept, calls=calls, stop_after=stop_after):
             calls.append(url)
-            result = really(future, url)
+            result = really(future, url, *kept)
             if len(calls) >= stop_after:
                 raise KilledError
             return result
 
         with monkeypatch.context() as patch:
-            patch.setattr(module, "_done", dying)
+            patch.setattr(module, "written", dying)
+            patch.setattr(ragged, "written", dying)
             with pytest.raises(KilledError):
                 consolidate(many, str(target))
         before = {k: v for k, v in contents(target).items() if "/c/" in k}
@@ -143,7 +146,7 @@ def test_nothing_else_is_touched(many, tmp_path):
         consolidate(many, other.path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("x")
-    with pytest.raises(CacheError, match=r"holds other things \(thesis.txt\)"):
+    with pytest.raises(CacheError, match=r"holds other things than a token cache \(thesis.txt\)"):
         consolidate(many, str(tmp_path / "full"))
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["thesis.txt"]
     with lease(str(tmp_path / "busy")), pytest.raises(CacheError, match="is being written by"):

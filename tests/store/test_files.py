@@ -112,4 +112,4 @@ def test_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setattr(files, "url_to_fs", missing)
     with pytest.raises(ConfigError, match="nothing here can open s3:// paths") as caught:
         files.filesystem("s3://bucket/x")
-    assert caught.value.cure == "pip install 'headrace[s3]'"
+    assert (caught.value.cure or "").endswith("pip install 'headrace[s3]'")

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,14 +19,17 @@ from headrace.store import lease as lease_module
 from headrace.store.lease import LEASE_NAME, LeaseRecord, lease
 
 SHORT = 0.6
-CHILD = """
-import sys
+CHILD = r"""
+import sys, time
 from headrace.errors import CacheError
 from headrace.store.lease import lease
 try:
-    with lease(sys.argv[1], expiry_s=float(sys.argv[2])):
+    with lease(sys.argv[1], expiry_s=float(sys.argv[2])) as held:
         print("held", flush=True)
-        sys.stdin.readline()
+        until_lost = sys.stdin.readline() == "until it is lost\n"
+        while until_lost:
+            held.check()
+            time.sleep(0.01)
     print("done", flush=True)
 except CacheError as error:
     print(error, flush=True)
@@ -34,7 +38,7 @@ except CacheError as error:
 
 @pytest.fixture
 def child():
-    """Starts processes that hold a lease until a line is written to them."""
+    """Starts processes that hold a lease until a line is written to them, or until it is lost if the line says so."""
     started = []
 
     def start(root, expiry_s=60.0):
@@ -48,6 +52,34 @@ def child():
     for process in started:
         process.kill()
         process.communicate()
+
+
+class Clock:
+    """Stands in for the module ``time``: stands still, and goes on when somebody sleeps."""
+
+    def __init__(self):
+        self.now, self.slept = 1e9, 0.0
+
+    def time(self):
+        return self.now
+
+    monotonic = time
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.slept += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(lease_module, "time", clock)
+    return clock
+
+
+def wait_until(condition):
+    while not condition():
+        time.sleep(0.002)
 
 
 def record(**changes):
@@ -92,40 +124,45 @@ def test_a_killed_process_of_this_machine_is_in_nobodys_way(tmp_path, child):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert owner(tmp_path) is not None
-    start = time.monotonic()
-    with lease(str(tmp_path)):
-        assert time.monotonic() - start < 5
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease_module, "time", clock)
+        with lease(str(tmp_path)):
+            assert clock.slept == 0
 
 
-def test_one_killed_elsewhere_expires(tmp_path):
-    put(tmp_path, record())
+def test_one_killed_elsewhere_expires(tmp_path, clock):
+    put(tmp_path, record(renewed=clock.now, expiry_s=60.0))
     with pytest.raises(CacheError, match="is being written by process 7 on elsewhere"):
         lease(str(tmp_path)).__enter__()
-    time.sleep(SHORT * 1.1)
+    clock.now += 61
     with lease(str(tmp_path)):
         assert owner(tmp_path) != "somebody"
+    assert 30 <= clock.slept < 60  # it was watched
 
 
 @pytest.mark.parametrize("wrong", [-1e6, 1e6, 0.0])
 def test_an_owner_whose_clock_stands_still_keeps_its_lease(tmp_path, monkeypatch, wrong):
     """In the past, in the future, or right once: it is its heartbeats that count."""
-    here = threading.current_thread()
-    stands = time.time() + wrong
-    now = lambda: time.time() if threading.current_thread() is here and taken else stands  # noqa: E731
-    taken = []
+    taker, stands = Clock(), time.time() + wrong
+    main, taken = threading.current_thread(), []
+    now = lambda: time.time() + 100 if threading.current_thread() is main and taken else stands  # noqa: E731
     monkeypatch.setattr(lease_module, "_now", now)
     with lease(str(tmp_path), expiry_s=SHORT) as held:
         taken.append(True)
-        time.sleep(SHORT * 1.2)
+        beats = held._record.beats
+        taker.sleep = lambda seconds: wait_until(lambda: held._record.beats > beats + 1)
+        monkeypatch.setattr(lease_module, "time", taker)
         with pytest.raises(CacheError, match="is being renewed"):
             lease(str(tmp_path)).__enter__()
         held.check()
 
 
-def test_a_lease_from_the_future_expires_too(tmp_path):
-    put(tmp_path, record(renewed=time.time() + 1e6))
+def test_a_lease_from_the_future_expires_too(tmp_path, clock):
+    put(tmp_path, record(renewed=clock.now + 1e6))
     with lease(str(tmp_path)):
         assert owner(tmp_path) != "somebody"
+    assert SHORT / 2 <= clock.slept < SHORT
 
 
 def test_one_that_was_suspended_loses_it_and_is_told(tmp_path, child):
@@ -134,8 +171,7 @@ def test_one_that_was_suspended_loses_it_and_is_told(tmp_path, child):
     time.sleep(SHORT * 1.2)
     with lease(str(tmp_path)) as held:
         process.send_signal(signal.SIGCONT)
-        time.sleep(SHORT)
-        said, _ = process.communicate("\n")
+        said, _ = process.communicate("until it is lost\n")
         assert f"was taken over by another builder while this one stood still (process {os.getpid()}" in said
         held.check()
         assert owner(tmp_path) is not None  # it deleted nothing
@@ -145,7 +181,7 @@ def test_one_whose_file_is_deleted_is_told(tmp_path):
     taking = lease(str(tmp_path), expiry_s=0.2)
     held = taking.__enter__()
     (tmp_path / LEASE_NAME).unlink()
-    time.sleep(0.3)
+    wait_until(lambda: held._lost)
     for told in (held.check, lambda: taking.__exit__(None, None, None)):
         with pytest.raises(CacheError, match="its file was deleted"):
             told()
@@ -159,22 +195,19 @@ def test_of_many_takers_one_gets_it(tmp_path, stale):
             put(tmp_path, record(renewed=0.0, expiry_s=0.1))
         elif stale is not None:
             (tmp_path / LEASE_NAME).write_bytes(stale)
-        taken = []
-        done = threading.Event()
+        answered = threading.Barrier(8, timeout=100)  # the one that has it keeps it until the others were refused
 
-        def take(_, taken=taken, done=done):
+        def take(_, answered=answered):
             try:
                 with lease(str(tmp_path)):
-                    taken.append(True)
-                    done.wait(10)
+                    answered.wait()
             except CacheError:
-                taken.append(False)
-            finally:
-                if len(taken) == 8:
-                    done.set()
+                answered.wait()
+                return False
+            return True
 
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            list(pool.map(take, range(8)))
+            taken = list(pool.map(take, range(8)))
         assert sorted(taken) == [False] * 7 + [True]
         assert not (tmp_path / LEASE_NAME).exists()
 
@@ -197,29 +230,41 @@ def test_a_place_that_cannot_be_written(tmp_path):
 def test_on_object_stores(request, store, tmp_path, monkeypatch):
     root = files.join(request.getfixturevalue(f"{store}_bucket"), tmp_path.name)
     put(root, record(renewed=0.0))
-    with lease(root, expiry_s=SHORT) as held:
-        with pytest.raises(CacheError, match="is being written by"):
-            lease(root).__enter__()
-        time.sleep(SHORT)
-        held.check()
-        assert json.loads(files.read_bytes(files.join(root, LEASE_NAME)) or b"")["beats"] > 0
+    with monkeypatch.context() as patch:
+        now = time.time()
+        patch.setattr(lease_module, "_now", lambda: now)
+        with lease(root, expiry_s=SHORT) as held:
+            with pytest.raises(CacheError, match="is being written by"):
+                lease(root).__enter__()
+            wait_until(lambda: json.loads(files.read_bytes(files.join(root, LEASE_NAME)) or b"")["beats"] > 0)
+            held.check()
     assert owner(root) is None
     taking = lease(root, expiry_s=SHORT)
-    taking.__enter__()
+    held = taking.__enter__()
     put(root, record())
-    time.sleep(SHORT)
+    wait_until(lambda: held._lost)
     with pytest.raises(CacheError, match="taken over"):
         taking.__exit__(None, None, None)
     assert owner(root) == "somebody"
     files.remove_tree(files.join(root, LEASE_NAME))
-    taker = lease_module._RemoteSlot
+    slot, now = lease_module._RemoteSlot, time.time()
+    settling, settled = [], threading.Event()
+
+    def settle(seconds):
+        """Until each has written or was refused, which ``settle_s`` is meant to outlast."""
+        settling.append(seconds)
+        settled.wait()
+
     with monkeypatch.context() as patch, concurrent.futures.ThreadPoolExecutor(4) as pool:
-        patch.setattr(taker, "settle_s", 4.0)  # a busy machine may take a while between the look and the write
+        patch.setattr(lease_module, "_now", lambda: now)
+        patch.setattr(lease_module, "time", SimpleNamespace(time=time.time, sleep=settle))
         takers = [
-            pool.submit(lease_module._take, root, taker(root), record(owner=f"taker {k}", expiry_s=60))
+            pool.submit(lease_module._take, root, slot(root), record(owner=f"taker {k}", expiry_s=60, renewed=now))
             for k in range(4)
         ]
-    held = [k for k, one in enumerate(takers) if one.exception() is None]
-    assert len(held) == 1
-    assert owner(root) == f"taker {held[0]}"
-    assert all("is being written by" in str(one.exception()) for k, one in enumerate(takers) if k not in held)
+        wait_until(lambda: sum(taker.done() for taker in takers) + len(settling) == 4)
+        settled.set()
+    winners = [k for k, one in enumerate(takers) if one.exception() is None]
+    assert len(winners) == 1
+    assert owner(root) == f"taker {winners[0]}"
+    assert all("is being written by" in str(one.exception()) for k, one in enumerate(takers) if k not in winners)

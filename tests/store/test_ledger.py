@@ -1,10 +1,13 @@
 """Ledgers: the same ledger is the same bytes, and anything that is none says so."""
 
 import json
-from dataclasses import replace
 from importlib.metadata import version
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.errors import CacheCorruptError, CacheError
 from headrace.store.layout import CacheLayout
@@ -12,6 +15,7 @@ from headrace.store.ledger import (
     LeafRecord,
     Ledger,
     PartRecord,
+    part_folder,
     read_ledger,
     read_part_record,
     write_ledger,
@@ -51,6 +55,7 @@ def test_ledgers_say_which_release_began_them(tmp_path):
     path = tmp_path / "ledger.json"
     data = json.loads(path.read_text())
     assert data["code_version"] == version("headrace")
+    del data["digest"]  # older ledgers have none
     path.write_text(json.dumps({**data, "code_version": "0.0.7"}))
     assert read_ledger(str(tmp_path)).code_version == "0.0.7"
     del data["code_version"], data["leaves"]  # as they were before they had it
@@ -63,7 +68,7 @@ def test_ledgers_say_which_release_began_them(tmp_path):
     ("content", "problem"),
     [
         ("{", "is not JSON"),
-        ("[1, 2]", "is not JSON"),
+        ("[1, 2]", "is not a ledger"),
         ("{}", "format_version None"),
         (json.dumps({"format_version": 99}), "has format_version 99; this release reads 1"),
         (json.dumps({"format_version": 1}), "is not a ledger"),
@@ -90,3 +95,48 @@ def test_a_ledger_that_cannot_be_read_is_not_a_missing_one(tmp_path):
     (tmp_path / "ledger.json").mkdir()
     with pytest.raises(CacheError, match="cannot be read"):
         read_ledger(str(tmp_path))
+
+
+@given(data=st.data())
+def test_a_flipped_bit_is_noticed(tmp_path_factory, data):
+    root = tmp_path_factory.mktemp("cache")
+    write_ledger(str(root), LEDGER.complete([PART, replace(PART, name="00001")], text="Ω"))
+    raw = bytearray((root / "ledger.json").read_bytes())
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    (root / "ledger.json").write_bytes(raw)
+    with pytest.raises(CacheCorruptError):
+        read_ledger(str(root))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"parts": [{"name": "../../else", "documents": 1, "tokens": 1, "digest": ""}]}, "parts.*name"),
+        ({"parts": [{"name": "a/b", "documents": 1, "tokens": 1, "digest": ""}]}, "parts.*name"),
+        ({"parts": [{"name": "0", "documents": -1, "tokens": 1, "digest": ""}]}, "parts.*documents"),
+        ({"parts": [{"name": "0", "documents": 1e300, "tokens": 1, "digest": ""}]}, "parts.*documents"),
+        ({"parts": [{"name": "0", "documents": 1, "tokens": True, "digest": ""}]}, "parts.*tokens"),
+        ({"parts": [{"name": "0", "documents": 1, "tokens": 2**60, "digest": ""}]}, "parts.*tokens"),
+        ({"parts": [{"name": "0", "documents": 1, "tokens": 1, "digest": None}]}, "parts.*digest"),
+        ({"parts": [None]}, "parts"),
+        ({"finished": "yes"}, "finished"),
+        ({"metadata": 7}, "metadata"),
+    ],
+)
+def test_what_a_ledger_says_is_not_trusted(tmp_path, change, problem):
+    data = {**msgspec.to_builtins(LEDGER), "digest": "", **change}
+    (tmp_path / "ledger.json").write_text(json.dumps(data))
+    with pytest.raises(CacheCorruptError, match=f"is not a ledger .*{problem}"):
+        read_ledger(str(tmp_path))
+
+
+def test_a_ledger_nested_without_end(tmp_path):
+    (tmp_path / "ledger.json").write_text('{"metadata": {"a": ' + "[" * 100_000)
+    with pytest.raises(CacheCorruptError):
+        read_ledger(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "a/b", "", "/etc", "a\n"])
+def test_no_part_lies_outside_its_cache(tmp_path, name):
+    with pytest.raises(CacheCorruptError, match="no folder's name"):
+        part_folder(str(tmp_path), name)

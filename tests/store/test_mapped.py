@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.store import mapped
-from headrace.store.array import ArrayWriter, StoredArray
+from headrace.store.array import StoredArray
 from headrace.store.layout import CacheLayout
 from headrace.store.mapped import map_array
+from headrace.store.ragged import ArrayWriter
 from headrace.testing import CountingArray
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="files are mapped on Linux only")
@@ -134,8 +135,7 @@ def test_arrays_that_are_read_in_another_way_are_asked_to_read(tmp_path):
 
 def test_without_what_it_takes_nothing_is_mapped(tmp_path, monkeypatch):
     array, _ = stored(tmp_path)
-    monkeypatch.setattr(mapped, "_native", None)
-    monkeypatch.setattr(mapped, "_loaded", True)
+    monkeypatch.setattr(mapped, "native", lambda: None)
     assert array.mapped() is None
 
 

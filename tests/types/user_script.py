@@ -9,30 +9,25 @@ from jax.sharding import Mesh
 
 import headrace
 from headrace import (
-    AmendmentConfig,
-    BatchSchedule,
-    BlockShuffleConfig,
-    BraidShuffleConfig,
     ComponentConfig,
-    ConfigError,
     DataLoader,
     LmDataConfig,
-    LoaderState,
-    LoaderStats,
     MixtureDataset,
     PackedBatch,
-    PackingConfig,
     SourceConfig,
-    StageConfig,
     TokenCache,
     TokenizerConfig,
     TokenSeqDataset,
-    ValidationConfig,
     build_cache,
     load_config,
     open_run,
-    temperature_weights,
 )
+from headrace.errors import ConfigError
+from headrace.metrics import LoaderStats
+from headrace.mix import AmendmentConfig, BatchSchedule, StageConfig, temperature_weights
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig, SubsetConfig, ValidationConfig
+from headrace.pack import PackingConfig
+from headrace.run import LoaderState
 
 
 def build() -> int:
@@ -54,6 +49,7 @@ def config() -> LmDataConfig:
         amendments=[AmendmentConfig(500, weights={"docs": 3})],
         shuffle=BraidShuffleConfig(strands=1024),
         validation=ValidationConfig(one_in=100),
+        subset=SubsetConfig(fraction=0.5),
         batch_size={0: 256, 10_000: 512},
     )
 
@@ -86,7 +82,7 @@ def mixture() -> MixtureDataset:
 
 def main(mesh: Mesh) -> None:
     """Everything once."""
-    print(build(), config().to_yaml(), mixture().draws.counts_at(0).tolist(), headrace.__all__)
+    print(build(), config().to_yaml(), mixture().draws.counts_at(0).tolist(), headrace.__version__)
     try:
         for step, state, value in train(mesh, "runs/1", 0):
             print(step, state.to_json(), float(value))

@@ -11,7 +11,8 @@
     │   ├── CacheMissingError    nothing is there
     │   ├── CacheUnfinishedError a build was interrupted: says how to finish it
     │   └── CacheCorruptError    what is stored is not what was written: names array and chunk
-    └── ReadError                a read that failed: names array, chunk and step
+    ├── ReadError                a read that failed: names array, chunk and step
+    └── HostError                another host of the job failed, left or died: names it
 
 The command line prints ``str(error)`` and exits with status 2; Python users catch the class they mean.
 """
@@ -19,8 +20,27 @@ The command line prints ``str(error)`` and exits with status 2; Python users cat
 from __future__ import annotations
 
 import difflib
+import importlib.util
+import os
 import re
-from collections.abc import Iterable
+import shlex
+import shutil
+from collections.abc import Collection, Iterable
+from numbers import Integral
+
+__all__ = [
+    "CacheCorruptError",
+    "CacheError",
+    "CacheMissingError",
+    "CacheUnfinishedError",
+    "ConfigError",
+    "HeadraceError",
+    "HostError",
+    "IndexOutOfRangeError",
+    "PlanMismatchError",
+    "ReadError",
+    "SourceError",
+]
 
 _NOTHING = object()
 # What grants access in a URL: user and password before the host, and the signed or secret values of a query.
@@ -29,6 +49,20 @@ _IN_QUERY = re.compile(
     r"(?<=[?&])([\w.-]*(?:token|secret|password|passwd|signature|credential|api-?_?key|accesskeyid)[\w.-]*|sig|key)=[^&\s'\"#]+",
     re.IGNORECASE,
 )
+
+
+def install_command(package: str) -> str:
+    """What to type to install a package into this environment. One that uv made has no pip.
+
+    Example:
+        >>> install_command("headrace[gcs]").endswith("pip install 'headrace[gcs]'")
+        True
+    """
+    pip = "pip"
+    if importlib.util.find_spec("pip") is None:
+        uv = os.environ.get("UV")  # set by ``uv run``
+        pip = "uv pip" if uv is None or shutil.which("uv") else f"{shlex.quote(os.path.relpath(uv))} pip"
+    return f"{pip} install {shlex.quote(package)}"
 
 
 def redact(text: str) -> str:
@@ -109,6 +143,16 @@ class ReadError(HeadraceError):
     """A read failed; array, chunk and step are named."""
 
 
+class HostError(HeadraceError):
+    """Another host of a job will not go on, so that this one cannot.
+
+    Attributes:
+        process: Index of the process at fault.
+    """
+
+    process: int = -1
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A sentence with the nearest known names, for the ``cure`` of an error.
 
@@ -126,3 +170,40 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         return "There are no known names."
     shown = ", ".join(repr(n) for n in names[:12])
     return f"Known names: {shown}" + ("." if len(names) <= 12 else ", ...")
+
+
+def check_at_least(field: str, value: float | None, least: int = 1, cure: str | None = None) -> None:
+    """Raises ConfigError if a number lies below ``least``; None passes.
+
+    Example:
+        >>> check_at_least("hosts", 4)
+        >>> check_at_least("seq_len", 1, 2, "E.g. 2048 tokens.")
+        Traceback (most recent call last):
+        headrace.errors.ConfigError: seq_len = 1: must be at least 2. E.g. 2048 tokens.
+    """
+    if value is not None and value < least:
+        raise ConfigError(f"must be at least {least}", field=field, value=value, cure=cure)
+
+
+def check_not_negative(field: str, value: float | None) -> None:
+    """Raises ConfigError unless a number is 0 or more; None passes."""
+    if value is not None and not value >= 0:
+        raise ConfigError("must not be negative", field=field, value=value)
+
+
+def check_whole(field: str, value: object) -> None:
+    """Raises ConfigError unless a value is an integer, also one of numpy's; None passes."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+        raise ConfigError("must be a whole number", field=field, value=value, cure="Give an int.")
+
+
+def check_choice(field: str, value: object, choices: Collection[str], problem: str = "is not one of those") -> None:
+    """Raises ConfigError unless a value is one of the choices; names the nearest.
+
+    Example:
+        >>> check_choice("engine", "prcesses", ["thread", "processes"], "is no engine")
+        Traceback (most recent call last):
+        headrace.errors.ConfigError: engine = 'prcesses': is no engine. Did you mean 'processes'?
+    """
+    if value not in choices:
+        raise ConfigError(problem, field=field, value=value, cure=did_you_mean(str(value), choices))

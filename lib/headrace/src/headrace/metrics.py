@@ -17,6 +17,9 @@ bytes_read                   bytes    decoded bytes of those blocks and ranges, 
 mapped_blocks                count    chunks of them copied from memory-mapped files (local, uncompressed) and not
                                       read through TensorStore; 0 there: see headrace.store.mapped
 bytes_delivered              bytes    bytes of the rows that batches got
+exchanged_examples           count    rows that this host read for others, which got them through the devices (docs/
+                                      multi_host.md); over examples_requested: near 0 while shares do not change
+exchanged_bytes              bytes    bytes of these
 requests                     count    requests to stores over HTTP, of this process since the loader was made, with the
                                       two below; near block_fetches (twice that with masks); 0: all is local
 retries                      count    requests sent again after a failure; near 0, or the store throttles or breaks
@@ -28,6 +31,9 @@ cache_hit_rate               ratio    block_hits / (block_hits + block_fetches);
 queue_occupancy              ratio    ready batches / room for them when the trainer asks; near 1: the loader is ahead,
                                       near 0: the trainer waits
 wait_s (p50, p95, p99, max)  seconds  how long the trainer waited for a batch
+host_wait_s                  seconds  time in which this host had its batch and waited for others to have theirs; high:
+                                      another one is late, that with the lowest
+late_hosts                   count    batches for which others were waited for so long that the log names them
 waiting_share                ratio    time waited / time from the first batch to the last; above 0.02 the data holds up
                                       training
 batches_per_s                1/s      batches / that time: the speed of training
@@ -44,12 +50,14 @@ map_s, transfer_s                     for rows to be gathered, in functions of `
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from headrace.stalls import QueueStats, Stall, StallRule
+from headrace.stalls import QueueStats, Stall, StallRule, WaitLog
+
+__all__ = ["LoaderStats", "ReadStats", "Stall", "StallRule"]
 
 
 @dataclass
@@ -69,6 +77,8 @@ class ReadStats:
     mapped_blocks: int = 0
     bytes_delivered: int = 0
     untrained_examples: int = 0
+    exchanged_examples: int = 0
+    exchanged_bytes: int = 0
 
     @property
     def reads_per_example(self) -> float:
@@ -122,6 +132,8 @@ class LoaderStats:
     waiting_now_s: float = 0.0
     replayed_batches: int = 0
     hosts: int = 1
+    host_wait_s: float = 0.0
+    late_hosts: int = 0
     stalls: tuple[Stall, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -206,20 +218,16 @@ class IterationStats:
 
     Args:
         rule: Which waits are stalls.
-        explain: See :class:`QueueStats`.
+        waits: The long waits of its thread, which explain stalls.
         replay: Whether its batches are replays; see ``DataLoader.headspace``.
     """
 
-    def __init__(
-        self,
-        rule: StallRule | None = None,
-        explain: Callable[[int, float, float], Stall] | None = None,
-        *,
-        replay: bool = False,
-    ) -> None:
+    def __init__(self, rule: StallRule | None = None, waits: WaitLog | None = None, *, replay: bool = False) -> None:
         self.reads = ReadStats()
         self.watch = Stopwatch()
-        self.queue = QueueStats(rule, explain)
+        self.waits = waits or WaitLog()
+        self.queue = QueueStats(rule, self.waits.explain)
+        self.host_wait_s, self.late_hosts = 0.0, 0
         self._replay = replay
         self._replayed = 0
 
@@ -228,6 +236,8 @@ class IterationStats:
         self.reads += other.reads
         self.watch.absorb(other.watch)
         self.queue.absorb(other.queue)
+        self.host_wait_s += other.host_wait_s
+        self.late_hosts += other.late_hosts
         self._replayed += other.queue.gets if other._replay else other._replayed
 
     def snapshot(self, over_http: ReadStats, resident_bytes: int) -> LoaderStats:
@@ -258,5 +268,7 @@ class IterationStats:
             num_stalls=queue.num_stalls,
             waiting_now_s=queue.waiting_now_s,
             replayed_batches=self._replayed,
+            host_wait_s=self.host_wait_s,
+            late_hosts=self.late_hosts,
             stalls=queue.stalls,
         )

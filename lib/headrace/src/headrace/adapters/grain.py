@@ -8,19 +8,17 @@ fingerprint that ``DatasetIterator.set_state`` refuses if the run has become ano
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import grain
 import numpy as np
 
-from headrace.adapters.host_batches import HostBatches, arrays_of
-from headrace.data.batch import PackedBatch
-from headrace.data.batch_order import RowOrder
-from headrace.data.dataset import AsyncDataset
+from headrace.adapters.host_batches import HostBatches, HostOptions, arrays_of
+from headrace.batch.packed_batch import PackedBatch
+from headrace.data.async_dataset import AsyncDataset
 from headrace.errors import ConfigError
-from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
-from headrace.index.schedule import BatchSchedule
-from headrace.state import LoaderState
+from headrace.mix.schedule import BatchSchedule
+from headrace.run.manifest import LoaderState
 
 Element = dict[str, np.ndarray]
 
@@ -69,10 +67,8 @@ class GrainBatches(grain.IterDataset[Element]):
     Args:
         dataset: What to load.
         batch_size: As for :class:`headrace.DataLoader`.
-        rank: Number of this process.
-        world: Processes.
-        row_order: As for :class:`headrace.DataLoader`.
-        prefetch_bytes: As for :class:`headrace.DataLoader`.
+        options: ``rank``, ``world``, ``row_order`` and ``prefetch_bytes``, as for
+            :class:`~headrace.adapters.host_batches.HostBatches`.
 
     Raises:
         ConfigError: as for :class:`~headrace.adapters.host_batches.HostBatches`.
@@ -82,16 +78,10 @@ class GrainBatches(grain.IterDataset[Element]):
         self,
         dataset: AsyncDataset[Any],
         batch_size: int | Mapping[int, int] | BatchSchedule | None = None,
-        *,
-        rank: int = 0,
-        world: int = 1,
-        row_order: RowOrder = "locality",
-        prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
+        **options: Unpack[HostOptions],
     ) -> None:
         super().__init__()
-        self.batches = HostBatches(
-            dataset, batch_size, rank=rank, world=world, row_order=row_order, prefetch_bytes=prefetch_bytes
-        )
+        self.batches = HostBatches(dataset, batch_size, **options)
 
     def __iter__(self) -> _BatchesIterator:
         return _BatchesIterator(self.batches)

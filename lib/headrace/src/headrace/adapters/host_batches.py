@@ -10,25 +10,34 @@ Price: that of the loader without the transfer, plus what it costs to write out 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from typing import Any, cast
+from functools import cached_property
+from typing import Any, TypedDict, cast
 
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.data.batch import PackedBatch
-from headrace.data.batch_order import BatchOrder, RowOrder
-from headrace.data.dataset import AsyncDataset, PlannedDataset
+from headrace.batch.packed_batch import PackedBatch
+from headrace.data.async_dataset import AsyncDataset
+from headrace.data.dataset import BatchOrder, PlannedDataset
 from headrace.errors import ConfigError
-from headrace.feed.function_batches import AsyncReader, MappedReader
 from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
-from headrace.feed.placement import Placement
-from headrace.feed.reader import GROUP, BatchReader, HostRows, PlannedReader
-from headrace.index.residency import checked_budget
-from headrace.index.schedule import BatchSchedule
-from headrace.metrics import ReadStats, Stopwatch
-from headrace.state import LoaderState, RunManifest
+from headrace.feed.placement import HostRows, Placement
+from headrace.feed.reader import open_reader
+from headrace.metrics import IterationStats
+from headrace.mix.schedule import BatchSchedule, RowOrder
+from headrace.order.residency import checked_budget
+from headrace.run.manifest import LoaderState, RunManifest
 
 FIELDS = ("tokens", "labels", "position_ids", "segment_ids", "token_weights")
+
+
+class HostOptions(TypedDict, total=False):
+    """Keywords of :class:`HostBatches`, and of what is made of it: which share of the batches, and how it is read."""
+
+    rank: int
+    world: int
+    row_order: RowOrder
+    prefetch_bytes: int
 
 
 class HostBatches(BatchOrder):
@@ -48,7 +57,7 @@ class HostBatches(BatchOrder):
 
     Example:
         >>> import headrace.testing
-        >>> from headrace.data.token_seq import TokenSeqDataset
+        >>> from headrace import TokenSeqDataset
         >>> batches = HostBatches(TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), 8, rank=1, world=2)
         >>> step, batch = next(batches.from_step(3))
         >>> step, batch.tokens.shape
@@ -71,16 +80,14 @@ class HostBatches(BatchOrder):
         for size in self.schedule.unique_sizes:
             if size % world:
                 raise ConfigError(f"is not divisible by {world} processes", field="batch_size", value=size)
-        self.read_stats = ReadStats()
+        self._stats = IterationStats()
+        self.read_stats = self._stats.reads
         self._share, self._prefetch_bytes = _Share(rank, world), checked_budget(prefetch_bytes)
-        self._manifest: RunManifest | None = None
 
-    @property
+    @cached_property
     def manifest(self) -> RunManifest:
         """The run's manifest; its ``state(step)`` is what a checkpoint needs."""
-        if self._manifest is None:
-            self._manifest = RunManifest.of(self)
-        return self._manifest
+        return RunManifest.of(self)
 
     def resume(self, state: Mapping[str, Any]) -> int:
         """The step that a saved state (``LoaderState.to_json()``) says is the next.
@@ -94,27 +101,13 @@ class HostBatches(BatchOrder):
 
     def from_step(self, step: int = 0) -> Generator[tuple[int, PackedBatch], None, None]:
         """Steps and their batches, from ``step`` on, read ahead until the iterator is closed or dropped."""
-        share = cast(Placement, self._share)
-        reader: BatchReader
-        if isinstance(self.base, PlannedDataset):
-            reader = PlannedReader(
-                self.base, self.schedule, share, self.row_order, self._prefetch_bytes, self.read_stats, Stopwatch(),
-                group=GROUP,
-            )  # fmt: skip
-            if self.functions:
-                reader = MappedReader(reader, self.base, self.functions, self.schedule, Stopwatch())
-        else:
-            reader = AsyncReader(self.dataset, self.schedule, share, self.read_stats, Stopwatch())
+        reader = open_reader(self, cast(Placement, self._share), self._prefetch_bytes, self._stats)
         try:
             for number, host in enumerate(reader.batches(step, self.num_steps), start=step):
-                yield number, self._batch(host)
+                # Only a planned dataset is read as host rows.
+                yield number, host.batch(cast(PlannedDataset, self.planned)) if isinstance(host, HostRows) else host
         finally:
             reader.close()
-
-    def _batch(self, host: HostRows | PackedBatch) -> PackedBatch:
-        if isinstance(host, HostRows):
-            return host.batch(cast(PlannedDataset, self.base))  # only such a one is read as host rows
-        return host
 
 
 class _Share:

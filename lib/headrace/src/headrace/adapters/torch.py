@@ -17,19 +17,17 @@ headrace reads ahead in threads, so torch's workers gain nothing: leave ``num_wo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from headrace.adapters.host_batches import HostBatches, arrays_of
-from headrace.data.batch_order import RowOrder
-from headrace.data.dataset import AsyncDataset
+from headrace.adapters.host_batches import HostBatches, HostOptions, arrays_of
+from headrace.data.async_dataset import AsyncDataset
 from headrace.errors import ConfigError
-from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
-from headrace.index.schedule import BatchSchedule
-from headrace.state import LoaderState
+from headrace.mix.schedule import BatchSchedule
+from headrace.run.manifest import LoaderState
 
 _INDICES = ("tokens", "labels")
 
@@ -40,10 +38,8 @@ class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
     Args:
         dataset: What to load.
         batch_size: As for :class:`headrace.DataLoader`.
-        rank: Number of this process.
-        world: Processes.
-        row_order: As for :class:`headrace.DataLoader`.
-        prefetch_bytes: As for :class:`headrace.DataLoader`.
+        options: ``rank``, ``world``, ``row_order`` and ``prefetch_bytes``, as for
+            :class:`~headrace.adapters.host_batches.HostBatches`.
 
     Raises:
         ConfigError: as for :class:`~headrace.adapters.host_batches.HostBatches`; from an iteration: there are several
@@ -54,16 +50,10 @@ class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
         self,
         dataset: AsyncDataset[Any],
         batch_size: int | Mapping[int, int] | BatchSchedule | None = None,
-        *,
-        rank: int = 0,
-        world: int = 1,
-        row_order: RowOrder = "locality",
-        prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
+        **options: Unpack[HostOptions],
     ) -> None:
         super().__init__()
-        self.batches = HostBatches(
-            dataset, batch_size, rank=rank, world=world, row_order=row_order, prefetch_bytes=prefetch_bytes
-        )
+        self.batches = HostBatches(dataset, batch_size, **options)
         self._step = 0
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:

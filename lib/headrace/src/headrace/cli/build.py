@@ -4,171 +4,146 @@ from __future__ import annotations
 
 import json
 import shlex
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from headrace.cli.options import AsJson
+from headrace.cli.shown import counted, in_bytes
+from headrace.ingest.choices import Engine, FormatOrAuto, KindOrAuto, Mask, OnBadLine
 
 if TYPE_CHECKING:
     from headrace.ingest.build import BuildReport
+    from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost
+    from headrace.ingest.source import SourceConfig
+    from headrace.ingest.tokenize import TokenizerConfig
 
 
-class Format(StrEnum):
-    """How the source files are packed."""
-
-    auto = "auto"
-    jsonl = "jsonl"
-    text = "text"
-    parquet = "parquet"
-    arrow = "arrow"
-    warc = "warc"
-    hf = "hf"
-    megatron = "megatron"
-    nmoe = "nmoe"
-    python = "python"
-
-
-class Kind(StrEnum):
-    """What records become."""
-
-    auto = "auto"
-    text = "text"
-    tokens = "tokens"
-    chat = "chat"
-    preference = "preference"
-    prompts = "prompts"
-
-
-class Mask(StrEnum):
-    """What of a conversation is trained on."""
-
-    generation = "generation"
-    roles = "roles"
-    all = "all"
-    all_assistant_messages = "all_assistant_messages"
-    last_assistant_message = "last_assistant_message"
-    last_assistant_turn = "last_assistant_turn"
-    all_messages = "all_messages"
-    all_user_and_system_messages = "all_user_and_system_messages"
-    customized = "customized"
-
-
-class Engine(StrEnum):
-    """Who builds the parts."""
-
-    auto = "auto"
-    pool = "pool"
-    inline = "inline"
-    ray = "ray"
-
-
-class OnBadLine(StrEnum):
-    """What happens to a line that cannot be read."""
-
-    error = "error"
-    skip = "skip"
-
-
-class Compression(StrEnum):
-    """How chunks are stored."""
-
-    none = "none"
-    zstd = "zstd"
+Sources = Annotated[
+    list[str],
+    typer.Argument(
+        help="Files, folders (recursive), globs, braces, URLs; hf://OWNER/NAME?split=SPLIT.", metavar="SOURCES"
+    ),
+]
+TokenizerOption = Annotated[
+    str,
+    typer.Option(
+        "--tokenizer",
+        "-t",
+        help="A tokenizer.json, a folder that holds one, or `bytes`; `ids:N` for ready ids below N.",
+        metavar="FILE",
+    ),
+]
+EosOption = Annotated[
+    str, typer.Option(help="Token after each document: auto, none, or the token itself.", metavar="TOKEN")
+]
+BosOption = Annotated[
+    str, typer.Option(help="Token before each document: none, auto, or the token itself.", metavar="TOKEN")
+]
+OnBadLineOption = Annotated[
+    OnBadLine, typer.Option(help="A line that cannot be read: stop and name it, or leave it out and count it.")
+]
+FormatOption = Annotated[FormatOrAuto, typer.Option(help="How the files are packed; auto goes by their names.")]
+KindOption = Annotated[
+    KindOrAuto, typer.Option(help="What records become; auto: tokens if the files hold ids, else text.")
+]
+FieldOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Another field than the usual one of the kind (repeatable).", metavar="NAME=FIELD"),
+]
+LeafOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Keep a field of each document; DTYPE is text, or that of a number (repeatable).",
+        metavar="NAME=FIELD:DTYPE",
+    ),
+]
+ChatTemplateOption = Annotated[
+    str | None,
+    typer.Option(help="A Jinja template; by default the one beside the tokenizer.", metavar="FILE"),
+]
+MaskOption = Annotated[
+    Mask,
+    typer.Option(
+        help="What of a conversation is trained on: what the template marks with {% generation %}, the turns of"
+        " --mask-role, all, or turns by another rule (customized: those with trainable: true)."
+    ),
+]
+MaskRoleOption = Annotated[
+    list[str] | None, typer.Option(help="With --mask roles, whose turns (repeatable).", metavar="ROLE")
+]
+FimOption = Annotated[
+    tuple[str, str, str] | None,
+    typer.Option(
+        help="Store documents for filling in the middle: the tokens before prefix, suffix and middle.",
+        metavar="PREFIX SUFFIX MIDDLE",
+    ),
+]
+ExtensionOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Ending of the files to take from folders, e.g. .py (repeatable).", metavar=".EXT"),
+]
+DtypeOption = Annotated[
+    str | None, typer.Option(help="Stored integer type; by default the narrowest that holds the vocabulary.")
+]
+PartBytesOption = Annotated[
+    int, typer.Option(help="Source bytes in a part, the unit of work and of resuming.", metavar="BYTES")
+]
+EngineOption = Annotated[
+    Engine, typer.Option(help="Who builds: processes here, this one, or a Ray cluster (RAY_ADDRESS, or one here).")
+]
+WorkersOption = Annotated[
+    int | None, typer.Option(help="How many at once; by default as many as cores and memory allow.", metavar="N")
+]
+HashSourcesOption = Annotated[
+    bool,
+    typer.Option("--hash-sources", help="Keep a hash of each source file, and tell by it whether one has changed."),
+]
+RepairOption = Annotated[
+    bool, typer.Option("--repair", help="Read what is there, and build again the parts that are damaged.")
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory that each worker of a shuffle may take, e.g. 4GiB; by default what suits the size.",
+        metavar="BYTES",
+    ),
+]
 
 
 def command(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            help="Files, folders (recursive), globs, braces, URLs; hf://OWNER/NAME?split=SPLIT.", metavar="SOURCES"
-        ),
-    ],
+    sources: Sources,
     output: Annotated[str, typer.Option("--output", "-o", help="Folder or URL of the cache.", metavar="DIR")],
-    tokenizer: Annotated[
-        str,
-        typer.Option(
-            "--tokenizer",
-            "-t",
-            help="A tokenizer.json, a folder that holds one, or `bytes`; `ids:N` for ready ids below N.",
-            metavar="FILE",
-        ),
-    ],
-    eos: Annotated[
-        str, typer.Option(help="Token after each document: auto, none, or the token itself.", metavar="TOKEN")
-    ] = "auto",
-    bos: Annotated[
-        str, typer.Option(help="Token before each document: none, auto, or the token itself.", metavar="TOKEN")
-    ] = "none",
+    tokenizer: TokenizerOption,
+    eos: EosOption = "auto",
+    bos: BosOption = "none",
     text_field: Annotated[str, typer.Option(help="Field of a record that holds the text; a.b is b within a.")] = "text",
-    on_bad_line: Annotated[
-        OnBadLine, typer.Option(help="A line that cannot be read: stop and name it, or leave it out and count it.")
-    ] = OnBadLine.error,
-    format: Annotated[Format, typer.Option(help="How the files are packed; auto goes by their names.")] = Format.auto,  # noqa: A002
-    kind: Annotated[
-        Kind, typer.Option(help="What records become; auto: tokens if the files hold ids, else text.")
-    ] = Kind.auto,
-    field: Annotated[
-        list[str] | None,
-        typer.Option(help="Another field than the usual one of the kind (repeatable).", metavar="NAME=FIELD"),
-    ] = None,
-    leaf: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Keep a field of each document; DTYPE is text, or that of a number (repeatable).",
-            metavar="NAME=FIELD:DTYPE",
-        ),
-    ] = None,
-    chat_template: Annotated[
-        str | None,
-        typer.Option(help="A Jinja template; by default the one beside the tokenizer.", metavar="FILE"),
-    ] = None,
-    mask: Annotated[
-        Mask,
-        typer.Option(
-            help="What of a conversation is trained on: what the template marks with {% generation %}, the turns of"
-            " --mask-role, all, or turns by another rule (customized: those with trainable: true)."
-        ),
-    ] = Mask.generation,
-    mask_role: Annotated[
-        list[str] | None, typer.Option(help="With --mask roles, whose turns (repeatable).", metavar="ROLE")
-    ] = None,
-    fim: Annotated[
-        tuple[str, str, str] | None,
-        typer.Option(
-            help="Store documents for filling in the middle: the tokens before prefix, suffix and middle.",
-            metavar="PREFIX SUFFIX MIDDLE",
-        ),
-    ] = None,
+    on_bad_line: OnBadLineOption = "error",
+    format: FormatOption = "auto",  # noqa: A002
+    kind: KindOption = "auto",
+    field: FieldOption = None,
+    leaf: LeafOption = None,
+    chat_template: ChatTemplateOption = None,
+    mask: MaskOption = "generation",
+    mask_role: MaskRoleOption = None,
+    fim: FimOption = None,
     fim_rate: Annotated[float, typer.Option(help="With --fim, the share of the documents that are rearranged.")] = 0.5,
     fim_spm_rate: Annotated[float, typer.Option(help="Share of these that have the suffix first.")] = 0.5,
     fim_seed: Annotated[int, typer.Option(help="Another seed cuts documents elsewhere.")] = 0,
-    extension: Annotated[
-        list[str] | None,
-        typer.Option(help="Ending of the files to take from folders, e.g. .py (repeatable).", metavar=".EXT"),
-    ] = None,
+    extension: ExtensionOption = None,
     chunk_tokens: Annotated[int, typer.Option(help="Tokens in a chunk, the unit of reading.")] = 65536,
-    compression: Annotated[Compression, typer.Option(help="How chunks are stored.")] = Compression.none,
-    dtype: Annotated[
-        str | None, typer.Option(help="Stored integer type; by default the narrowest that holds the vocabulary.")
+    compression: Annotated[Literal["none", "zstd"], typer.Option(help="How chunks are stored.")] = "none",
+    dtype: DtypeOption = None,
+    part_bytes: PartBytesOption = 64 << 20,
+    engine: EngineOption = "auto",
+    workers: WorkersOption = None,
+    hash_sources: HashSourcesOption = False,
+    shuffle: Annotated[
+        int | None,
+        typer.Option(help="Shuffle the documents when all are there, as headrace reshuffle does.", metavar="SEED"),
     ] = None,
-    part_bytes: Annotated[
-        int, typer.Option(help="Source bytes in a part, the unit of work and of resuming.", metavar="BYTES")
-    ] = 64 << 20,
-    engine: Annotated[
-        Engine, typer.Option(help="Who builds: processes here, this one, or a Ray cluster (RAY_ADDRESS, or one here).")
-    ] = Engine.auto,
-    workers: Annotated[
-        int | None, typer.Option(help="How many at once; by default as many as cores and memory allow.", metavar="N")
-    ] = None,
-    hash_sources: Annotated[
-        bool,
-        typer.Option("--hash-sources", help="Keep a hash of each source file, and tell by it whether one has changed."),
-    ] = False,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Read what is there, and build again the parts that are damaged.")
-    ] = False,
+    memory: MemoryOption = None,
+    repair: RepairOption = False,
     restart: Annotated[bool, typer.Option("--restart", help="Delete what is in DIR and begin anew.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -192,44 +167,70 @@ def command(
         headrace build chats.jsonl -o chat-cache -t llama3/ --kind chat --mask roles --mask-role assistant
 
         headrace build 'hf://owner/poems?split=train' -o cache -t llama3/
+
+        headrace build corpus/ -o shuffled -t llama3/ --shuffle 7
     """
-    from headrace.ingest.build import build_cache
-    from headrace.ingest.leaves import parse_leaf
+    from headrace.ingest.records import parse_leaf
     from headrace.ingest.source import ChatConfig, FimConfig, SourceConfig
     from headrace.ingest.tokenize import TokenizerConfig
 
     source = SourceConfig(
         sources,
-        format.value,
+        format,
         text_field,
-        on_bad_line.value,
+        on_bad_line,
         extension or [],
-        kind=kind.value,
+        kind=kind,
         fields=dict(_pair(f) for f in field or []),
         leaves=dict(parse_leaf(one) for one in leaf or []),
-        chat=ChatConfig(chat_template, mask.value, mask_role or ["assistant"]),
+        chat=ChatConfig(chat_template, mask, mask_role or ["assistant"]),
         fim=None if fim is None else FimConfig(*fim, fim_rate, fim_spm_rate, fim_seed),
     )
+    chunks = {"dtype": dtype, "chunk_tokens": chunk_tokens, "compression": compression, "part_bytes": part_bytes}
+    options = {**chunks, "engine": engine, "workers": workers, "hash_sources": hash_sources, "restart": restart}
+    how = shuffle_config(shuffle, memory)
+    report = _build(source, TokenizerConfig(tokenizer, bos=bos, eos=eos), output, repair, how, options)
+    typer.echo(json.dumps(report.to_json()) if as_json else summary(report))
+
+
+def _build(
+    source: SourceConfig,
+    tokenizer: TokenizerConfig,
+    output: str,
+    repair: bool,
+    how: ReshuffleConfig | None,
+    options: dict[str, Any],
+) -> BuildReport:
+    from headrace.ingest.build import build_cache
+    from headrace.ingest.build_shuffled import build_shuffled
+
     try:
         if repair:
-            _repair(output)
-        report = build_cache(
-            source,
-            TokenizerConfig(tokenizer, bos=bos, eos=eos),
-            output,
-            dtype=dtype,
-            chunk_tokens=chunk_tokens,
-            compression=compression.value,
-            part_bytes=part_bytes,
-            engine=engine.value,
-            workers=workers,
-            hash_sources=hash_sources,
-            restart=restart,
+            repair_parts(output)
+        if how is None:
+            return build_cache(source, tokenizer, output, **options)
+        typer.echo(
+            f"Builds {output}/unshuffled, then shuffles it: {output} takes three times the cache on the way.", err=True
+        )
+        return build_shuffled(
+            source, tokenizer, output, how, announce=lambda cost: typer.echo(cost_in_words(cost), err=True), **options
         )
     except KeyboardInterrupt:
         typer.echo("interrupted: finished parts are kept; run the same command again to go on", err=True)
         raise typer.Exit(130) from None
-    typer.echo(json.dumps(report.to_json()) if as_json else summary(report))
+
+
+def shuffle_config(seed: int | None, memory: str | None) -> ReshuffleConfig | None:
+    """How documents are shuffled; None if they are not."""
+    from headrace.errors import ConfigError
+    from headrace.ingest.shuffle_plan import ReshuffleConfig
+
+    if seed is None:
+        if memory is not None:
+            cure = "Leave it out, or give --shuffle SEED."
+            raise ConfigError("bounds the shuffle, and there is none", field="memory", value=memory, cure=cure)
+        return None
+    return ReshuffleConfig(seed, memory=memory_bytes(memory))
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -241,7 +242,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _repair(output: str) -> None:
+def repair_parts(output: str) -> None:
     """Makes the damaged parts of a cache incomplete, so that the build makes them anew."""
     from headrace.store.lease import lease
     from headrace.store.verify import damaged_parts, invalidate
@@ -249,7 +250,45 @@ def _repair(output: str) -> None:
     damaged = damaged_parts(output, deep=True)
     with lease(output):
         invalidate(output, damaged)
-    typer.echo(f"{output}: {_counted(len(damaged), 'damaged part')}", err=True)
+    typer.echo(f"{output}: {counted(len(damaged), 'damaged part')}", err=True)
+
+
+def memory_bytes(text: str | None) -> int | None:
+    """A number of bytes, with KiB, MiB, GiB, kB, MB or GB behind it or not.
+
+    Example:
+        >>> memory_bytes("1.5GiB"), memory_bytes("2000000000")
+        (1610612736, 2000000000)
+    """
+    from headrace.errors import ConfigError
+
+    if text is None:
+        return None
+    number, unit = text.strip(), 1
+    for name, size in _UNITS.items():
+        if number.lower().endswith(name):
+            number, unit = number[: -len(name)].strip(), size
+            break
+    try:
+        size = int(float(number) * unit)
+        if size > 0:
+            return size
+    except (ValueError, OverflowError):
+        pass
+    raise ConfigError("must be a positive number of bytes", field="memory", value=text, cure="Write e.g. 4GiB.")
+
+
+_UNITS = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+def cost_in_words(cost: ReshuffleCost) -> str:
+    """What it takes, in a line."""
+    read, written, between = map(in_bytes, (cost.bytes_read, cost.bytes_written, cost.temporary_bytes))
+    return (
+        f"Shuffles {counted(cost.documents, 'document')}, {cost.tokens:,} tokens, into {counted(cost.parts, 'part')}:"
+        f" reads {read} and writes {written} in two passes, {between} of it for as long as it takes;"
+        f" {in_bytes(cost.memory)} of memory a worker."
+    )
 
 
 def summary(report: BuildReport) -> str:
@@ -262,29 +301,25 @@ def summary(report: BuildReport) -> str:
         rates = f"{tokens:.2f} M tokens/s, {megabytes:.1f} MB/s"
         there = f"; {report.parts_reused:,} were there already" if report.parts_reused else ""
         lines = [
-            f"Built {report.path}: {_counted(report.documents, 'document')}, {report.tokens:,} tokens, "
-            f"{_counted(parts, 'part')}.",
-            f"This run: {_counted(report.parts_built, 'part')} in {report.seconds:.1f} s ({rates}){there}.",
+            f"Built {report.path}: {counted(report.documents, 'document')}, {report.tokens:,} tokens, "
+            f"{counted(parts, 'part')}.",
+            f"This run: {counted(report.parts_built, 'part')} in {report.seconds:.1f} s ({rates}){there}.",
         ]
     if report.empty_documents:
-        lines.append(f"{_counted(report.empty_documents, 'document')} without text (kept: special tokens alone).")
+        lines.append(f"{counted(report.empty_documents, 'document')} without text (kept: special tokens alone).")
     if report.ignored_records:
         kinds = ", ".join(f"{n:,} {what}" for what, n in report.ignored_records.items())
         lines.append(f"Records that hold no plain text, left out: {kinds}.")
     if report.trained_tokens is not None:
         share = report.trained_tokens / max(report.tokens, 1)
-        none = f"; {_counted(report.untrained_documents, 'document')} with none" if report.untrained_documents else ""
+        none = f"; {counted(report.untrained_documents, 'document')} with none" if report.untrained_documents else ""
         lines.append(f"{report.trained_tokens:,} tokens are trained on ({share:.1%}){none}.")
     if report.left_out_files:
         endings = ", ".join(f"{n:,} {ending}" for ending, n in report.left_out_files.items())
         lines.append(f"Files of other kinds left out: {endings} (--extension or a glob takes them).")
     if report.skipped_lines:
-        lines.append(f"{_counted(report.skipped_lines, 'bad line')} skipped, the first: {report.first_skipped}")
+        lines.append(f"{counted(report.skipped_lines, 'bad line')} skipped, the first: {report.first_skipped}")
     if report.requests:
         failed = f", {report.failed_requests:,} of them failed and repeated" if report.failed_requests else ""
-        lines.append(f"{_counted(report.requests, 'request')} over HTTP{failed}.")
+        lines.append(f"{counted(report.requests, 'request')} over HTTP{failed}.")
     return "\n".join([*lines, f"Next: headrace inspect {shlex.quote(report.path)}"])
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.options import (
     AsJson,
-    ChunkLayout,
     Config,
     Declared,
     Hosts,
@@ -17,15 +19,21 @@ from headrace.cli.options import (
     SameRun,
     Settings,
     Tokens,
-    load_run,
+    check_run,
+    load_as_begun,
     parse_hosts,
     parse_sizes,
 )
+from headrace.cli.shown import in_bytes
 
 if TYPE_CHECKING:
-    from headrace.config import LmDataConfig
+    from rich.table import Table
+
+    from headrace.analysis.check.findings import Finding
+    from headrace.analysis.check.plan import RunPlan
 
 app = typer.Typer(no_args_is_help=True)
+LOOK_S = 30.0
 HELP = "Check a config, show it whole, give its schema to an editor, or translate one of Levanter's."
 
 
@@ -39,7 +47,7 @@ def check(
     ] = None,
     tokens: Tokens = None,
     declared: Declared = False,
-    layout: Layout = ChunkLayout.headrace,
+    layout: Layout = "headrace",
     run: SameRun = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with status 1 for warnings, too.")] = False,
     as_json: AsJson = False,
@@ -61,21 +69,19 @@ def check(
 
         headrace config check run.yaml --run runs/7b --json
     """
-    from headrace.check.findings import findings
-    from headrace.check.plan import plan_run
-    from headrace.cli.config_show import check_json, show_check
-    from headrace.config import load_config
+    from headrace.analysis.check.findings import findings
+    from headrace.analysis.check.plan import plan_run
 
     plan = plan_run(
-        load_config(config, settings or []),
+        load_as_begun(config, settings, run),
         sizes=parse_sizes(tokens),
-        layout=layout.value,
+        layout=layout,
         look=not declared,
         hosts=parse_hosts(hosts),
         num_steps=num_steps,
     )
     if run is not None:
-        check_same_run(run, plan.config)
+        check_run(run, plan.config, plan.config.dataset())
     found = findings(plan)
     if as_json:
         typer.echo(json.dumps(check_json(plan, found)))
@@ -101,7 +107,7 @@ def show(
     """
     import yaml
 
-    from headrace.config import load_config
+    from headrace.config.lm_data import load_config
 
     text = load_config(config, settings or []).to_yaml()
     typer.echo(json.dumps(yaml.safe_load(text)) if as_json else text.rstrip("\n"))
@@ -120,8 +126,8 @@ def schema(
 
         headrace config schema -o headrace.schema.json
     """
-    from headrace.config import LmDataConfig
-    from headrace.config_schema import json_schema
+    from headrace.config.lm_data import LmDataConfig
+    from headrace.config.schema import json_schema
 
     _put(json.dumps(json_schema(LmDataConfig), indent=2), output)
 
@@ -136,24 +142,31 @@ def from_levanter(
         bool, typer.Option("--strict", help="End with status 1 if something has no counterpart.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print config and notes as JSON.")] = False,
+    look: Annotated[
+        bool, typer.Option("--look", help="Look whether the caches exist, which decides what must be built.")
+    ] = False,
 ) -> None:
     """Translate a Levanter or Marin data config, with a note on everything that differs.
 
-    What headrace does not have is named, not dropped. Sizes that decide something are looked up in the caches, if these
-    are there.
+    What headrace does not have is named, not dropped. Only FILE and what it includes are read. With --look the ledgers
+    of the caches are read too, for 30 seconds at most: whether a tokenizer is still needed follows from them.
 
     For example:
 
         headrace config from-levanter llama.yaml -o run.yaml
 
-        headrace config from-levanter marin.yaml --json --strict
+        headrace config from-levanter marin.yaml --json --strict --look
     """
-    from headrace.cli.config_show import token_count
-    from headrace.config import LmDataConfig
-    from headrace.config_parsing import decode, read_mapping
-    from headrace.levanter_config.translate import translate
+    from headrace.config.lm_data import LmDataConfig
+    from headrace.config.parsing import decode, read_mapping
+    from headrace.levanter.translation.translate import translate
 
-    found = translate(read_mapping(config, foreign=True), sizes=token_count)
+    raw = read_mapping(config, foreign=True)
+    found = translate(raw)
+    if look:
+        named = [one["cache"] for one in found.config["components"].values()]
+        caches = [path for cache in named for path in ([cache] if isinstance(cache, str) else cache)]
+        found = translate(raw, sizes=_sizes_within(caches, LOOK_S).get)
     decode(LmDataConfig, found.config)  # what is printed loads
     _put(json.dumps(found.to_json(), indent=2) if as_json else found.to_yaml().rstrip("\n"), output)
     missing = [note for note in found.notes if note.kind == "missing"]
@@ -164,20 +177,26 @@ def from_levanter(
         raise typer.Exit(1)
 
 
-def check_same_run(folder: str, config: LmDataConfig) -> None:
-    """Makes sure that a config is that of a run, or differs from it by declared amendments alone.
+def _sizes_within(caches: list[str], seconds: float) -> dict[str, int | None]:
+    """Tokens of each cache that could be opened in time; says what it looks at, and what did not answer."""
+    typer.echo(f"look: the ledgers of {len(caches)} caches, for {seconds:g} s at most: {', '.join(caches)}", err=True)
+    sizes: dict[str, int | None] = {}
 
-    Raises:
-        ConfigError: the folder holds no run.
-        PlanMismatchError: it is a run of another config; the differences are shown.
-    """
-    from headrace.data.batch_order import BatchOrder
-    from headrace.state import RunManifest
+    def look_at(cache: str) -> None:
+        sizes[cache] = token_count(cache)
 
-    theirs = load_run(folder)
-    mine = RunManifest.of(BatchOrder(config.dataset(), row_order=config.row_order))
-    if mine.amends(theirs) is None and theirs.amends(mine) is None:
-        theirs.check_same(mine)
+    # Daemons: one that never answers does not hold up the end of the program.
+    threads = [threading.Thread(target=look_at, args=(cache,), daemon=True) for cache in caches]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0))
+    answered = dict(sizes)
+    if len(answered) < len(caches):
+        late = [cache for cache in caches if cache not in answered]
+        typer.echo(f"look: no answer within {seconds:g} s, taken as absent: {', '.join(late)}", err=True)
+    return answered
 
 
 def _put(text: str, output: str | None) -> None:
@@ -187,3 +206,118 @@ def _put(text: str, output: str | None) -> None:
     from headrace.store import files
 
     files.write_atomic(output, text.encode() + b"\n", writer=".new")
+
+
+def check_json(plan: RunPlan, found: Sequence[Finding]) -> dict[str, Any]:
+    """A checked config as JSON values: ``ok`` unless there is a problem; the whole config under ``config``."""
+    import yaml
+
+    return {
+        "ok": not any(f.level == "problem" for f in found),
+        "findings": [f.to_json() for f in found],
+        "plan": plan.to_json(),
+        "config": yaml.safe_load(plan.config.to_yaml()),
+    }
+
+
+def token_count(path: str) -> int | None:
+    """Tokens of the cache at a path; None if there is none that can be used."""
+    from headrace.errors import HeadraceError
+    from headrace.store.cache import TokenCache
+
+    try:
+        return TokenCache.open(path).num_tokens
+    except (HeadraceError, OSError):
+        return None
+
+
+def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
+    """Prints a checked config: the run, its components, its reads, and what will hurt."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(Text(_run_line(plan)), soft_wrap=True)
+    for stage in plan.stages if len(plan.stages) > 1 else ():
+        console.print(Text(f"  from step {stage['step']:,}: {stage['name'] or _short(stage['weights'])}"))
+    console.print()
+    console.print(_components(plan))
+    console.print()
+    console.print(
+        Text(
+            f"The first batch touches {plan.first_batch_chunks:,} chunks, {in_bytes(plan.first_batch_bytes)}, for"
+            f" {in_bytes(plan.batch_size * plan.row_bytes)} of tokens."
+        ),
+        soft_wrap=True,
+    )
+    console.print()
+    console.print(_reads(plan))
+    for h in (plan.forecast or plan.unlimited).by_hosts:
+        if text := h.describe_exchange(plan.config.exchange_setting, plan.batch_size):
+            console.print(text, soft_wrap=True)
+    console.print()
+    for finding in found:
+        style = "bold red" if finding.level == "problem" else "yellow"
+        console.print(Text.assemble((finding.level, style), " ", str(finding)), soft_wrap=True)
+    problems = sum(f.level == "problem" for f in found)
+    if not found:
+        console.print(Text("nothing found that will hurt", "green"))
+    else:
+        console.print(Text(f"{problems} problems, {len(found) - problems} warnings", "dim"))
+
+
+def _run_line(plan: RunPlan) -> str:
+    rows = f"batches of {plan.batch_size:,}"
+    rows += f" to {plan.largest_batch:,} rows" if plan.largest_batch != plan.batch_size else " rows"
+    lengths = ", then ".join(f"{n:,}" + (f" from step {s:,}" if s else "") for s, n in plan.phases)
+    end = "without an end" if plan.steps is None else f"{plan.steps:,} steps, {plan.tokens or 0:,} tokens"
+    return f"{len(plan.components)} components, {rows} of {lengths} tokens, {end}"
+
+
+def _short(weights: Any) -> str:
+    text = ", ".join(f"{name} {weight:g}" if isinstance(weight, float) else name for name, weight in weights.items())
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _components(plan: RunPlan) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("component", overflow="fold")
+    for title in ("tokens", "share", "epochs", "order", "strands", "block rows", "open blocks"):
+        table.add_column(title, justify="right")
+    for c in plan.components:
+        share = f"{c.first_share:.2%}"
+        if abs(c.last_share - c.first_share) > 5e-5:
+            share += f" > {c.last_share:.2%}"
+        table.add_row(
+            Text(c.name),
+            f"{c.tokens:,}" + ("" if c.exists else " (declared)"),
+            share,
+            "-" if c.epochs is None else f"{c.epochs:.3g}",
+            c.shuffle,
+            f"{c.strands:,}" if c.strands else "-",
+            f"{c.block_rows:,}" if c.block_rows else "-",
+            in_bytes(c.open_bytes) if c.open_bytes else "-",
+        )
+    return table
+
+
+def _reads(plan: RunPlan) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("hosts", "reads a block and epoch", "reads a host and step", "a step", "held by a host", "needed"):
+        table.add_column(title, justify="right")
+    forecast = plan.forecast or plan.unlimited
+    for h in forecast.by_hosts:
+        table.add_row(
+            f"{h.hosts:,}",
+            f"{h.reads_per_block:.2f}",
+            f"{h.reads_per_step:,.2f}",
+            in_bytes(round(h.bytes_per_step)),
+            in_bytes(h.resident_bytes),
+            in_bytes(plan.held_bytes(h.hosts)),
+        )
+    return table

@@ -1,32 +1,19 @@
-"""``headrace convert``: a cache in another program's form, or another's in headrace's own."""
+"""``headrace convert`` and ``headrace consolidate``: a cache in another form, or in one part."""
 
 from __future__ import annotations
 
 import json
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from headrace.cli.bars import counting
-from headrace.cli.options import AsJson
+from headrace.cli.options import AsJson, ChunkLayout
+from headrace.cli.shown import counting
 
 if TYPE_CHECKING:
     from headrace.store.cache import TokenCache
-
-
-class Layout(StrEnum):
-    """Whose form."""
-
-    levanter = "levanter"
-    headrace = "headrace"
-
-
-class Form(StrEnum):
-    """How Levanter's form is put together."""
-
-    consolidated = "consolidated"
-    sharded = "sharded"
 
 
 def command(
@@ -34,10 +21,11 @@ def command(
         str, typer.Argument(help="Folder or URL of the cache, headrace's or Levanter's.", metavar="CACHE")
     ],
     output: Annotated[str, typer.Argument(help="Folder or URL to write, new or empty.", metavar="OUTPUT")],
-    layout: Annotated[Layout, typer.Option(help="Whose form to write.")] = Layout.levanter,
+    layout: Annotated[ChunkLayout, typer.Option(help="Whose form to write.")] = "levanter",
     form: Annotated[
-        Form, typer.Option(help="For levanter: one array a leaf (any release), or a folder a part (since May 2026).")
-    ] = Form.consolidated,
+        Literal["consolidated", "sharded"],
+        typer.Option(help="For levanter: one array a leaf (any release), or a folder a part (since May 2026)."),
+    ] = "consolidated",
     dtype: Annotated[
         str | None, typer.Option(help="Stored type of the tokens: int32 for levanter, else that of the cache.")
     ] = None,
@@ -65,36 +53,35 @@ def command(
     from headrace.store.cache import TokenCache
     from headrace.store.consolidate import consolidate
     from headrace.store.layout import CacheLayout
-    from headrace.store.levanter_export import write_levanter
+    from headrace.store.levanter.export import write_levanter
 
     source = TokenCache.open(cache)
     stated = None if tokenizer is None else _stated(source, layout, tokenizer)
-    with counting("converting", show=not as_json) as (expect, advance):
-        expect(sum(source.leaf(name).num_elements for name in ("input_ids", *source.leaves)))
-        if layout is Layout.levanter:
-            write_levanter(source, output, form=form.value, dtype=dtype or "int32", advance=advance)
+    with _copying("converting", source, show=not as_json) as advance:
+        if layout == "levanter":
+            write_levanter(source, output, form=form, dtype=dtype or "int32", advance=advance)
         else:
             target = CacheLayout(dtype or source.dtype.name)
             target.check_tokens()
             consolidate(source, output, layout=target, tokenizer=stated, advance=advance)
-    facts = {"path": output, "layout": layout.value, "documents": source.num_documents, "tokens": source.num_tokens}
+    facts = {"path": output, "layout": layout, "documents": source.num_documents, "tokens": source.num_tokens}
     typer.echo(
         json.dumps(facts)
         if as_json
-        else f"Wrote {output} in the form of {layout.value}: {source.num_documents:,} documents,"
+        else f"Wrote {output} in the form of {layout}: {source.num_documents:,} documents,"
         f" {source.num_tokens:,} tokens."
     )
 
 
-def _stated(cache: TokenCache, layout: Layout, path: str) -> tuple[dict[str, Any], bytes | None]:
+def _stated(cache: TokenCache, layout: ChunkLayout, path: str) -> tuple[dict[str, Any], bytes | None]:
     """Record and file of the tokenizer that somebody names for a cache that does not keep its own."""
     from headrace.errors import ConfigError
-    from headrace.ingest.same_tokenizer import named_only
+    from headrace.ingest.base_tokenizer import named_only
     from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 
     record = cache.ledger.tokenizer
-    if layout is Layout.levanter or not named_only(record):
-        why = "the form of Levanter has no place for it" if layout is Layout.levanter else "the cache keeps its own"
+    if layout == "levanter" or not named_only(record):
+        why = "the form of Levanter has no place for it" if layout == "levanter" else "the cache keeps its own"
         raise ConfigError(f"is not taken: {why}", field="tokenizer", value=path, cure="Leave --tokenizer out.")
     plain = load_tokenizer(TokenizerConfig(path, bos="none", eos="none"))
     plain.check_same(record, cache.path)
@@ -111,3 +98,39 @@ def _stated(cache: TokenCache, layout: Layout, path: str) -> tuple[dict[str, Any
             cure=f"Name the one that it was built with ({record.get('path')!r}).",
         ) from error
     return told.record(), told.content
+
+
+def consolidate(
+    cache: Annotated[str, typer.Argument(help="Folder or URL of the cache.", metavar="CACHE")],
+    output: Annotated[str, typer.Argument(help="Folder or URL of the copy, new or empty.", metavar="OUTPUT")],
+    as_json: AsJson = False,
+) -> None:
+    """Copy a token cache into one part: fewer files, and rows that run on where parts ended.
+
+    Reading needs no such copy: a cache of many parts is read as fast. Interrupted, the same command goes on.
+
+    For example:
+
+        headrace consolidate cache cache-in-one
+    """
+    from headrace.store.cache import TokenCache
+    from headrace.store.consolidate import consolidate as copy_cache
+
+    source = TokenCache.open(cache)
+    with _copying("copying", source, show=not as_json) as advance:
+        copy = copy_cache(source, output, advance=advance)
+    counts = {"documents": copy.num_documents, "tokens": copy.num_tokens}
+    typer.echo(
+        json.dumps({"path": output, **counts, "fingerprint": copy.fingerprint})
+        if as_json
+        else f"Copied {len(source.parts):,} parts of {cache} into one: {output}, {copy.num_documents:,} documents,"
+        f" {copy.num_tokens:,} tokens."
+    )
+
+
+@contextmanager
+def _copying(what: str, source: TokenCache, *, show: bool) -> Iterator[Callable[[int], None]]:
+    """A bar over all values of a cache."""
+    with counting(what, show=show) as (expect, advance):
+        expect(sum(source.leaf(name).num_elements for name in ("input_ids", *source.leaves)))
+        yield advance

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, install_command
 
 _EXTRA = ("optax", "matplotlib")  # what the demo needs beyond headrace itself
 
@@ -37,10 +36,12 @@ def command(
 
         headrace demo --quick --output /tmp/headrace-demo
     """
+    from rich.console import Console
+
     missing = [package for package in _EXTRA if importlib.util.find_spec(package) is None]
     if missing:
         raise ConfigError(
-            f"needs {' and '.join(missing)}, not installed here", field="demo", cure="pip install 'headrace[demo]'"
+            f"needs {' and '.join(missing)}, not installed here", field="demo", cure=install_command("headrace[demo]")
         )
     from headrace.demo.settings import FULL, QUICK, DemoSettings
 

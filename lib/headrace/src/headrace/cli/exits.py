@@ -21,8 +21,6 @@ import traceback
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from headrace.errors import HeadraceError, redact
 
@@ -32,14 +30,16 @@ EPILOG = (
     " 3: an error that nobody foresaw; 130: interrupted."
 )
 DEBUG = "HEADRACE_DEBUG"
+COMPLETE = "_HEADRACE_COMPLETE"
 _USAGE: Any = typer.BadParameter.__base__  # typer's own name for it moved between releases
 
 
 def tell(app: typer.Typer) -> None:
     """Runs the command that was typed, and leaves the process with its status."""
-    from typer.completion import completion_init  # pyright: ignore[reportPrivateImportUsage]  (its one home)
+    if COMPLETE in os.environ:  # a shell asks
+        from typer.completion import completion_init  # pyright: ignore[reportPrivateImportUsage]  (its one home)
 
-    completion_init()
+        completion_init()
     try:
         status = app(standalone_mode=False)
     except _USAGE as error:
@@ -54,7 +54,8 @@ def tell(app: typer.Typer) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = OK
     except OSError as error:
-        status = _say("error", redact(_os_error(error)), REFUSED)
+        named = f"{error.filename}: " if error.filename else ""
+        status = _say("error", redact(f"{named}{error.strerror or error}"), REFUSED)
     except Exception as error:  # noqa: BLE001  (the last place that can say it in a line)
         text = " ".join(str(error).split())
         hint = f" (a fault of headrace: please report it, with what {DEBUG}=1 shows)"
@@ -69,6 +70,9 @@ def say_all(wanted: bool) -> None:
 
 
 def _say(what: str, text: str, status: int) -> int:
+    from rich.console import Console
+    from rich.text import Text
+
     if os.environ.get(DEBUG, "0") not in ("", "0") and text:
         traceback.print_exc()
     Console(stderr=True, soft_wrap=True).print(Text.assemble((what, "bold red"), " " if text else "", text))
@@ -78,12 +82,8 @@ def _say(what: str, text: str, status: int) -> int:
 def _usage(error: Any) -> int:
     """A command line that cannot be read: one line, and where to look."""
     message = error.format_message()
-    if not message.strip():  # a group that was called without a command: its help was shown
+    if message.startswith("Usage:"):  # a group that was called without a command
+        typer.echo(message, err=True)
         return REFUSED
     asked = error.ctx.command_path if error.ctx is not None else "headrace"
     return _say("error", f"{' '.join(message.split())} See: {asked} --help", REFUSED)
-
-
-def _os_error(error: OSError) -> str:
-    named = f"{error.filename}: " if error.filename else ""
-    return f"{named}{error.strerror or error}"

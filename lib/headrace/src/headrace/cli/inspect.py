@@ -1,24 +1,29 @@
-"""``headrace inspect``: what is in a token cache; of an unfinished one how far it got and how to finish it."""
+"""``headrace inspect``: what is in a token cache; of an unfinished one how far it got and how to finish it; of a config
+what it resolves to: where the tokens of each source go, and what mixes them.
+"""
 
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from headrace.cli.bars import counting
-from headrace.cli.decoded import ID_LEAF
-from headrace.cli.inspect_run import SUFFIXES, inspect_run, removal_line
-from headrace.cli.options import AsJson, CacheOrConfig, Decoder, IdLeaf, Settings
+from headrace.cli.options import CONFIG_SUFFIXES, ID_LEAF, AsJson, CacheOrConfig, Decoder, IdLeaf, Settings
+from headrace.cli.shown import counting
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from headrace.config.lm_data import LmDataConfig
+    from headrace.data.dataset import PlannedDataset
     from headrace.store.cache import TokenCache
+    from headrace.store.ledger import Ledger
 
 _SHOWN_MATCHES = 8
+_COUNTERS = ("text_bytes", "empty_documents", "skipped_lines", "trained_tokens", "untrained_documents")
 
 
 def command(
@@ -57,20 +62,25 @@ def command(
 
         headrace inspect run.yaml seq_len=4096
     """
-    if cache.endswith(SUFFIXES):
+    from rich.console import Console
+    from rich.text import Text
+
+    if cache.endswith(CONFIG_SUFFIXES):
         inspect_run(cache, settings or [], as_json)
         return
-    from headrace.cli.counts import length_statistics, token_statistics
     from headrace.cli.decoded import drawn, sample, tokenizer_of
-    from headrace.cli.inspect_show import show_lengths, show_overview, show_samples, show_tokens
-    from headrace.cli.unfinished import show_unfinished, unfinished
+    from headrace.cli.inspect_show import (
+        length_statistics,
+        show_lengths,
+        show_overview,
+        show_samples,
+        show_tokens,
+        token_statistics,
+    )
     from headrace.store.cache import TokenCache
-    from headrace.store.ledger import read_ledger
 
     console = Console(highlight=False, soft_wrap=False)
-    ledger = read_ledger(cache)
-    if ledger is not None and not ledger.finished:
-        state = unfinished(cache, ledger)
+    if (state := unfinished(cache)) is not None:
         typer.echo(json.dumps(state)) if as_json else show_unfinished(console, state)
         return
     opened = TokenCache.open(cache)
@@ -83,10 +93,10 @@ def command(
     facts: dict[str, Any] = overview(opened) if every else {}
     lengths, tokens = (length_statistics(opened), token_statistics(opened, decoder)) if every else (None, None)
     if as_json:
-        for name, value in (("lengths", lengths), ("token_frequencies", tokens)):
-            facts |= {} if value is None else {name: asdict(value)}
+        if lengths is not None and tokens is not None:
+            facts |= {"lengths": asdict(lengths), "token_frequencies": asdict(tokens)}
         facts |= {} if removed is None else {"removal": removed}
-        facts |= {} if by_id is None else {"documents_with_id": chosen}
+        facts |= {} if by_id is None else {"documents_with_id": opened.originals(chosen or []).tolist()}
         typer.echo(json.dumps({**facts, "samples": [asdict(s) for s in shown]}, ensure_ascii=False))
         return
     if lengths is not None and tokens is not None:
@@ -103,8 +113,8 @@ def command(
 def _chosen(
     cache: TokenCache, document: int | None, by_id: str | None, id_leaf: str, *, quiet: bool
 ) -> list[int] | None:
-    """The documents that were asked for by number or id; None if none was."""
-    from headrace.cli.search import documents_with_id
+    """Places of the documents that were asked for by number or id; None if none was."""
+    from headrace.cli.decoded import documents_with_id
     from headrace.errors import ConfigError
 
     if by_id is not None:
@@ -130,12 +140,12 @@ def _chosen(
             value=document,
             cure=f"Their numbers run from 0 to {cache.num_documents - 1}.",
         )
-    return [document]
+    return cache.stored_at([document]).tolist()
 
 
 def removal(cache: TokenCache, url: str) -> dict[str, int]:
     """What a filter file would leave out of a cache, counted; numbers that no document has are counted too."""
-    from headrace.data.document_filter import DocumentFilter
+    from headrace.data.documents import DocumentFilter
 
     found = DocumentFilter.load(url, name="--remove", count_not_found=True).of(cache)
     return {
@@ -150,21 +160,19 @@ def removal(cache: TokenCache, url: str) -> dict[str, int]:
 def overview(cache: TokenCache) -> dict[str, Any]:
     """Sizes, layout, tokenizer and counters of a finished cache, as JSON values."""
     from headrace.store import files
+    from headrace.store.ledger import SHUFFLED
 
     ledger = cache.ledger
-    extra = [p.extra for p in ledger.parts]
-    source_bytes = {str(s.get("path")): int(s.get("size") or 0) for s in ledger.sources}  # slices name the whole file
+    shuffled = ledger.metadata.get(SHUFFLED)
+    sources = ledger.sources if shuffled is None else shuffled["sources"]
+    source_bytes = {str(s.get("path")): int(s.get("size") or 0) for s in sources}  # slices name the whole file
     return {
         "path": cache.path,
         "finished": True,
         "documents": cache.num_documents,
         "tokens": cache.num_tokens,
         "bytes_on_disk": files.tree_bytes(cache.path),
-        "text_bytes": sum(int(e.get("text_bytes", 0)) for e in extra),
-        "empty_documents": sum(int(e.get("empty_documents", 0)) for e in extra),
-        "skipped_lines": sum(int(e.get("skipped_lines", 0)) for e in extra),
-        "trained_tokens": sum(int(e.get("trained_tokens", 0)) for e in extra),
-        "untrained_documents": sum(int(e.get("untrained_documents", 0)) for e in extra),
+        **{name: sum(int(part.extra.get(name, 0)) for part in ledger.parts) for name in _COUNTERS},
         "parts": len(ledger.parts),
         "part_sizes": [{"name": p.name, "documents": p.documents, "tokens": p.tokens} for p in ledger.parts],
         "leaves": [{**leaf, "values": cache.leaf(leaf["name"]).num_elements} for leaf in ledger.leaves],
@@ -173,4 +181,167 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "layout": ledger.layout,
         "tokenizer": ledger.tokenizer,
         "fingerprint": cache.fingerprint,
+        "shuffled": shuffled and {key: shuffled[key] for key in ("seed", "unit", "fingerprint")},
     }
+
+
+def unfinished(cache: str) -> dict[str, Any] | None:
+    """How far an interrupted build got, and the command that finishes it; None: there is none."""
+    from headrace.store.ledger import read_ledger, read_part_record
+
+    ledger = read_ledger(cache)
+    if ledger is None or ledger.finished:
+        return None
+    names = sorted({str(s["part"]) for s in ledger.sources})
+    done = [r for name in names if (r := read_part_record(cache, name)) is not None]
+    return {
+        "path": cache,
+        "finished": False,
+        "parts": len(names),
+        "parts_finished": len(done),
+        "documents": sum(r.documents for r in done),
+        "tokens": sum(r.tokens for r in done),
+        "command": build_command(cache, ledger),
+    }
+
+
+def build_command(cache: str, ledger: Ledger) -> str:
+    """The command that a cache is built with, from its ledger."""
+    from headrace.store.ledger import SHUFFLED
+
+    shuffled = ledger.metadata.get(SHUFFLED, {})
+    if shuffled.get("cache"):
+        words = ["headrace", "reshuffle", shuffled["cache"], cache, "--seed", str(shuffled["seed"])]
+        return shlex.join([*words, "--unit", str(shuffled["unit"]), "--part-bytes", str(shuffled["part_bytes"])])
+    source, layout, tokenizer = ledger.metadata["source"], ledger.layout, ledger.tokenizer
+    words = ["headrace", "build", *ledger.metadata["paths"], "--output", cache, "--tokenizer", tokenizer["path"]]
+    words += ["--eos", tokenizer["eos"] or "none"]
+    for flag, value, default in (
+        ("--bos", tokenizer["bos"] or "none", "none"),
+        ("--format", source["format"], "auto"),
+        ("--text-field", source["text_field"], "text"),
+        ("--on-bad-line", source["on_bad_line"], "error"),
+        ("--chunk-tokens", str(layout["chunk_elements"]), "65536"),
+        ("--compression", layout["compression"], "none"),
+        ("--kind", source["kind"], "auto"),
+        ("--chat-template", source["chat"]["template"] or "", ""),
+        ("--mask", source["chat"]["mask"], "generation"),
+        ("--part-bytes", str(ledger.metadata["part_bytes"]), "67108864"),
+    ):
+        words += [flag, value] if value != default else []
+    leaves = {
+        name: f"{leaf['field']}:{leaf['dtype']}" + ("" if leaf["kind"] == "auto" else f":{leaf['kind']}")
+        for name, leaf in source["leaves"].items()
+    }
+    for flag, values in (
+        ("--extension", source["extensions"]),
+        ("--mask-role", source["chat"]["roles"] if source["chat"]["mask"] == "roles" else []),
+        ("--field", [f"{name}={field}" for name, field in source["fields"].items()]),
+        ("--leaf", [f"{name}={text}" for name, text in leaves.items()]),
+    ):
+        words += [word for value in values for word in (flag, value)]
+    if fim := source.get("fim"):  # caches that were begun before there was such a thing do not say
+        words += ["--fim", fim["prefix"], fim["suffix"], fim["middle"], "--fim-rate", str(fim["rate"])]
+        words += ["--fim-spm-rate", str(fim["spm_rate"]), "--fim-seed", str(fim["seed"])]
+    words += ["--shuffle", str(shuffled["seed"])] if shuffled else []
+    return shlex.join([*words, "--dtype", layout["dtype"]])
+
+
+def show_unfinished(console: Console, state: dict[str, Any]) -> None:
+    """Prints what :func:`unfinished` found."""
+    from rich.text import Text
+
+    parts = f": {state['parts_finished']:,} of {state['parts']:,} parts are done, {state['documents']:,} documents"
+    title = ((state["path"], "bold"), (" is unfinished", "yellow"))
+    console.print(Text.assemble(*title, f"{parts}, {state['tokens']:,} tokens."))
+    console.print(Text(f"To finish it: {state['command']}"), soft_wrap=True)
+
+
+def inspect_run(path: str, settings: list[str], as_json: bool) -> None:
+    """Prints what a config resolves to."""
+    from rich.console import Console
+
+    from headrace.config.lm_data import load_config
+
+    facts = overview_of_run(load_config(path, settings))
+    if as_json:
+        typer.echo(json.dumps(facts, ensure_ascii=False))
+    else:
+        _show_run(Console(highlight=False), path, facts)
+
+
+def overview_of_run(config: LmDataConfig) -> dict[str, Any]:
+    """Accounts, shuffles and weights of a config's components, and what its phases skip, as JSON values."""
+    opened = config.open_caches()
+    dataset = config.dataset(opened)
+    first, _ = dataset.at_step(0)
+    described = first.describe()
+    shuffles = dict(zip(described["names"], map(_shuffle, getattr(first, "components", ())), strict=True))
+    return {
+        "components": {name: {**found.to_json(), **shuffles[name]} for name, found in config.accounts(opened).items()},
+        "stages": [{key: stage[key] for key in ("step", "name", "weights")} for stage in described["stages"]],
+        "num_steps": config.run_steps,
+        "unit": config.unit,
+        "skipped_tokens": {f"{c.component} at step {c.step}": c.skipped_tokens for c in dataset.changes},
+    }
+
+
+def _shuffle(component: PlannedDataset) -> dict[str, Any]:
+    """Name, strands and open bytes of a component's shuffle."""
+    order = component.shuffle_order()
+    return {
+        "shuffle": "none" if order is None else type(order).__name__,
+        "strands": 0 if order is None else order.strands,
+        "open_bytes": component.open_window().rows * component.row_bytes,
+    }
+
+
+def _show_run(console: Console, path: str, facts: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text(path, "bold"))
+    table = Table(title="Tokens", title_justify="left", box=None, pad_edge=False, header_style="dim")
+    table.add_column("source")
+    for title in ("train", "held out", "removed", "in no row", "in all", "strands", "open MiB"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, one in facts["components"].items():
+        figures = [f"{one[f'{key}tokens']:,}" for key in ("train_", "validation_", "removed_", "dropped_", "")]
+        table.add_row(Text(name), *figures, f"{one['strands']:,}", f"{one['open_bytes'] / 2**20:,.1f}")
+    console.print(table)
+    lines: list[str] = []
+    for name, one in facts["components"].items():
+        if one["unused_rows"]:
+            share = one["train_rows"] / (one["train_rows"] + one["unused_rows"])
+            rest = f"{one['unused_rows']:,} rows with {one['unused_tokens']:,} tokens are left out"
+            lines.append(f"{name}: a subset of {one['train_rows']:,} rows is trained on ({share:.3%}); {rest}")
+        if one["listed_documents"]:
+            lines.append(f"{name}: {removal_line(one)}")
+        if one["incomplete_tokens"]:
+            what = f"{one['incomplete_documents']:,} documents with {one['incomplete_tokens']:,} tokens"
+            lines.append(f"{name}: {what} are in no row, as others of their units are removed or empty")
+        if one["padding_tokens"]:
+            share = one["padding_tokens"] / (one["train_tokens"] + one["validation_tokens"] + one["padding_tokens"])
+            lines.append(f"{name}: packed; {one['padding_tokens']:,} places of its rows are padding ({share:.2%})")
+    for stage in facts["stages"]:
+        called = f" ({stage['name']})" if stage["name"] else ""
+        lines.append(f"weights from step {stage['step']:,}{called}: {json.dumps(stage['weights'])}")
+    for where, tokens in facts["skipped_tokens"].items():
+        lines.append(f"{where}: {tokens:,} tokens skipped by the change of seq_len")
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def removal_line(counts: dict[str, int]) -> str:
+    """What a filter did, in words.
+
+    Example:
+        >>> removal_line(dict(listed_documents=5, repeated_documents=1, not_found_documents=1,
+        ...     removed_documents=3, removed_tokens=120))
+        'the filter lists 5 documents (1 again, 1 not found) and removes 3 with 120 tokens'
+    """
+    return (
+        f"the filter lists {counts['listed_documents']:,} documents ({counts['repeated_documents']:,} again,"
+        f" {counts['not_found_documents']:,} not found) and removes {counts['removed_documents']:,}"
+        f" with {counts['removed_tokens']:,} tokens"
+    )

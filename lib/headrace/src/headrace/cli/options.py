@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
+from headrace.cli.exits import COMPLETE
+
 if TYPE_CHECKING:
-    from headrace.state import RunManifest
+    from headrace.config.lm_data import LmDataConfig
+    from headrace.data.mixture import MixtureDataset
+    from headrace.data.phased import PhasedDataset
 
 
-class ChunkLayout(StrEnum):
-    """Whose chunks caches to come will have."""
-
-    headrace = "headrace"
-    levanter = "levanter"
-
+ChunkLayout: TypeAlias = Literal["headrace", "levanter"]
+"""Whose chunks and files a cache has."""
 
 Config = Annotated[str, typer.Argument(help="YAML file of an LmDataConfig.", metavar="CONFIG")]
 Settings = Annotated[
@@ -40,6 +39,8 @@ IdLeaf = Annotated[str, typer.Option(help="The leaf that holds the ids of docume
 Decoder = Annotated[
     str | None, typer.Option("--tokenizer", help="Decode with this tokenizer, if a cache has none.", metavar="FILE")
 ]
+CONFIG_SUFFIXES = (".yaml", ".yml")
+ID_LEAF = "id"
 AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 
@@ -71,39 +72,91 @@ def parse_sizes(items: Sequence[str] | None) -> dict[str, int]:
         >>> parse_sizes(["web=1e12", "code=2e11"])
         {'web': 1000000000000, 'code': 200000000000}
     """
-    return dict(_parse_size(item) for item in items or [])
-
-
-def _parse_size(item: str) -> tuple[str, int]:
     from headrace.errors import ConfigError
 
-    name, _, number = item.partition("=")
-    try:
-        size = float(number)
-    except ValueError:
-        raise ConfigError("is not a size", field="--tokens", value=item, cure="E.g. web=1e12.") from None
-    if not 1 <= size < 1 << 60:
-        raise ConfigError(
-            "is no number of tokens that there can be", field="--tokens", value=item, cure="E.g. web=1e12."
-        )
-    return name, int(size)
+    sizes: dict[str, int] = {}
+    for item in items or []:
+        name, _, number = item.partition("=")
+        try:
+            size = float(number)
+        except ValueError:
+            raise ConfigError("is not a size", field="--tokens", value=item, cure="E.g. web=1e12.") from None
+        if not 1 <= size < 1 << 60:
+            problem = "is no number of tokens that there can be"
+            raise ConfigError(problem, field="--tokens", value=item, cure="E.g. web=1e12.")
+        sizes[name] = int(size)
+    return sizes
 
 
-def load_run(folder: str) -> RunManifest:
-    """The manifest of the run in a folder.
+def load_as_begun(path: str, settings: list[str] | None, run: str | None) -> LmDataConfig:
+    """A config, with the version of the braid that a run began with where it names none."""
+    from headrace.config.lm_data import load_config
+    from headrace.run.manifest import began_earlier
+
+    config = load_config(path, settings or [])
+    return config.of_braid_version(1) if began_earlier(run) else config
+
+
+def check_run(
+    folder: str, config: LmDataConfig, dataset: MixtureDataset | PhasedDataset, step: int | None = None
+) -> None:
+    """Makes sure that a config is that of a run, or differs from it by amendments alone.
+
+    Args:
+        folder: The run's folder.
+        config: The config.
+        dataset: Its dataset.
+        step: Makes sure that this step is the same in both, and uses the run's anchors to get there; None: all of it.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no run, or one of both was amended before the step and the other was not.
+        PlanMismatchError: it is a run of another config; the differences are shown.
     """
+    from headrace.data.dataset import BatchOrder
     from headrace.errors import ConfigError
-    from headrace.state import RunManifest
+    from headrace.run.manifest import Anchors, RunManifest
 
-    found = RunManifest.load(folder)
-    if found is None:
+    theirs = RunManifest.load(folder)
+    if theirs is None:
         raise ConfigError(
             "holds no run: there is no manifest.json",
             field="--run",
             value=folder,
             cure="Name the folder that open_run was given, or leave --run out.",
         )
-    return found
+    planned = BatchOrder(dataset, row_order=config.row_order)
+    mine = RunManifest.of(planned)
+    if mine.fingerprint == theirs.fingerprint:
+        if step is not None:
+            Anchors(folder, theirs.fingerprint, planned).use(None)
+        return
+    amended = [first for first in (mine.amends(theirs), theirs.amends(mine)) if first is not None]
+    if step is not None:
+        amended += [int(h["until_step"]) for h in theirs.history if h["fingerprint"] == mine.fingerprint]
+    if not amended:
+        theirs.check_same(mine)
+    if step is not None and step >= min(amended):
+        raise ConfigError(
+            f"the config and the run in {folder} differ by an amendment from step {min(amended):,} on",
+            field="--step",
+            value=step,
+            cure="Use the config with the amendments that the run was resumed with.",
+        )
+
+
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.", metavar="bash|zsh|fish")],
+) -> None:
+    """Print the script that makes a shell complete commands, options, choices and file names.
+
+    For example:
+
+        headrace completion bash > ~/.local/share/bash-completion/completions/headrace
+
+        headrace completion zsh > ~/.zfunc/_headrace
+
+        headrace completion fish > ~/.config/fish/completions/headrace.fish
+    """
+    from typer.completion import get_completion_script  # pyright: ignore[reportPrivateImportUsage]  (its one home)
+
+    typer.echo(get_completion_script(prog_name="headrace", complete_var=COMPLETE, shell=shell))

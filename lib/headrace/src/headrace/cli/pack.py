@@ -7,18 +7,16 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from headrace.cli.inspect_run import SUFFIXES
-from headrace.cli.options import AsJson, CacheOrConfig, Settings
-from headrace.cli.shown import bar
+from headrace.cli.options import CONFIG_SUFFIXES, AsJson, CacheOrConfig, Settings
+from headrace.cli.shown import bar, facts_table
 
 if TYPE_CHECKING:
-    from headrace.data.document_filter import DocumentFilter
-    from headrace.data.packing import PackedTokenDataset
-    from headrace.index.packing_config import PackingConfig
+    from rich.console import Console
+
+    from headrace.data.documents import DocumentFilter
+    from headrace.data.packed import PackedTokenDataset
+    from headrace.pack.spec import PackingConfig
     from headrace.store.cache import TokenCache
 
 _EDGES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 1.0)
@@ -32,9 +30,12 @@ def command(
         str, typer.Option("--algorithm", "-a", help="windowed, bfd, wfd, ffd, bfd_split, next_fit or wrap.")
     ] = "windowed",
     long: Annotated[
-        str, typer.Option(help="Documents longer than a row: split, truncate, drop, or an error.")
+        str, typer.Option(help="Documents longer than a row: split, truncate, truncate_start, drop, or an error.")
     ] = "split",
     min_fill: Annotated[float, typer.Option(help="Drop packs that are filled to less than this share.")] = 0.0,
+    max_documents: Annotated[
+        int | None, typer.Option(help="Most documents of a row, with next_fit; as many as fit by default.")
+    ] = None,
     unit: Annotated[int, typer.Option(help="Neighbouring documents that are never parted; 2 for pairs.")] = 1,
     remove: Annotated[
         str | None, typer.Option(help="File of documents to leave out, as in a config.", metavar="FILE")
@@ -66,13 +67,15 @@ def command(
 
         headrace pack run.yaml seq_len=8192
     """
-    from headrace.data.document_filter import DocumentFilter
-    from headrace.data.packing import PackedTokenDataset
-    from headrace.index.packing_config import PackingConfig
+    from rich.console import Console
+
+    from headrace.data.documents import DocumentFilter
+    from headrace.data.packed import PackedTokenDataset
+    from headrace.pack.spec import PackingConfig
     from headrace.store.cache import TokenCache
 
     console = Console(highlight=False)
-    if cache.endswith(SUFFIXES):
+    if cache.endswith(CONFIG_SUFFIXES):
         facts = {name: _facts(d, ranks, drop_last) for name, d in _of_config(cache, settings or []).items()}
         if as_json:
             typer.echo(json.dumps(facts))
@@ -80,29 +83,20 @@ def command(
             _show(console, f"{name}: {one['path']}", one)
         return
     opened = TokenCache.open(cache)
-    how = PackingConfig(algorithm, long, min_fill, unit, plans)
+    how = PackingConfig(algorithm, long, min_fill, unit, plans, max_documents)
+    opened.check_unit(unit)
     removed = None if remove is None else DocumentFilter.load(remove, name="--remove")
     if compare:
         rows = _compared(opened, seq_len, how, removed)
         typer.echo(json.dumps(rows)) if as_json else _show_compared(console, cache, seq_len, rows)
         return
-    found = PackedTokenDataset(
-        opened,
-        seq_len,
-        algorithm=algorithm,
-        long=long,
-        min_fill=min_fill,
-        unit=unit,
-        removed=removed,
-        plans=plans,
-    )
-    one = _facts(found, ranks, drop_last)
+    one = _facts(PackedTokenDataset(opened, seq_len, removed=removed, **vars(how)), ranks, drop_last)
     typer.echo(json.dumps(one)) if as_json else _show(console, cache, one)
 
 
 def _of_config(path: str, settings: list[str]) -> dict[str, PackedTokenDataset]:
-    from headrace.config import load_config
-    from headrace.data.packing import PackedTokenDataset
+    from headrace.config.lm_data import load_config
+    from headrace.data.packed import PackedTokenDataset
     from headrace.errors import ConfigError
 
     found = load_config(path, settings).datasets()
@@ -150,13 +144,12 @@ def _compared(
 
     import numpy as np
 
-    from headrace.data.document_filter import DocumentFilter
-    from headrace.data.pack_plans import of_documents, unit_lengths
-    from headrace.data.packing import PackedRows
-    from headrace.index.intervals import Intervals
-    from headrace.index.packing.plan import plan_of
-    from headrace.index.packing.spec import CUTTING, Algorithm
-    from headrace.index.packing_config import PackingConfig
+    from headrace.data.documents import DocumentFilter
+    from headrace.data.packed import PackedRows
+    from headrace.order.intervals import Intervals
+    from headrace.pack.plan import plan_of
+    from headrace.pack.saved_plans import of_documents, unit_lengths
+    from headrace.pack.spec import CUTTING, Algorithm, PackingConfig
 
     gone = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(cache)
     lengths = np.concatenate([np.zeros(0, np.int64), *unit_lengths(cache, gone.documents, how.unit)])
@@ -164,7 +157,9 @@ def _compared(
     rows: list[dict[str, Any]] = []
     for name in algorithms:
         long = "split" if name in CUTTING else how.long
-        spec = PackingConfig(name, long, how.min_fill).spec(seq_len, cache.layout.chunk_elements)
+        most = how.max_documents // how.unit if how.max_documents and name == "next_fit" else None
+        tried = PackingConfig(name, long, how.min_fill, max_documents=most)
+        spec = tried.spec(seq_len, cache.layout.chunk_elements)
         started = time.perf_counter()
         plan = plan_of(spec, lengths, [p.record.documents // how.unit for p in cache.parts])
         seconds = time.perf_counter() - started
@@ -184,6 +179,8 @@ def _compared(
 
 
 def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
+    from rich.text import Text
+
     spec, counts = facts["spec"], facts["counts"]
     console.print(Text(title, "bold"), soft_wrap=True)
     each, tokens = facts["documents_a_pack"], max(counts["tokens"], 1)
@@ -197,12 +194,7 @@ def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
         "checksum": facts["checksum"],
         "plan": facts["plan"],
     }
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows.items():
-        table.add_row(Text(name, "dim"), Text(value))
-    console.print(table)
+    console.print(facts_table(rows))
     console.print(Text("packs by fill", "dim"))
     for one, above in zip(facts["fill_histogram"], (*_EDGES[1:], None), strict=True):
         if one["packs"]:
@@ -234,6 +226,8 @@ def _what_became(facts: dict[str, Any], tokens: int) -> dict[str, str]:
 
 
 def _show_compared(console: Console, path: str, seq_len: int, rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
     table = Table(title=f"{path} in packs of {seq_len:,} tokens", title_justify="left", box=None, header_style="dim")
     table.add_column("algorithm")
     for name in ("packs", "fill", "blocks a pack", "documents split", "tokens lost", "seconds"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import ChunkLayout, Layout, Settings, Tokens, parse_hosts, parse_sizes
+from headrace.cli.options import Layout, Settings, Tokens, parse_hosts, parse_sizes
 
 if TYPE_CHECKING:
     from headrace.report.facts import ReportFacts
@@ -34,7 +34,7 @@ def command(
         typer.Option(help="Numbers of hosts to forecast for; 1,8,64 and the run's by default.", metavar="N,N,..."),
     ] = None,
     tokens: Tokens = None,
-    layout: Layout = ChunkLayout.headrace,
+    layout: Layout = "headrace",
     live: Annotated[bool, typer.Option("--live", help="Serve the page on this machine while the run goes on.")] = False,
     port: Annotated[int, typer.Option(help="Port for --live; 0: any that is free.", min=0, max=65535)] = PORT,
     refresh: Annotated[float, typer.Option(help="With --live: seconds between refreshes.", metavar="SECONDS")] = 5.0,
@@ -58,32 +58,20 @@ def command(
         headrace report runs/7b --live
     """
     from headrace.report.facts import Options, gather
-    from headrace.report.page import write_report
+    from headrace.report.page import LiveReport, write_report
 
-    options = Options(
-        sizes=parse_sizes(tokens),
-        layout=layout.value,
-        hosts=parse_hosts(hosts),
-        steps=num_steps,
-        begun=not live,
-    )
+    options = Options(parse_sizes(tokens), layout, parse_hosts(hosts), num_steps, begun=not live)
     facts = gather(target, settings or [], run=run, config=config, options=options)
     if as_json:
         typer.echo(json.dumps(_as_json(facts), allow_nan=False))
     elif live:
-        _serve(facts, port, refresh)
+        served = LiveReport(facts, port=port, every_s=refresh)
+        typer.echo(f"{served.url} (Ctrl-C ends it)")
+        with contextlib.suppress(KeyboardInterrupt):
+            served.serve()
     else:
         written = write_report(facts, output)
         typer.echo(f"{output}: {written / 1e6:.1f} MB, needs no network")
-
-
-def _serve(facts: ReportFacts, port: int, refresh: float) -> None:
-    from headrace.report.live import LiveReport
-
-    served = LiveReport(facts, port=port, every_s=refresh)
-    typer.echo(f"{served.url} (Ctrl-C ends it)")
-    with contextlib.suppress(KeyboardInterrupt):
-        served.serve()
 
 
 def _as_json(facts: ReportFacts) -> dict[str, Any]:

@@ -1,9 +1,16 @@
-"""How commands show text, sizes and shares: on a terminal in colour, elsewhere with plain marks."""
+"""How commands show text, sizes, shares and progress: on a terminal in colour, elsewhere with plain marks."""
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.text import Text
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
+    from rich.table import Table
+    from rich.text import Text
 
 _BAR = 32
 TRAINED, NOT_TRAINED, BOUNDARY = "bold bright_green", "dim", "reverse magenta"
@@ -17,6 +24,8 @@ def coloured(console: Console) -> bool:
 
 def marked(runs: list[tuple[str, bool]], console: Console) -> Text:
     """Text of which some is trained on: in colour, or between ``\u27e6`` and ``\u27e7``."""
+    from rich.text import Text
+
     text = Text()
     for piece, trained in runs:
         shown = printable(piece)
@@ -29,6 +38,8 @@ def marked(runs: list[tuple[str, bool]], console: Console) -> Text:
 
 def legend(console: Console) -> Text:
     """What the marks of :func:`marked` mean."""
+    from rich.text import Text
+
     trained = Text("trained on", TRAINED) if coloured(console) else Text(f"{OPEN}trained on{CLOSE}")
     return Text.assemble(trained, ", ", ("not trained on", NOT_TRAINED))
 
@@ -40,7 +51,7 @@ def printable(text: str) -> str:
         >>> printable("a\tb\x1b[2J\x9b")
         'a\tb␛[2J�'
     """
-    return "".join(c if c in "\n\t" or not _acts(c) else _picture(c) for c in text)
+    return "".join((chr(0x2400 + ord(c)) if c < " " else "\ufffd") if _acts(c) else c for c in text)
 
 
 def one_line(text: str, width: int) -> str:
@@ -50,6 +61,8 @@ def one_line(text: str, width: int) -> str:
         >>> one_line("a\nb\tc" + "x" * 20, 10), one_line("漢字漢字", 5)
         ('a⏎b cxxxx…', '漢字…')
     """
+    from rich.text import Text
+
     line = Text(printable(text[: width + 1].replace("\t", " ").replace("\n", "⏎")))
     line.truncate(width, overflow="ellipsis")
     return line.plain
@@ -79,9 +92,69 @@ def in_bytes(count: int) -> str:
     return f"{count / 1000**power:.{min(power, 1)}f} {units[power]}"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and what it counts."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """A line a fact: its name, dim, and what there is to say."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(Text(name, "dim"), Text(value))
+    return table
+
+
 def _acts(c: str) -> bool:
-    return c < " " or "\x7f" <= c < "\xa0" or c in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    controls = c < " " and c not in "\n\t"
+    return controls or "\x7f" <= c < "\xa0" or c in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
-def _picture(c: str) -> str:
-    return chr(0x2400 + ord(c)) if c < " " else "\ufffd"
+@contextmanager
+def counting(what: str, *, show: bool) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
+    """A bar on stderr, if that is a terminal and ``show`` is True.
+
+    Yields:
+        ``expect(total)`` and ``advance(done since the last call)``, in values; callable from any thread.
+    """
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
+    with _bar(what, *columns, show=show) as progress:
+        task = progress.add_task(what, total=None, rate="")
+
+        def expect(total: int) -> None:
+            progress.update(task, total=max(total, 1))
+
+        def advance(done: int) -> None:
+            progress.advance(task, done)
+            speed = progress.tasks[task].speed
+            if speed:
+                progress.update(task, rate=f"{speed / 1e6:,.0f} M values/s")
+
+        yield expect, advance
+
+
+@contextmanager
+def watching(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, if that is a terminal, from the first call of the yielded function: (done, of how many)."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+
+    with _bar(what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), show=True) as progress:
+        task = progress.add_task(what, total=None, visible=False)
+        yield lambda done, total: progress.update(task, completed=done, total=total, visible=True)
+
+
+def _bar(what: str, *columns: ProgressColumn, show: bool) -> Progress:
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn
+
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn(what), *columns, console=console, disable=not (show and console.is_terminal), transient=True
+    )

@@ -1,17 +1,14 @@
-"""``headrace simulate``: what a run will read, before it is started."""
+"""``headrace simulate``: what a run will read, before it starts; ``headrace icc``: whether a corpus needs shuffling."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli.options import (
     AsJson,
-    ChunkLayout,
     Config,
     Declared,
     Hosts,
@@ -21,10 +18,15 @@ from headrace.cli.options import (
     parse_hosts,
     parse_sizes,
 )
+from headrace.cli.shown import watching
 
 if TYPE_CHECKING:
-    from headrace.config import LmDataConfig
-    from headrace.simulate import Forecast
+    import numpy as np
+
+    from headrace.analysis.probe import ShuffleProbe
+    from headrace.analysis.simulate.forecast import Forecast
+    from headrace.config.lm_data import LmDataConfig
+    from headrace.mix.schedule import ExchangeSetting
 
 LONG_S = 5.0
 """Seconds of counting that are worth a word."""
@@ -39,7 +41,7 @@ def command(
     ] = None,
     tokens: Tokens = None,
     declared: Declared = False,
-    layout: Layout = ChunkLayout.headrace,
+    layout: Layout = "headrace",
     num_steps: Annotated[int | None, typer.Option("--steps", help="Steps of the run.")] = None,
     first_step: Annotated[int, typer.Option(help="Step to begin to look at.")] = 0,
     max_rows: Annotated[int, typer.Option(help="Rows to look at, at most.")] = 1 << 20,
@@ -60,34 +62,33 @@ def command(
 
         headrace simulate plan.yaml --tokens web=1e12 --tokens code=2e11
     """
-    from headrace.check.sizes import planned_caches
-    from headrace.config import load_config
-    from headrace.simulate import Prices, simulate
+    from headrace.analysis.check.sizes import planned_caches
+    from headrace.analysis.simulate.forecast import RunSteps, simulate
+    from headrace.analysis.simulate.host_forecast import Prices
+    from headrace.config.lm_data import load_config
 
     numbers = parse_hosts(hosts)
     _check_flags(cache_mib, num_steps, first_step, max_rows, price_per_1000_reads, price_per_gib)
     loaded = load_config(config, settings or [])
-    planned = planned_caches(loaded, parse_sizes(tokens), layout=layout.value, look=not declared)
+    planned = planned_caches(loaded, parse_sizes(tokens), layout=layout, look=not declared)
     resolved = planned.config
     _say_if_long(resolved)
     dataset = resolved.dataset(planned.caches)
-    with _counting() as watch:
+    with watching("examples counted") as watch:
         forecast = simulate(
             dataset,
             dataset.batch_schedule,
             hosts=numbers or [n for n in (1, 8, 64) if n <= dataset.batch_schedule.rows_at(first_step)[1]],
             cache_bytes=resolved.prefetch_bytes if cache_mib is None else cache_mib << 20,
-            num_steps=num_steps,
-            first_step=first_step,
+            steps=RunSteps(first_step, num_steps, max_rows),
             row_order="locality" if resolved.row_order == "locality" else "stream",
             prices=Prices(price_per_1000_reads, price_per_gib),
-            max_rows=max_rows,
             watch=watch,
         )
     if as_json:
         typer.echo(json.dumps(forecast.to_json()))
     else:
-        show(forecast, len(resolved.components), dataset.phase_at(first_step)[0].seq_len)
+        show(forecast, len(resolved.components), dataset.at_step(first_step)[0].seq_len, resolved.exchange_setting)
 
 
 def _check_flags(
@@ -99,8 +100,9 @@ def _check_flags(
     price_per_gib: float,
 ) -> None:
     """Raises ConfigError for what can be of no run, by the flag that was typed."""
+    from headrace.analysis.simulate.forecast import LAST_STEP
+    from headrace.analysis.simulate.host_forecast import check_price
     from headrace.errors import ConfigError
-    from headrace.simulate.forecast import LAST_STEP, check_price
 
     for flag, value, least, below, cure in (
         ("--cache-mib", cache_mib, 1, 1 << 43, "Give the MiB that a host has for blocks, e.g. 1024."),
@@ -116,40 +118,24 @@ def _check_flags(
 
 def _say_if_long(config: LmDataConfig) -> None:
     """Says so if the examples before a change of row length, or before limits, take long to count."""
-    from headrace.index.schedule import BatchSchedule
-    from headrace.simulate.walk import COUNTED_POLICIES, EXAMPLE_S
+    from headrace.mix.policies.registry import policy_kind
+    from headrace.mix.schedule import BatchSchedule
 
     limits = config.max_epochs is not None or any(
         c.max_epochs is not None or c.max_tokens is not None for c in config.components.values()
     )
     step = max(config.phases[-1][0], (config.num_steps or 0) if limits else 0)
     examples = BatchSchedule(config.batch_size).rows_at(step)[0]
-    if config.policy in COUNTED_POLICIES and examples * EXAMPLE_S > LONG_S:
+    seconds = examples * policy_kind(config.policy).example_s
+    if seconds > LONG_S:
         typer.echo(
             f"policy: {config.policy} counts the {examples:,} examples before step {step:,} one by one:"
-            f" about {examples * EXAMPLE_S:,.0f} s.",
+            f" about {seconds:,.0f} s.",
             err=True,
         )
 
 
-@contextmanager
-def _counting() -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, if that is a terminal, for examples that are counted one by one."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("examples counted"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("count", total=None, visible=False)
-
-        def watch(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total, visible=True)
-
-        yield watch
-
-
-def show(forecast: Forecast, components: int, seq_len: int) -> None:
+def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSetting) -> None:
     """Prints a forecast as two tables."""
     from rich.console import Console
     from rich.table import Table
@@ -189,7 +175,77 @@ def show(forecast: Forecast, components: int, seq_len: int) -> None:
         )
     console.print(table)
     for h in forecast.by_hosts:
+        if text := h.describe_exchange(exchange, forecast.batch_size):
+            console.print(text)
+    for h in forecast.by_hosts:
         if h.hosts_replayed < h.hosts:
             console.print(f"{h.hosts:,} hosts: projected from {h.hosts_replayed}, evenly spread.")
     for note in forecast.notes:
         console.print(f"Note: {note}")
+
+
+def icc(
+    cache: Annotated[str, typer.Argument(help="A finished cache.", metavar="CACHE")],
+    seq_len: Annotated[int, typer.Option(help="Tokens in a row.")] = 2048,
+    batch_size: Annotated[int, typer.Option(help="Rows in a batch.")] = 512,
+    block: Annotated[int | None, typer.Option(help="Rows in a block; one stored chunk by default.")] = None,
+    losses: Annotated[
+        str | None, typer.Option(help=".npy file with the loss of each row, from a model of yours.", metavar="FILE")
+    ] = None,
+    blocks: Annotated[int, typer.Option(help="Blocks to read, at most.")] = 4096,
+    as_json: AsJson = False,
+) -> None:
+    """Show how alike neighbouring rows are, and so whether a corpus needs shuffling.
+
+    Each row gets a loss: that of its tokens' frequencies, or one that you give. The share of its variance that lies
+    between blocks (the intraclass correlation) says how much noisier the batches of each order are than those of a full
+    shuffle. Only evenly spaced stretches of a large cache are read.
+
+    For example:
+
+        headrace icc caches/code
+
+        headrace icc caches/code --seq-len 4096 --batch-size 1024 --losses losses.npy
+    """
+    from headrace.analysis.probe import probe_cache
+    from headrace.store.cache import TokenCache
+
+    given = None if losses is None else _load(losses)
+    found = probe_cache(
+        TokenCache.open(cache), seq_len, batch_size=batch_size, block=block, losses=given, max_blocks=blocks
+    )
+    if as_json:
+        typer.echo(json.dumps(found.to_json()))
+    else:
+        _show_probe(found)
+
+
+def _show_probe(found: ShuffleProbe) -> None:
+    """Prints what a probe found."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console, share = Console(highlight=False), found.share
+    console.print(f"{found.rows:,} of {found.of_rows:,} rows, blocks of {found.block} rows, by {found.value}")
+    console.print(f"Of the variance, {share.icc:.1%} lie between blocks (95 %: {share.low:.1%} to {share.high:.1%})\n")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("order")
+    table.add_column(f"noise of a batch of {found.batch_size:,} rows, full shuffle = 1", justify="right")
+    for order, noise in found.noise.items():
+        table.add_row(order, f"{noise:.2f}")
+    console.print(table)
+    needs = "needs shuffling" if found.needs_shuffling else "may be read as it is stored, by this measure"
+    console.print(f"\nThis corpus {needs}.")
+
+
+def _load(path: str) -> np.ndarray:
+    import numpy as np
+
+    from headrace.errors import ConfigError
+
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot be read as an array ({error})", field="--losses", value=path, cure="numpy.save(FILE, losses)"
+        ) from error

@@ -6,14 +6,13 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from headrace.cli.options import AsJson, Config, Settings
 
 if TYPE_CHECKING:
-    from headrace.where import Whereabouts
+    from rich.console import Console
+
+    from headrace.run.where import Whereabouts
 
 
 def command(
@@ -33,8 +32,10 @@ def command(
 
         headrace where --step 120000 run.yaml --json | jq .sources.web.epochs
     """
-    from headrace.config import load_config
-    from headrace.where import where
+    from rich.console import Console
+
+    from headrace.config.lm_data import load_config
+    from headrace.run.where import where
 
     found = where(load_config(config, settings or []), step)
     if as_json:
@@ -44,6 +45,9 @@ def command(
 
 
 def _show(console: Console, here: Whereabouts) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
     of = "" if here.num_steps is None else f" of {here.num_steps:,}"
     name = f" {here.stage_name!r}" if here.stage_name else ""
     console.print(Text(f"step {here.step:,}{of}, in stage {here.stage}{name}, which began at step {here.stage_step:,}"))

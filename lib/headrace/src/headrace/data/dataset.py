@@ -1,232 +1,90 @@
-"""``AsyncDataset``: random access by arrays of indices, and the operations that give new datasets.
+"""``PlannedDataset``: the kind of dataset that a training loader likes: it says where its rows lie without reading
+them, so that reads are planned.
 
-``PlannedDataset`` is the kind that a training loader likes: it can say where its rows lie without reading them, so that
-reads are planned. Order is data: ``shuffle``, ``slice``, ``repeat`` wrap a dataset with an index map and nothing is
-drawn, stored or read.
+Datasets lie in each other: a mixture in phases, a shuffle in a mixture, a cut below it. Each answers for itself and
+what it wraps, so that nobody outside has to open it: what a step serves (:meth:`PlannedDataset.at_step`), which pass an
+example belongs to (:meth:`~PlannedDataset.passes`), what its order keeps open (:meth:`~PlannedDataset.open_window`).
 """
 
 from __future__ import annotations
 
 import abc
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.data.batch import PackedBatch, pack_rows
-from headrace.data.function_names import function_name
+from headrace.batch.packed_batch import PackedBatch, pack_rows
+from headrace.data.async_dataset import AsyncDataset
 from headrace.data.rows import Rows, RowSource, masks_of, read_masks, read_rows, segments_of
 from headrace.errors import ConfigError
-from headrace.index.block_shuffle import BlockShuffle
-from headrace.index.braid import BraidShuffle
-from headrace.index.budgets import check_whole
-from headrace.index.era import EraShuffle
-from headrace.index.holdout import TrainSplit, ValidationSplit
-from headrace.index.permutation import Feistel
-from headrace.index.remap import Identity, IndexMap, Repeat, Slice, check_indices
-from headrace.index.strands import resolve_strands
 from headrace.metrics import ReadStats
+from headrace.mix.schedule import BatchSchedule, RowOrder
+from headrace.order.braid.shuffle import PendingBraid
+from headrace.order.order import OpenWindow, Order, check_indices
+from headrace.order.seeds import ORDER_VERSION
 
-T_co = TypeVar("T_co", covariant=True)
-U = TypeVar("U")
+if TYPE_CHECKING:
+    from headrace.store.cache import TokenCache
 
 
-class AsyncDataset(abc.ABC, Generic[T_co]):
-    """Examples by number. Subclasses give :attr:`length` and :meth:`get_batch`.
+@dataclasses.dataclass(frozen=True)
+class PhaseChange:
+    """What a change of length meant for one component.
 
-    A batch is a pytree of arrays whose first axis runs over the requested indices.
+    Attributes:
+        step: First step of the new length.
+        component: Name of the component.
+        seq_len: New length.
+        epoch: Epoch that the change fell into.
+        drawn: Examples that the component had given before, in the whole run.
+        left_blocks: Blocks of the epoch that no row had touched; the phase begins with them.
+        block_tokens: Tokens of a block.
+        skipped_tokens: Tokens of rows that were never delivered in this epoch: what was left of touched blocks.
     """
 
-    @property
-    @abc.abstractmethod
-    def length(self) -> int | None:
-        """Number of examples; None if there is no end."""
+    step: int
+    component: str
+    seq_len: int
+    epoch: int
+    drawn: int
+    left_blocks: int
+    block_tokens: int
+    skipped_tokens: int
 
-    @abc.abstractmethod
-    async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> T_co:
-        """The examples at ``indices``, in that order; repeats are fine.
 
-        Raises:
-            IndexOutOfRangeError: an index is out of range.
-        """
+class Explained(NamedTuple):
+    """Where examples come from; arrays int64 ``[n]``.
 
-    @abc.abstractmethod
-    def reordered(self, order: IndexMap) -> AsyncDataset[T_co]:
-        """This dataset seen through an index map over its examples."""
+    Attributes:
+        names: Name of each component; one, without a name, if nothing is mixed.
+        component: Component of each example.
+        ordinal: Examples of the component that were drawn before it.
+        epoch: Passes over the component that were complete before it.
+    """
 
-    @abc.abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """How this dataset is made, as JSON values: datasets that differ describe themselves differently."""
+    names: tuple[str, ...]
+    component: Int64[np.ndarray, " n"]
+    ordinal: Int64[np.ndarray, " n"]
+    epoch: Int64[np.ndarray, " n"]
 
-    def is_finite(self) -> bool:
-        return self.length is not None
 
-    async def async_len(self) -> int:
-        return len(self)
+class OrderedRun(NamedTuple):
+    """Ordinals that one order serves, in passes without end, up to where the next run begins.
 
-    def __len__(self) -> int:
-        return self._finite_length("len()")
+    Attributes:
+        dataset: What the order names rows of.
+        order: The order of a pass.
+        first: Its first ordinal.
+        epoch: Epoch of the first pass.
+    """
 
-    def read(self, indices: object) -> T_co:
-        """:meth:`get_batch` for callers that do not await. ``indices`` is anything that numpy makes an array of."""
-        return run_blocking(self.get_batch(np.asarray(indices)))  # pyright: ignore[reportArgumentType]
-
-    def shuffle(self, seed: int, *, perm_type: str = "feistel") -> AsyncDataset[T_co]:
-        """A full shuffle: best mixing, one random read an example."""
-        return self.reordered(Feistel(self._finite_length("shuffle"), seed, perm_type))
-
-    def block_shuffle(
-        self, *, io_block_size: int | None = None, window_blocks: int = 512, seed: int, perm_type: str = "feistel"
-    ) -> AsyncDataset[T_co]:
-        """Shuffles blocks, then examples within windows of blocks; see
-        :class:`~headrace.index.block_shuffle.BlockShuffle`.
-
-        Args:
-            io_block_size: Examples in a block; None: one stored chunk (datasets that lie in stores only).
-            window_blocks: Blocks that are mixed together.
-            seed: Integer seed.
-            perm_type: ``"feistel"`` or ``"linear"``.
-        """
-        check_whole("io_block_size", io_block_size)
-        check_whole("window_blocks", window_blocks)
-        n = self._finite_length("block_shuffle")
-        size = io_block_size if io_block_size is not None else self.default_io_block_size()
-        return self.block_aligned(size).reordered(
-            BlockShuffle(n, io_block_size=size, window_blocks=window_blocks, seed=seed, perm_type=perm_type)
-        )
-
-    def braid_shuffle(
-        self,
-        *,
-        seed: int,
-        batch_size: int | None = None,
-        strands: int | None = None,
-        lap: float | None = None,
-        first_strand: int | None = None,
-        io_block_size: int | None = None,
-    ) -> AsyncDataset[T_co]:
-        """Braided shuffle, the default of configs; see :mod:`headrace.index.braid`.
-
-        Args:
-            seed: Integer seed.
-            batch_size: Examples that this dataset gives to one batch; 8 x as many strands are opened.
-            strands: Blocks that are open at a time, over all hosts; instead of ``batch_size``.
-            lap: Draws in which the reading front passes once over the store; None: ``batch_size``, or ``strands``.
-            first_strand: Strands of all components before this one; see :class:`~headrace.index.braid.BraidShuffle`.
-            io_block_size: Examples in a block; None: one stored chunk.
-        """
-        counts = {"batch_size": batch_size, "strands": strands, "first_strand": first_strand}
-        for name, value in {**counts, "io_block_size": io_block_size}.items():
-            check_whole(name, value)
-        n = self._finite_length("braid_shuffle")
-        if strands is None:
-            if batch_size is None:
-                raise ConfigError("is missing, and so is strands", field="batch_size", cure="Give one of them.")
-            plan = resolve_strands(np.asarray([n]), np.ones(1), batch_size=batch_size)
-            strands, lap = int(plan.strands[0]), float(plan.laps[0])
-        size = io_block_size if io_block_size is not None else self.default_io_block_size()
-        order = BraidShuffle(n, io_block_size=size, strands=strands, lap=lap, seed=seed, first_strand=first_strand)
-        return self.block_aligned(size).reordered(order)
-
-    def era_shuffle(self, era_length: int, *, seed: int, perm_type: str = "feistel") -> AsyncDataset[T_co]:
-        """Permutes examples within consecutive eras."""
-        check_whole("era_length", era_length)
-        n = self._finite_length("era_shuffle")
-        return self.reordered(EraShuffle(n, era_length=era_length, seed=seed, perm_type=perm_type))
-
-    def holdout(
-        self, one_in: int = 100, *, seed: int = 0, io_block_size: int | None = None
-    ) -> tuple[AsyncDataset[T_co], AsyncDataset[T_co]]:
-        """Splits off a validation side: one block in ``one_in``, by a keyed hash; see :mod:`headrace.index.holdout`.
-
-        The split does not know how either side is shuffled afterwards. Rows at the border of a block may share a
-        document with the other side; ``TokenSeqDataset.holdout_documents`` keeps documents whole.
-
-        Args:
-            one_in: Of so many blocks, one is held out.
-            seed: Integer seed.
-            io_block_size: Examples in a block; None: one stored chunk, or less if there are fewer chunks than
-                ``one_in``.
-
-        Returns:
-            The train side and the validation side, both in stored order.
-
-        Raises:
-            ConfigError: the dataset is shuffled or repeated already (its epochs would leak into each other), has no
-                end, or fewer blocks than ``one_in``.
-        """
-        check_whole("one_in", one_in)
-        check_whole("io_block_size", io_block_size)
-        n = self._finite_length("holdout")
-        self.check_stored_order()
-        size = self.holdout_block_size(one_in) if io_block_size is None else io_block_size
-        blocks = self.full_blocks(size) if size > 0 else None
-        train = TrainSplit(n, one_in=one_in, block=size, seed=seed, blocks=blocks)
-        validation = ValidationSplit(n, one_in=one_in, block=size, seed=seed, blocks=blocks)
-        aligned = self.block_aligned(size)
-        return aligned.reordered(train), aligned.reordered(validation)
-
-    def holdout_block_size(self, one_in: int) -> int:
-        """Examples in a block of :meth:`holdout`: one stored chunk, halved until there are ``one_in`` of them."""
-        size = self.default_io_block_size()
-        while size > 1 and self.full_blocks(size) < one_in:
-            size //= 2
-        return size
-
-    def slice(self, start: int | None = None, stop: int | None = None) -> AsyncDataset[T_co]:
-        """Examples ``start .. stop``, by Python's rules for slices."""
-        return self.reordered(Slice(self._finite_length("slice"), start, stop))
-
-    def take(self, n: int) -> AsyncDataset[T_co]:
-        """The first ``n`` examples (all, if there are fewer)."""
-        check_whole("n", n)
-        if n < 0:
-            raise ConfigError("must not be negative", field="n", value=n)
-        return self.slice(None, n)
-
-    def repeat(self, epochs: int | None = None) -> AsyncDataset[T_co]:
-        """This dataset ``epochs`` times (for ever if None), each pass in an order of its own."""
-        return self.reordered(Repeat(Identity(self._finite_length("repeat")), epochs))
-
-    def map(self, fn: Callable[[T_co], U]) -> AsyncDataset[U]:
-        """Applies ``fn`` to each batch that is read. ``fn`` must treat rows independently and keep their number.
-
-        A loader reads the rows as if there were no ``fn``: ahead, each stored block once. ``fn`` then gets the rows of
-        its process, as numpy arrays that belong to it, in the loader's background thread. Which rows come together
-        depends on the number of processes: what becomes of a row must follow from the row.
-        """
-        return MappedDataset(self, fn)
-
-    def default_io_block_size(self) -> int:
-        """Examples in one stored chunk.
-
-        Raises:
-            ConfigError: the examples do not lie in a store with chunks.
-        """
-        raise ConfigError(
-            "cannot be derived for this dataset", field="io_block_size", value=None, cure="Give a number of examples."
-        )
-
-    def block_aligned(self, io_block_size: int) -> AsyncDataset[T_co]:
-        """The same examples, numbered so that blocks of ``io_block_size`` do not straddle stored arrays."""
-        return self
-
-    def full_blocks(self, io_block_size: int) -> int:
-        """Blocks that do not straddle stored arrays; they come first in :meth:`block_aligned`."""
-        return self._finite_length("full_blocks") // io_block_size
-
-    def check_stored_order(self) -> None:
-        """Raises ConfigError if examples change places from epoch to epoch, or come twice in one."""
-
-    def _finite_length(self, operation: str) -> int:
-        if self.length is None:
-            raise ConfigError(
-                f"{operation} needs a dataset with an end", field="dataset", cure="Apply it before repeat() and mixing."
-            )
-        return self.length
+    dataset: PlannedDataset
+    order: Order
+    first: int = 0
+    epoch: int = 0
 
 
 class PlannedDataset(AsyncDataset[PackedBatch]):
@@ -265,13 +123,77 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         """Counters of :meth:`get_batch` (a loader has its own)."""
 
     @property
-    def seq_lens(self) -> tuple[int, ...]:
-        """Tokens in a row, of each phase: more than one if rows change their length in the course of a run."""
-        return (self.seq_len,)
+    def planned(self) -> PlannedDataset:
+        return self
 
-    def phase_at(self, step: int) -> tuple[PlannedDataset, int | None]:
+    @property
+    def phases(self) -> Sequence[tuple[int, PlannedDataset]]:
+        """First step and dataset of each phase: more than one if rows change their length in the course of a run."""
+        return ((0, self),)
+
+    @property
+    def changes(self) -> Sequence[PhaseChange]:
+        """What the changes from phase to phase meant for each component."""
+        return ()
+
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        """Tokens in a row, of each phase."""
+        return tuple(dataset.seq_len for _, dataset in self.phases)
+
+    def at_step(self, step: int) -> tuple[PlannedDataset, int | None]:
         """The dataset that serves a step, and the first step that it no longer serves (None: it serves all)."""
         return self, None
+
+    @property
+    def mixture(self) -> PlannedDataset | None:
+        """This dataset, if it draws from components by weights."""
+        return None
+
+    def caches(self) -> list[TokenCache]:
+        """The cache that each source lies in.
+
+        Raises:
+            ConfigError: one lies in none.
+        """
+        raise ConfigError("does not lie in a token cache", field="dataset", value=type(self).__name__)
+
+    def passes(self, ordinal: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """Passes over the data that were complete before each example."""
+        return np.zeros_like(ordinal)
+
+    @property
+    def rows_of_pass(self) -> int | None:
+        """Examples of a pass; None if there is only one pass."""
+        return None
+
+    def explain(self, example: Int64[np.ndarray, " n"]) -> Explained:
+        """Where examples come from; indices are not checked."""
+        return Explained(("",), np.zeros_like(example), example, self.passes(example))
+
+    def shuffle_order(self) -> Order | None:
+        """The order that shuffles a pass; None: rows come as they are stored."""
+        return None
+
+    def pass_order(self) -> OrderedRun | None:
+        """The order of a pass, if that is all that lies between an example and the dataset below."""
+        return None
+
+    def ordered_runs(self) -> Sequence[OrderedRun]:
+        """The orders that serve the ordinals of an endless dataset, if each is all that lies between; else none."""
+        return ()
+
+    def open_window(self) -> OpenWindow:
+        """What the order of a pass draws from at a time: of rows in stored order, a chunk."""
+        chunk = max((a.chunk_elements for s in self.sources for a in s.arrays), default=1)
+        rows = max(chunk // self.seq_len, 1)
+        return OpenWindow(rows=min(rows, self.length or rows))
+
+    def open_windows(self, step: int | None = None) -> Mapping[str, tuple[OpenWindow, int]]:
+        """Open window and bytes of a row of each component, of a mixture: of those with weight at ``step``; None: of
+        all.
+        """
+        return {"": (self.open_window(), self.row_bytes)}
 
     @abc.abstractmethod
     def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
@@ -295,23 +217,17 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         mask = await read_masks(self.sources, rows, self.seq_len, stats)
         return pack_rows(tokens, rows.source.astype(np.int32), self.eos_id, segments, mask, self.pairs)
 
-    def reordered(self, order: IndexMap) -> PlannedDataset:
+    def block_aligned(self, io_block_size: int) -> PlannedDataset:
+        return self
+
+    def reordered(self, order: Order) -> PlannedDataset:
         return ReorderedDataset(self, order)
 
 
-class ReorderedDataset(PlannedDataset):
-    """A planned dataset seen through an index map."""
+class WrappingDataset(PlannedDataset):
+    """A dataset whose rows are those of ``base``, or have their shape."""
 
-    def __init__(self, base: PlannedDataset, order: IndexMap) -> None:
-        if base.length is not None and order.rows > base.length:
-            raise ConfigError(
-                f"names {order.rows} rows of a dataset of {base.length}", field="order", value=type(order).__name__
-            )
-        self.base, self.order = base, order
-
-    @property
-    def length(self) -> int | None:
-        return None if isinstance(self.order, Repeat) and self.order.epochs is None else len(self.order)
+    base: PlannedDataset
 
     @property
     def sources(self) -> Sequence[RowSource]:
@@ -333,14 +249,67 @@ class ReorderedDataset(PlannedDataset):
     def read_stats(self) -> ReadStats:
         return self.base.read_stats
 
+    def caches(self) -> list[TokenCache]:
+        return self.base.caches()
+
+
+class ReorderedDataset(WrappingDataset):
+    """A planned dataset seen through an index map."""
+
+    def __init__(self, base: PlannedDataset, order: Order) -> None:
+        if base.length is not None and order.rows > base.length:
+            raise ConfigError(
+                f"names {order.rows} rows of a dataset of {base.length}", field="order", value=type(order).__name__
+            )
+        self.base, self.order = base, order
+
+    @property
+    def length(self) -> int | None:
+        return None if self.order.endless else len(self.order)
+
+    @property
+    def pending_order(self) -> PendingBraid | None:
+        return self.order if isinstance(self.order, PendingBraid) else self.base.pending_order
+
+    def settled(self, settle: Callable[[Order], Order]) -> PlannedDataset:
+        if isinstance(self.order, PendingBraid):
+            return self.base.reordered(settle(self.order))
+        return cast(PlannedDataset, self.base.settled(settle)).reordered(self.order)
+
     def describe(self) -> dict[str, Any]:
         return {"order": self.order.describe(), "of": self.base.describe()}
+
+    def passes(self, ordinal: np.ndarray) -> np.ndarray:
+        first = np.zeros_like(ordinal)
+        return (
+            self.order.passes(ordinal, first)[0]
+            if self.order.repeats
+            else self.base.passes(self.order.at(ordinal, first))
+        )
+
+    @property
+    def rows_of_pass(self) -> int | None:
+        return self.base.length if self.order.repeats else None
+
+    def shuffle_order(self) -> Order | None:
+        return self.order if self.order.reorders else self.base.shuffle_order()
+
+    def pass_order(self) -> OrderedRun:
+        return OrderedRun(self.base, self.order)
+
+    def ordered_runs(self) -> Sequence[OrderedRun]:
+        run = self.base.pass_order() if self.order.repeats and not self.order.reorders else None
+        return () if run is None else (run,)
+
+    def open_window(self) -> OpenWindow:
+        window = self.order.open_window()
+        return window if window.rows else self.base.open_window()
 
     def default_io_block_size(self) -> int:
         return self.base.default_io_block_size()
 
     def check_stored_order(self) -> None:
-        if self.order.reorders or isinstance(self.order, Repeat):
+        if self.order.reorders or self.order.repeats:
             raise ConfigError(
                 "cannot be split: what one epoch holds out, another would train on",
                 field="holdout",
@@ -351,73 +320,81 @@ class ReorderedDataset(PlannedDataset):
 
     def locate(self, indices: np.ndarray, epoch: np.ndarray | None = None) -> Rows:
         epoch = np.zeros_like(indices) if epoch is None else epoch
-        if isinstance(self.order, Repeat):
-            passes, indices = self.order.passes(indices, epoch)
-            return self.base.locate(indices, passes)
+        passes = self.order.passes(indices, epoch)[0]
         if not self.order.reorders:
-            return self.base.locate(self.order.at(indices, epoch), epoch)
+            return self.base.locate(self.order.at(indices, epoch), passes)
         rows, locality = self.order.resolve(indices, epoch)
-        return self.base.locate(rows, epoch)._replace(locality=locality)
+        return self.base.locate(rows, passes)._replace(locality=locality)
 
 
-class MappedDataset(AsyncDataset[U]):
-    """A dataset whose batches pass through a function.
+class BatchOrder:
+    """A dataset cut into batches: all that a run's manifest describes. It needs no device and reads nothing.
 
-    The function's name stands for it in fingerprints: two lambdas of one scope look the same there.
-    """
+    Whoever delivers batches, or asks about them, describes a run by this class, so that a checkpoint of one delivery is
+    a checkpoint of all.
 
-    def __init__(self, base: AsyncDataset[Any], fn: Callable[[Any], U]) -> None:
-        self.base, self.fn = base, fn
+    Args:
+        dataset: What to load. A mixture brings its batch schedule with it.
+        batch_size: Rows of the global batch: an int, ``{step: size}`` or a BatchSchedule. May be left out for a
+            mixture.
+        row_order: Order of the rows within a batch, ``"locality"`` or ``"stream"``; see ``DataLoader``.
 
-    @property
-    def length(self) -> int | None:
-        return self.base.length
-
-    def describe(self) -> dict[str, Any]:
-        return {"map": function_name(self.fn), "of": self.base.describe()}
-
-    async def get_batch(self, indices: np.ndarray) -> U:
-        return self.fn(await self.base.get_batch(indices))
-
-    def reordered(self, order: IndexMap) -> MappedDataset[U]:
-        return MappedDataset(self.base.reordered(order), self.fn)
-
-    def default_io_block_size(self) -> int:
-        return self.base.default_io_block_size()
-
-    def block_aligned(self, io_block_size: int) -> MappedDataset[U]:
-        return MappedDataset(self.base.block_aligned(io_block_size), self.fn)
-
-    def full_blocks(self, io_block_size: int) -> int:
-        return self.base.full_blocks(io_block_size)
-
-    def check_stored_order(self) -> None:
-        self.base.check_stored_order()
-
-
-def unmapped(dataset: AsyncDataset[Any]) -> tuple[AsyncDataset[Any], tuple[Callable[[Any], Any], ...]]:
-    """What lies under calls of ``map``, and their functions, first to last.
+    Raises:
+        ConfigError: no batch size, one that differs from the mixture's, or no such order.
 
     Example:
         >>> import headrace.testing
-        >>> from headrace.data.token_seq import TokenSeqDataset
-        >>> rows = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
-        >>> base, functions = unmapped(rows.map(str).map(len))
-        >>> base is rows, functions
-        (True, (<class 'str'>, <built-in function len>))
+        >>> from headrace import TokenSeqDataset
+        >>> order = BatchOrder(TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), 8)
+        >>> order.describe()["batch_size"], order.schedule.size_at(0).tolist()
+        (8, 8)
     """
-    functions: list[Callable[[Any], Any]] = []
-    while isinstance(dataset, MappedDataset):
-        functions.append(dataset.fn)
-        dataset = dataset.base
-    return dataset, tuple(reversed(functions))
 
+    def __init__(
+        self,
+        dataset: AsyncDataset[Any],
+        batch_size: int | Mapping[int, int] | BatchSchedule | None = None,
+        row_order: str = "locality",
+    ) -> None:
+        if row_order not in get_args(RowOrder):
+            raise ConfigError("is not an order", field="row_order", value=row_order, cure="Use 'locality' or 'stream'.")
+        own = dataset.own_schedule
+        schedule = batch_size if isinstance(batch_size, BatchSchedule | None) else BatchSchedule(batch_size)
+        if own is not None and schedule is not None and schedule != own:
+            cure = "Leave it out here."
+            raise ConfigError(f"differs from the mixture's {own}", field="batch_size", value=batch_size, cure=cure)
+        schedule = schedule or own
+        if schedule is None:
+            raise ConfigError("is missing", field="batch_size", cure="Give the number of rows of the global batch.")
+        self.schedule, pending = schedule, dataset.pending_order
+        if pending is not None:
+            dataset = dataset.settled(lambda order: pending.in_batches(schedule.max_size))
+        self.row_order: RowOrder = "locality" if row_order == "locality" else "stream"
+        self._use(dataset)
 
-def run_blocking(awaitable: Coroutine[Any, Any, U]) -> U:
-    """The result of a coroutine, also where an event loop runs already (notebooks)."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(awaitable)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, awaitable).result()
+    def _use(self, dataset: AsyncDataset[Any]) -> None:
+        self.dataset, self.functions = dataset, dataset.functions
+        self.planned = cast(PlannedDataset | None, dataset.planned)
+
+    def use_earlier_order(self) -> bool:
+        """Goes over to version 1 of the braid, before the first batch; False: the dataset names its version."""
+        if earlier := self.dataset.earlier:
+            self._use(earlier())
+        return bool(earlier)
+
+    def describe(self) -> dict[str, Any]:
+        """All that determines the batches, as JSON values. Devices, hosts, budgets and paths are not among them."""
+        return {
+            "order_version": ORDER_VERSION,
+            "dataset": self.dataset.describe(),
+            "batch_size": self.schedule.to_config(),
+            "row_order": self.row_order,
+        }
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps until the dataset ends, the last, padded one included; None if it does not end."""
+        n = self.dataset.length
+        if n is None:
+            return None
+        return int(self.schedule.step_of(np.asarray([n - 1]))[0]) + 1 if n else 0

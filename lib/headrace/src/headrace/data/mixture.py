@@ -1,7 +1,7 @@
 """``MixtureDataset``: several sources in exact, scheduled proportions.
 
 Step s holds ``n_d(s)`` rows of source d with ``sum_d n_d(s)`` equal to the batch size and cumulative counts never a
-whole example off the wanted share (index/quota.py). Which rows: source d's examples in its own order, from where the
+whole example off the wanted share (mix/quota.py). Which rows: source d's examples in its own order, from where the
 step before left off; a source that is exhausted starts again in a new order. So every row of every step is a pure
 function of (config, seed, step).
 """
@@ -10,48 +10,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from headrace.data.braids import Braids
-from headrace.data.dataset import AsyncDataset, PlannedDataset
+from headrace.data.async_dataset import AsyncDataset
+from headrace.data.dataset import Explained, PlannedDataset, WrappingDataset
 from headrace.data.rows import Rows, RowSource
-from headrace.errors import ConfigError, IndexOutOfRangeError, did_you_mean
-from headrace.index.anchors import Anchor
-from headrace.index.blend import Blend
-from headrace.index.draws import Draws
-from headrace.index.limits import STOP_STRATEGIES, example_limits, mixture_length
-from headrace.index.policies import make_policy
-from headrace.index.remap import IndexMap
-from headrace.index.schedule import BatchSchedule
-from headrace.index.shares import UNLIMITED
-from headrace.index.stage_config import stages_of_plan
-from headrace.index.stage_plan import StagePlan, StageStream
-from headrace.index.stages import Stage, check_components
+from headrace.data.strands import share_strands
+from headrace.errors import ConfigError, IndexOutOfRangeError, check_choice
 from headrace.metrics import ReadStats
+from headrace.mix.blend import Blend
+from headrace.mix.draws import Draws
+from headrace.mix.limits import STOP_STRATEGIES, example_limits, mixture_length
+from headrace.mix.policies.kind import MixturePlan, PolicyInputs
+from headrace.mix.policies.nmoe import StagePlan
+from headrace.mix.policies.registry import plan_of
+from headrace.mix.schedule import BatchSchedule
+from headrace.mix.shares import UNLIMITED
+from headrace.mix.stages import Stage, check_components
+from headrace.order.order import Identity, OpenWindow, Order, Repeat
+from headrace.order.shuffle_config import BATCHED, BatchedOrders
+from headrace.store.cache import TokenCache
 
 
-class MixtureDataset(PlannedDataset):
+class MixtureDataset(WrappingDataset):
     """Mixes datasets by weights that may change with the step.
 
     Args:
-        components: Datasets by name, each with its shuffle applied. Finite ones start over, re-keyed, as long as limits
-            and ``stop_strategy`` let them.
+        components: Datasets by name, each with its shuffle applied; those of ``braid_shuffle`` without ``batch_size``
+            share one budget of strands, as in a config. Finite ones start over, re-keyed, as long as limits and
+            ``stop_strategy`` let them.
         weights: A weight for each component: a number, ``{"step": {step: w}}`` or ``{"linear": {step: w}}``; or a
-            nested :class:`~headrace.index.blend.Blend` with the components as leaves (normalised at each step and
-            node); or several :class:`~headrace.index.stages.Stage`, each over any of the components; or nmoe's
-            :class:`~headrace.index.stage_plan.StagePlan`.
-        batch_size: Rows in a step, an int or a :class:`~headrace.index.schedule.BatchSchedule`.
+            nested :class:`~headrace.mix.blend.Blend` with the components as leaves (normalised at each step and
+            node); or several :class:`~headrace.mix.stages.Stage`, each over any of the components; or nmoe's
+            :class:`~headrace.mix.policies.nmoe.StagePlan`; or a :class:`~headrace.mix.policies.kind.MixturePlan`.
+        batch_size: Rows in a step, an int or a :class:`~headrace.mix.schedule.BatchSchedule`.
         max_epochs: Most passes over the components, one number or by name, fractions allowed. What a used-up component
             leaves goes to the others in proportion to their weights.
         max_examples: Most rows of components in the whole run, by name.
         stop_strategy: ``restart`` (go on for ever), ``first_exhausted`` or ``all_exhausted``.
-        policy: Which rows come when; see :mod:`headrace.index.policies`.
+        policy: Which rows come when; see :mod:`headrace.mix.policies.registry`.
         num_steps: Steps of the run, after which the mixture ends, if limits do not end it before; None: it has no end
             of its own. Changes no step.
-        draws: Of a mixture with the same names, weights, batch sizes, limits and policy: its walk is shared.
 
     Raises:
         ConfigError: names differ, rows of different length, all weights zero at some step, a component that does not
@@ -59,7 +61,7 @@ class MixtureDataset(PlannedDataset):
 
     Example:
         >>> import headrace.testing
-        >>> from headrace.data.token_seq import TokenSeqDataset
+        >>> from headrace import TokenSeqDataset
         >>> a, b = (TokenSeqDataset(headrace.testing.tiny_cache(seed=s), seq_len=8, name="ab"[s]) for s in (0, 1))
         >>> mixture = MixtureDataset({"a": a, "b": b}, {"a": 3, "b": {"linear": {0: 0, 100: 3}}}, batch_size=4)
         >>> mixture.draws.counts_at(0).tolist(), mixture.draws.counts_at(200).tolist()
@@ -69,7 +71,7 @@ class MixtureDataset(PlannedDataset):
     def __init__(
         self,
         components: Mapping[str, AsyncDataset[Any]],
-        weights: Mapping[str, object] | Blend | Sequence[Stage] | StagePlan,
+        weights: Mapping[str, object] | Blend | Sequence[Stage] | StagePlan | MixturePlan,
         batch_size: int | Mapping[int, int] | BatchSchedule,
         *,
         max_epochs: float | Mapping[str, float] | None = None,
@@ -77,56 +79,39 @@ class MixtureDataset(PlannedDataset):
         stop_strategy: str = "restart",
         policy: str = "quota",
         num_steps: int | None = None,
-        draws: Draws | None = None,
     ) -> None:
         if not components:
             raise ConfigError("has no components", field="components", cure="Give at least one dataset.")
-        if stop_strategy not in STOP_STRATEGIES:
-            cure = did_you_mean(str(stop_strategy), STOP_STRATEGIES)
-            raise ConfigError("is no stop strategy", field="stop_strategy", value=stop_strategy, cure=cure)
+        check_choice("stop_strategy", stop_strategy, STOP_STRATEGIES, "is no stop strategy")
         self.names = tuple(components)
         self.batch_schedule = batch_size if isinstance(batch_size, BatchSchedule) else BatchSchedule(batch_size)
-        self.plan = _plan(weights, self.names) if isinstance(weights, StagePlan) else None
-        self.stages = _stages(weights, self.batch_schedule)
+        plan = plan_of(weights, policy, self.names, self.batch_schedule)
+        self.stages = plan.stages
         check_components(self.names, self.stages)
+        components = share_strands(components, self.stages, self.batch_schedule, plan.planned)
         sizes = {name: dataset.length for name, dataset in components.items()}
         self.components = tuple(_repeated(name, dataset) for name, dataset in components.items())
+        self.base = self.components[0]  # all have rows like this one
         self._check_rows()
         self.limits = _limits(sizes, max_epochs, max_examples)
-        self.policy, self.stop_strategy = policy, stop_strategy
-        self.draws = self._draws([*sizes.values()]) if draws is None else draws
-        self._length = self._end([*sizes.values()], num_steps)
+        self.stop_strategy = stop_strategy
+        rows, limits = [*sizes.values()], [*self.limits.values()]
+        inputs = PolicyInputs(self.names, self.stages, self.batch_schedule, rows, limits, self.seq_len)
+        self.draws = Draws(plan.make(inputs))
+        self._length = self._end(rows, num_steps)
         self._braids = Braids(self.components)
         self._sources = tuple(source for component in self.components for source in component.sources)
         self._first_source = np.cumsum([0] + [len(c.sources) for c in self.components])
         self._stats = ReadStats()
 
-    def _draws(self, sizes: list[int | None]) -> Draws:
-        limits = [*self.limits.values()]
-        if self.plan is not None:
-            if any(limit is not None for limit in limits) or self.policy != "quota":
-                problem = "brings its own policy, and knows no limits"
-                raise ConfigError(problem, field="weights", value="StagePlan", cure="Use Stage with limits.")
-            return Draws(StageStream(self.plan, self.batch_schedule))
-        return Draws(
-            make_policy(
-                self.policy,
-                self.names,
-                self.stages,
-                self.batch_schedule,
-                sizes=sizes,
-                limits=limits,
-                tokens=self.seq_len,
-            )
-        )
-
     def _end(self, sizes: list[int | None], num_steps: int | None) -> int | None:
-        """Examples until limits, sources, a plan or the run's length end the mixture."""
+        """Examples until limits, sources, the policy or the run's length end the mixture."""
         end = None if num_steps is None else self.batch_schedule.rows_at(num_steps)[0]
-        if self.stop_strategy == "restart" and self.plan is None:
-            if self.policy != "exhaustive" and not any(limit is not None for limit in self.limits.values()):
+        last = self.draws.policy.length
+        if self.stop_strategy == "restart":
+            if last is None and not any(limit is not None for limit in self.limits.values()):
                 return end
-            if num_steps is not None:
+            if num_steps is not None and end is not None and (last is None or end <= last):
                 try:  # to the end of the run, which may be long before that of the limits
                     self.draws.starts_at(num_steps)
                 except IndexOutOfRangeError:
@@ -139,7 +124,7 @@ class MixtureDataset(PlannedDataset):
 
     def _check_reached(self) -> None:
         """Raises ConfigError if limits end the mixture before a stage of it begins."""
-        for number, stage in enumerate(self.stages[1:] if self.plan is None else (), start=1):
+        for number, stage in enumerate(self.stages[1:], start=1):
             try:
                 self.draws.starts_at(stage.first_step)
             except IndexOutOfRangeError as error:
@@ -154,6 +139,33 @@ class MixtureDataset(PlannedDataset):
     @property
     def length(self) -> int | None:
         return self._length
+
+    @property
+    def own_schedule(self) -> BatchSchedule:
+        return self.batch_schedule
+
+    @property
+    def mixture(self) -> MixtureDataset:
+        return self
+
+    def caches(self) -> list[TokenCache]:
+        return [cache for component in self.components for cache in component.caches()]
+
+    def explain(self, example: Int64[np.ndarray, " n"]) -> Explained:
+        component, ordinal = self.draws.route(example)
+        epoch = np.empty_like(ordinal)
+        for d in np.unique(component).tolist():
+            rows = component == d
+            epoch[rows] = self.components[d].passes(ordinal[rows])
+        return Explained(self.names, component.astype(np.int64), ordinal, epoch)
+
+    def open_windows(self, step: int | None = None) -> Mapping[str, tuple[OpenWindow, int]]:
+        shares = np.ones(len(self.names)) if step is None else self.weights_at(np.asarray([step]))[0]
+        return {
+            name: (component.open_window(), component.row_bytes)
+            for name, component, share in zip(self.names, self.components, shares, strict=True)
+            if share > 0
+        }
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -172,17 +184,8 @@ class MixtureDataset(PlannedDataset):
             "batch_size": self.batch_schedule.to_config(),
             "limits": {name: limit for name, limit in self.limits.items() if limit is not None},
             "stop_strategy": self.stop_strategy,
-            "policy": self.policy,
-            **({} if self.plan is None else {"plan": self.plan.digest}),
+            **self.draws.policy.describe(),
         }
-
-    def anchor_at(self, step: int) -> Anchor | None:
-        """The state of the draws near ``step``, see :meth:`Draws.anchor_at`; :mod:`headrace.state` keeps it."""
-        return self.draws.anchor_at(step)
-
-    def use_anchor(self, anchor: Mapping[str, object]) -> None:
-        """See :meth:`Draws.use_anchor`."""
-        self.draws.use_anchor(anchor)
 
     def weights_at(self, steps: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, "n d"]:
         """Wanted shares of the components at ``steps``, as the stages say, before limits."""
@@ -198,18 +201,6 @@ class MixtureDataset(PlannedDataset):
     @property
     def sources(self) -> Sequence[RowSource]:
         return self._sources
-
-    @property
-    def seq_len(self) -> int:
-        return self.components[0].seq_len
-
-    @property
-    def eos_id(self) -> int | None:
-        return self.components[0].eos_id
-
-    @property
-    def pairs(self) -> bool:
-        return self.components[0].pairs
 
     @property
     def read_stats(self) -> ReadStats:
@@ -236,7 +227,7 @@ class MixtureDataset(PlannedDataset):
         return located
 
     def _check_rows(self) -> None:
-        first = self.components[0]
+        first = self.base
         for name, component in zip(self.names, self.components, strict=True):
             if (component.seq_len, component.eos_id) != (first.seq_len, first.eos_id):
                 raise ConfigError(
@@ -253,26 +244,12 @@ class MixtureDataset(PlannedDataset):
                     cure="Mix pairs with pairs, or train on both in turn.",
                 )
 
-    def reordered(self, order: IndexMap) -> PlannedDataset:
+    def reordered(self, order: Order) -> PlannedDataset:
         raise ConfigError(
             "cannot be reordered: its steps already hold exact quotas",
             field="mixture",
             cure="Shuffle the components before mixing them.",
         )
-
-
-def _plan(plan: StagePlan, names: Sequence[str]) -> StagePlan:
-    return plan if plan.names == tuple(names) else StagePlan(plan.stages, plan.example_tokens, names)
-
-
-def _stages(
-    weights: Mapping[str, object] | Blend | Sequence[Stage] | StagePlan, batch: BatchSchedule
-) -> tuple[Stage, ...]:
-    if isinstance(weights, StagePlan):
-        return tuple(stages_of_plan(weights, batch))
-    if isinstance(weights, Blend | Mapping):
-        return (Stage(0, weights if isinstance(weights, Blend) else Blend(weights)),)
-    return tuple(weights)
 
 
 def _limits(
@@ -298,14 +275,74 @@ def _limits(
     return limits
 
 
+def mixture_of(dataset: PlannedDataset) -> MixtureDataset | None:
+    """The mixture that a dataset draws from; None if it mixes nothing."""
+    return cast(MixtureDataset | None, dataset.mixture)
+
+
 def _repeated(name: str, dataset: AsyncDataset[Any]) -> PlannedDataset:
-    if not isinstance(dataset, PlannedDataset):
+    planned = cast(PlannedDataset | None, dataset.planned)
+    if planned is None or planned is not dataset:
         raise ConfigError(
             "does not lie in token stores",
             field=f"components.{name}",
             value=type(dataset).__name__,
             cure="Mix datasets over caches, and apply map() to the mixture.",
         )
-    repeated = dataset.repeat() if dataset.is_finite() else dataset
-    assert isinstance(repeated, PlannedDataset)  # by construction: repeat() of a planned dataset is planned
-    return repeated
+    return planned.reordered(Repeat(Identity(len(planned)))) if planned.is_finite() else planned
+
+
+class Braids:
+    """Ordinals of a mixture's components to rows and localities, in one pass where their orders can be mapped together.
+
+    Such a component is one order that repeats for ever, or the rest of an epoch and then the whole again and again
+    (:class:`~headrace.data.phased.Continued`). Price: 0.5 us a row in batches of 1,024.
+
+    Attributes:
+        held: bool: which components are mapped together with others.
+        below: What resolved rows are rows of, by part; parts of components that are mapped alone are these themselves.
+    """
+
+    def __init__(self, components: Sequence[PlannedDataset]) -> None:
+        runs = [component.ordered_runs() for component in components]
+        runs = [parts if all(type(part.order) in BATCHED for part in parts) else () for parts in runs]
+        counts = np.asarray([max(len(parts), 1) for parts in runs])
+        self.held = np.asarray([bool(parts) for parts in runs])
+        self.below: list[PlannedDataset] = []
+        for component, parts in zip(components, runs, strict=True):
+            self.below += [part.dataset for part in parts] or [component]
+        self._first_part = np.cumsum(counts) - counts
+        self._second = counts > 1
+        self._two = bool(self._second.any())
+        # ordinals below belong to the first of two parts
+        self._rest_ends = np.asarray([parts[1].first if len(parts) > 1 else 0 for parts in runs])
+        self._first, self._epoch, self._entry, self._table_of = np.zeros((4, len(self.below)), np.int64)
+        numbers = [number for number, held in enumerate(np.repeat(self.held, counts).tolist()) if held]
+        parts = dict(zip(numbers, (part for parts in runs for part in parts), strict=True))
+        self._tables: list[BatchedOrders] = []
+        for kind in dict.fromkeys(type(part.order) for part in parts.values()):
+            members = [number for number, part in parts.items() if type(part.order) is kind]
+            self._entry[members], self._table_of[members] = np.arange(len(members)), len(self._tables)
+            self._tables.append(BATCHED[kind]([parts[number].order for number in members]))
+        for number, part in parts.items():
+            self._first[number], self._epoch[number] = part.first, part.epoch
+
+    def part_of(self, component: np.ndarray, ordinal: np.ndarray) -> np.ndarray:
+        """Which part serves each ordinal."""
+        part = self._first_part[component]
+        if self._two:
+            part = part + (self._second[component] & (ordinal >= self._rest_ends[component]))
+        return part
+
+    def resolve(
+        self, part: np.ndarray, ordinal: np.ndarray
+    ) -> tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
+        """Rows and localities of ordinals, all of parts that are mapped together."""
+        drawn, epoch, entry = ordinal - self._first[part], self._epoch[part], self._entry[part]
+        if len(self._tables) == 1:
+            return self._tables[0](entry, drawn, epoch)
+        rows, locality = np.empty_like(ordinal), np.empty(ordinal.size)
+        for number, table in enumerate(self._tables):
+            chosen = self._table_of[part] == number
+            rows[chosen], locality[chosen] = table(entry[chosen], drawn[chosen], epoch[chosen])
+        return rows, locality

@@ -1,63 +1,31 @@
 """``PhasedDataset``: rows of another length from a step on; each source goes on with what no row has touched yet.
 
-The idea is in :mod:`headrace.index.phases`, the construction in :mod:`headrace.data.phased_mixture`. Here are the two
-datasets that it needs: one whose batches come from another dataset from a step on, and a component that first finishes
-an epoch and then goes round the whole.
+The idea is in :mod:`headrace.mix.phases`, the construction in :mod:`headrace.data.phased_mixture`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.data.batch import PackedBatch
-from headrace.data.dataset import PlannedDataset
-from headrace.data.rows import Rows, RowSource, masks_of
+from headrace.batch.packed_batch import PackedBatch
+from headrace.data.dataset import Explained, OrderedRun, PhaseChange, PlannedDataset, WrappingDataset
+from headrace.data.rows import Rows, masks_of
 from headrace.errors import ConfigError
-from headrace.index.remap import IndexMap
-from headrace.index.schedule import BatchSchedule
 from headrace.metrics import ReadStats
+from headrace.mix.schedule import BatchSchedule
+from headrace.order.order import OpenWindow, Order
 
 
-@dataclasses.dataclass(frozen=True)
-class PhaseChange:
-    """What a change of length meant for one component.
-
-    Attributes:
-        step: First step of the new length.
-        component: Name of the component.
-        seq_len: New length.
-        epoch: Epoch that the change fell into.
-        drawn: Examples that the component had given before, in the whole run.
-        left_blocks: Blocks of the epoch that no row had touched; the phase begins with them.
-        block_tokens: Tokens of a block.
-        skipped_tokens: Tokens of rows that were never delivered in this epoch: what was left of touched blocks.
-    """
-
-    step: int
-    component: str
-    seq_len: int
-    epoch: int
-    drawn: int
-    left_blocks: int
-    block_tokens: int
-    skipped_tokens: int
-
-
-class PhasedDataset(PlannedDataset):
+class PhasedDataset(WrappingDataset):
     """Batches of one dataset, from a step on those of the next, and so on. Examples are numbered through.
 
     Args:
         phases: First step and dataset of each phase, in order, the first at step 0. All over the same stored arrays.
-        batch: Batch sizes: they say which examples make a step.
-        changes: What the changes meant, for reports.
-
-    Raises:
-        ConfigError: phases out of order, or over other arrays.
+        changes: For reports.
     """
 
     def __init__(
@@ -66,14 +34,26 @@ class PhasedDataset(PlannedDataset):
         steps = [step for step, _ in phases]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
             raise ConfigError("must begin at step 0 and be in order", field="phases", value=steps)
-        self.phases, self.batch_schedule, self.changes = tuple(phases), batch, tuple(changes)
-        first = self.phases[0][1]
-        for step, dataset in self.phases:
+        self._phases, self.batch_schedule, self._changes = tuple(phases), batch, tuple(changes)
+        self.base = first = self._phases[0][1]
+        for step, dataset in self._phases:
             if (_urls(dataset), dataset.eos_id, dataset.pairs) != (_urls(first), first.eos_id, first.pairs):
                 raise ConfigError("lies in other arrays than the first phase", field=f"phases[{step}]")
         self._steps = np.asarray(steps, np.int64)
 
-    def phase_at(self, step: int) -> tuple[PlannedDataset, int | None]:
+    @property
+    def phases(self) -> Sequence[tuple[int, PlannedDataset]]:
+        return self._phases
+
+    @property
+    def changes(self) -> Sequence[PhaseChange]:
+        return self._changes
+
+    @property
+    def own_schedule(self) -> BatchSchedule:
+        return self.batch_schedule
+
+    def at_step(self, step: int) -> tuple[PlannedDataset, int | None]:
         phase = int(np.searchsorted(self._steps, step, side="right")) - 1
         until = int(self._steps[phase + 1]) if phase + 1 < self._steps.size else None
         return self.phases[phase][1], until
@@ -81,7 +61,7 @@ class PhasedDataset(PlannedDataset):
     @property
     def length(self) -> int | None:
         for step, dataset in self.phases:
-            _, until = self.phase_at(step)
+            _, until = self.at_step(step)
             length = dataset.length
             if length is not None and (until is None or length <= self.batch_schedule.rows_at(until)[0]):
                 return length
@@ -93,32 +73,17 @@ class PhasedDataset(PlannedDataset):
         return max(self.seq_lens)
 
     @property
-    def seq_lens(self) -> tuple[int, ...]:
-        return tuple(dataset.seq_len for _, dataset in self.phases)
-
-    @property
-    def sources(self) -> Sequence[RowSource]:
-        return self.phases[0][1].sources
-
-    @property
-    def eos_id(self) -> int | None:
-        return self.phases[0][1].eos_id
-
-    @property
-    def pairs(self) -> bool:
-        return self.phases[0][1].pairs
-
-    @property
     def read_stats(self) -> ReadStats:
         return sum((dataset.read_stats for _, dataset in self.phases), ReadStats())
 
-    @property
-    def skipped_tokens(self) -> int:
-        """Tokens that all changes together skip."""
-        return sum(change.skipped_tokens for change in self.changes)
-
     def describe(self) -> dict[str, Any]:
         return {"phases": [{"step": step, "dataset": dataset.describe()} for step, dataset in self.phases]}
+
+    def explain(self, example: Int64[np.ndarray, " n"]) -> Explained:
+        return self._phase_of(example).explain(example)
+
+    def open_windows(self, step: int | None = None) -> Mapping[str, tuple[OpenWindow, int]]:
+        return self.at_step(step or 0)[0].open_windows(step)
 
     def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
         return self._phase_of(indices).locate(indices, epoch)
@@ -126,7 +91,7 @@ class PhasedDataset(PlannedDataset):
     async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
         return await self._phase_of(indices).get_batch(indices)
 
-    def reordered(self, order: IndexMap) -> PlannedDataset:
+    def reordered(self, order: Order) -> PlannedDataset:
         raise ConfigError(
             "cannot be reordered: rows change their length", field="phases", cure="Shuffle the components instead."
         )
@@ -148,7 +113,7 @@ def _urls(dataset: PlannedDataset) -> list[str]:
     return [a.url for source in dataset.sources for a in (*source.arrays, *(masks_of(source) or ()))]
 
 
-class Continued(PlannedDataset):
+class Continued(WrappingDataset):
     """A component from a phase on: the rest of an epoch, then the whole again and again, re-keyed. It has no end.
 
     Args:
@@ -156,14 +121,11 @@ class Continued(PlannedDataset):
         rest: What is left of the epoch, shuffled; None if nothing is.
         whole: All of it, shuffled.
         epoch: The epoch of ``rest``, or else of the first pass over ``whole``.
-
-    Attributes:
-        rest_rows: Examples of ``rest``.
-        whole_epoch: Epoch of the first pass over ``whole``.
     """
 
     def __init__(self, first: int, rest: PlannedDataset | None, whole: PlannedDataset, epoch: int) -> None:
         self.first, self.rest, self.whole, self.epoch = first, rest, whole, epoch
+        self.base = whole
         self.rest_rows = 0 if rest is None else len(rest)
         self.whole_epoch = epoch + (rest is not None)
 
@@ -179,25 +141,29 @@ class Continued(PlannedDataset):
     def length(self) -> None:
         return None
 
-    @property
-    def sources(self) -> Sequence[RowSource]:
-        return self.whole.sources
+    def passes(self, ordinal: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        drawn = ordinal - self.first
+        whole = self.whole_epoch + (drawn - self.rest_rows) // len(self.whole)
+        return np.where(drawn < self.rest_rows, self.epoch, whole)
 
     @property
-    def seq_len(self) -> int:
-        return self.whole.seq_len
+    def rows_of_pass(self) -> int:
+        return len(self.whole)
 
-    @property
-    def eos_id(self) -> int | None:
-        return self.whole.eos_id
+    def shuffle_order(self) -> Order | None:
+        return self.whole.shuffle_order()
 
-    @property
-    def pairs(self) -> bool:
-        return self.whole.pairs
+    def ordered_runs(self) -> Sequence[OrderedRun]:
+        whole = self.whole.pass_order()
+        rest = None if self.rest is None else self.rest.pass_order()
+        if whole is None or (self.rest is not None and rest is None):
+            return ()
+        last = whole._replace(first=self.first + self.rest_rows, epoch=self.whole_epoch)
+        return (last,) if rest is None else (rest._replace(first=self.first, epoch=self.epoch), last)
 
-    @property
-    def read_stats(self) -> ReadStats:
-        return self.whole.read_stats
+    def open_window(self) -> OpenWindow:
+        windows = [side.open_window() for side in (self.whole, self.rest) if side is not None]
+        return max(windows, key=lambda window: (window.rows, window.blocks))
 
     def describe(self) -> dict[str, Any]:
         rest = None if self.rest is None else self.rest.describe()

@@ -1,142 +1,161 @@
-"""A mixture whose rows change their length at given steps; the idea is in :mod:`headrace.index.phases`.
+"""From the recipe of a run to its dataset: a mixture, or several where rows change their length at given steps.
 
-Each phase is an ordinary mixture with the same draws. The first is the one that there would be without phases, row for
-row. In each later one a component is a :class:`~headrace.data.phased.Continued`: it begins with the blocks that the
-phase before left whole, and goes on with epochs of the whole.
+The idea of phases is in :mod:`headrace.mix.phases`. Each is an ordinary mixture with the same draws. The first is the
+one that there would be without phases, row for row (unless blocks are held out, whose size follows from all lengths): a
+run whose rows keep their length is that mixture. In each later one a component is a
+:class:`~headrace.data.phased.Continued`: it begins with the blocks that the phase before left whole, and goes on with
+epochs of the whole.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, cast
 
 import numpy as np
 
-from headrace.data.dataset import PlannedDataset, ReorderedDataset
+from headrace.data.component import component_sides, split_sides, subset_side
+from headrace.data.dataset import PhaseChange, PlannedDataset
 from headrace.data.mixture import MixtureDataset
-from headrace.data.phased import Continued, PhaseChange, PhasedDataset
-from headrace.data.shuffle import placed, shuffle_components
+from headrace.data.packed import PackedTokenDataset
+from headrace.data.phased import Continued, PhasedDataset
+from headrace.data.strands import placed, shuffle_components
 from headrace.data.token_seq import TokenSeqDataset
-from headrace.data.validation import split_sides
 from headrace.errors import ConfigError
-from headrace.index.phases import RowsOfBlocks, phase_block, untouched_blocks
-from headrace.index.remap import Compose, Identity, IndexMap
-from headrace.index.schedule import BatchSchedule
-from headrace.index.seeds import derive
-from headrace.index.shuffle_config import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig
-from headrace.index.stages import Stage
-from headrace.index.validation_config import ValidationConfig
-
-
-def phased_mixture(
-    sources: Mapping[str, TokenSeqDataset],
-    phases: Sequence[tuple[int, int]],
-    shuffles: Mapping[str, ShuffleConfig],
-    stages: Sequence[Stage],
-    batch: BatchSchedule,
-    seed: int,
-    *,
-    planned: int | None = None,
-    num_steps: int | None = None,
-    validation: ValidationConfig | None = None,
-    max_epochs: Mapping[str, float] | None = None,
-    max_tokens: Mapping[str, int] | None = None,
-    policy: str = "quota",
-    own: Collection[str] = (),
-) -> PhasedDataset:
-    """A mixture whose rows change their length.
-
-    Args:
-        sources: Components by name, in rows of the first phase.
-        phases: First step and row length of each phase; see :func:`~headrace.index.phases.phase_lengths`.
-        shuffles: How each component is shuffled. A block is the same tokens in all phases; ``io_block_size`` counts
-            rows of the first phase.
-        stages: Weights.
-        batch: Batch sizes.
-        seed: Integer seed.
-        planned: How many of the stages were planned, those after them being amendments; None: all.
-        num_steps: Steps of the run, after which the mixture ends; None: it has no end of its own.
-        validation: What is held out of each component; None: nothing.
-        max_epochs: Most passes over components, by name. An epoch that a change cut short counts as one.
-        max_tokens: Most tokens of components, by name.
-        policy: Which rows come when.
-        own: Components whose shuffle is written under their own name, for errors.
-
-    Raises:
-        ConfigError: a full shuffle, which leaves no block whole; rows that are longer than the data.
-    """
-    (_, seq_len), *later = phases
-    lengths = [length for _, length in phases]
-    courses: dict[str, _Course] = {}
-    for n, source in sources.items():
-        with placed([n], own):
-            courses[n] = _Course(n, source, lengths, shuffles[n], validation)
-    stored = {n: course.cut(seq_len, first=True) for n, course in courses.items()}
-    first = {n: course.sized(seq_len, None) for n, course in courses.items()}
-    shuffled = _shuffled(stored, first, stages, batch, seed, planned, own)
-    for n, course in courses.items():
-        course.begin(stored[n], shuffled[n])
-    most = {n: tokens // seq_len for n, tokens in (max_tokens or {}).items()}
-    mixture = MixtureDataset(
-        shuffled, stages, batch, max_epochs=max_epochs or {}, max_examples=most, policy=policy, num_steps=num_steps
-    )
-    found: list[tuple[int, PlannedDataset]] = [(0, mixture)]
-    changes: list[PhaseChange] = []
-    for number, (step, length) in enumerate(later, start=1):
-        if mixture.length is not None and mixture.length <= batch.rows_at(step)[0]:
-            break  # limits end the mixture before
-        drawn = dict(zip(mixture.names, mixture.draws.starts_at(step).tolist(), strict=True))
-        late = _from_step(batch, step)
-        changes += [course.change(step, length, drawn[n]) for n, course in courses.items()]
-        stored = {n: course.cut(length, first=False) for n, course in courses.items()}
-        rests = {n: course.rest(stored[n]) for n, course in courses.items()}
-        rest = _shuffled(
-            {n: cut for n, cut in rests.items() if cut.rows},
-            {n: courses[n].sized(length, cut.rows) for n, cut in rests.items() if cut.rows},
-            stages,
-            late,
-            derive(seed, "phase", number),
-            planned,
-        )
-        sizes = {n: course.sized(length, stored[n].rows) for n, course in courses.items()}
-        whole = _shuffled(stored, sizes, stages, late, seed, planned)
-        components = {n: courses[n].enter(stored[n], rests[n], whole[n], rest.get(n)) for n in courses}
-        limits = {
-            n: _limit(mixture.limits[n], component, mixture.seq_len, (max_epochs or {}).get(n))
-            for n, component in components.items()
-        }
-        known = {n: limit for n, limit in limits.items() if limit is not None}
-        # Equal limits: the draws are those of the phase before, and are walked once
-        same = limits == mixture.limits and policy not in ("exhaustive", "least_consumed")
-        mixture = MixtureDataset(
-            components,
-            stages,
-            batch,
-            max_examples=known,
-            policy=policy,
-            num_steps=num_steps,
-            draws=mixture.draws if same else None,
-        )
-        found.append((step, mixture))
-    return PhasedDataset(found, batch, changes)
+from headrace.mix.phases import RowsOfBlocks, phase_block, untouched_blocks
+from headrace.mix.policies.kind import MixturePlan
+from headrace.mix.schedule import BatchSchedule
+from headrace.order.holdout import ValidationConfig
+from headrace.order.order import Compose, Identity, Order
+from headrace.order.seeds import derive
+from headrace.order.shuffle_config import Shuffle, ShuffleConfig, shuffle_of
+from headrace.order.subset import SubsetConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class _Cut:
-    """Rows in stored order, most of them in full blocks, which come first.
+class RunRecipe:
+    """What makes the dataset of a run out of its components: the values of its config, by component.
 
     Attributes:
-        dataset: The rows.
-        blocks: The full blocks, as numbers of those of the whole component.
-        block: Rows of a block.
-        block_behind: See :func:`~headrace.index.phases.untouched_blocks`.
+        phases: First step and row length of each phase; see :func:`~headrace.mix.limits.phase_lengths`.
+        shuffles: How each component is shuffled. Where rows change their length a block is the same tokens in all
+            phases, and ``io_block_size`` counts rows of the first phase.
+        own_shuffles: Components whose shuffle is written under their own name, for errors.
+        subsets: What is trained on of components, by name, with its place in the config; one phase only.
+        max_epochs: Most passes over components, one number or by name. An epoch that a change of length cut short
+            counts as one.
+        stop_strategy: ``restart`` with more than one phase.
     """
 
+    plan: MixturePlan
+    batch: BatchSchedule
+    phases: tuple[tuple[int, int], ...]
+    seed: int
+    shuffles: Mapping[str, ShuffleConfig | Shuffle]
+    own_shuffles: Collection[str] = ()
+    validation: ValidationConfig | None = None
+    subsets: Mapping[str, tuple[SubsetConfig, str]] = dataclasses.field(
+        default_factory=dict[str, tuple[SubsetConfig, str]]
+    )
+    max_epochs: float | Mapping[str, float] | None = None
+    max_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    stop_strategy: str = "restart"
+    num_steps: int | None = None
+
+
+def run_dataset(
+    sources: Mapping[str, TokenSeqDataset | PackedTokenDataset], recipe: RunRecipe
+) -> MixtureDataset | PhasedDataset:
+    """The dataset of a run.
+
+    Args:
+        sources: Components by name, in rows of the first phase, before anything is held out.
+        recipe: What to make of them.
+
+    Raises:
+        ConfigError: with several phases, a full shuffle, which leaves no block whole; rows that are longer than the
+            data; else what :class:`~headrace.data.mixture.MixtureDataset` and
+            :func:`~headrace.data.strands.shuffle_components` refuse.
+    """
+    courses: dict[str, _Course] = {}
+    for name, source in sources.items():
+        shuffle = shuffle_of(recipe.shuffles[name])
+        with placed([name], recipe.own_shuffles, shuffle):
+            courses[name] = _Course(name, source, shuffle, recipe)
+    mixture = _first_mixture(courses, recipe)
+    if len(recipe.phases) == 1:
+        return mixture
+    phases: list[tuple[int, PlannedDataset]] = [(0, mixture)]
+    changes: list[PhaseChange] = []
+    for number, (step, length) in enumerate(recipe.phases[1:], start=1):
+        if mixture.length is not None and mixture.length <= recipe.batch.rows_at(step)[0]:
+            break  # limits end the mixture before
+        drawn = mixture.draws.starts_at(step).tolist()
+        changes += [courses[name].change(step, length, n) for name, n in zip(mixture.names, drawn, strict=True)]
+        mixture = _next_mixture(mixture, courses, recipe, number)
+        phases.append((step, mixture))
+    return PhasedDataset(phases, recipe.batch, changes)
+
+
+def _first_mixture(courses: Mapping[str, _Course], recipe: RunRecipe) -> MixtureDataset:
+    seq_len = recipe.phases[0][1]
+    stored = {name: course.cut(seq_len, first=True) for name, course in courses.items()}
+    shuffles = {name: course.sized(seq_len, None) for name, course in courses.items()}
+    shuffled = _shuffled(stored, shuffles, recipe, recipe.batch, recipe.seed, recipe.own_shuffles)
+    if len(recipe.phases) > 1:
+        for name, course in courses.items():
+            course.begin(stored[name], shuffled[name])
+    return MixtureDataset(
+        shuffled,
+        recipe.plan,
+        recipe.batch,
+        max_epochs=recipe.max_epochs,
+        max_examples={name: tokens // seq_len for name, tokens in recipe.max_tokens.items()},
+        stop_strategy=recipe.stop_strategy,
+        num_steps=recipe.num_steps,
+    )
+
+
+def _next_mixture(
+    mixture: MixtureDataset, courses: Mapping[str, _Course], recipe: RunRecipe, number: int
+) -> MixtureDataset:
+    """The mixture of a phase, from that of the phase before, which the courses have left."""
+    step, length = recipe.phases[number]
+    size = int(recipe.batch.size_at(np.array([step]))[0])  # strands and laps of a phase follow its own batches
+    batch = BatchSchedule({0: size, **{s - step: n for s, n in recipe.batch.points if s > step}})
+    stored = {name: course.cut(length, first=False) for name, course in courses.items()}
+    rests = {name: course.rest(stored[name]) for name, course in courses.items()}
+    begun = {name: cut for name, cut in rests.items() if cut.rows}
+    shuffles = {name: courses[name].sized(length, cut.rows) for name, cut in begun.items()}
+    rest = _shuffled(begun, shuffles, recipe, batch, derive(recipe.seed, "phase", number))
+    shuffles = {name: course.sized(length, stored[name].rows) for name, course in courses.items()}
+    whole = _shuffled(stored, shuffles, recipe, batch, recipe.seed)
+    components = {
+        name: course.enter(stored[name], rests[name], whole[name], rest.get(name)) for name, course in courses.items()
+    }
+    limits = {name: _limit(name, component, mixture, recipe) for name, component in components.items()}
+    policy = mixture.draws.policy
+    same_draws = limits == mixture.limits and not policy.follows_sizes
+    return MixtureDataset(
+        components,
+        recipe.plan.drawn_by(policy) if same_draws else recipe.plan,
+        recipe.batch,
+        max_examples={name: limit for name, limit in limits.items() if limit is not None},
+        num_steps=recipe.num_steps,
+    )
+
+
+class _Cut(NamedTuple):
+    """Rows in stored order, most of them in full blocks, which come first."""
+
     dataset: PlannedDataset
-    blocks: IndexMap
+    blocks: Order
+    """The full blocks, as numbers of those of the whole component."""
     block: int
+    """Rows of a block."""
     block_behind: Callable[[int], int]
+    """See :func:`~headrace.mix.phases.untouched_blocks`."""
 
     @property
     def rows(self) -> int:
@@ -147,29 +166,34 @@ class _Course:
     """One component on its way through the phases."""
 
     def __init__(
-        self,
-        name: str,
-        dataset: TokenSeqDataset,
-        lengths: Sequence[int],
-        shuffle: ShuffleConfig,
-        validation: ValidationConfig | None,
+        self, name: str, dataset: TokenSeqDataset | PackedTokenDataset, shuffle: Shuffle, recipe: RunRecipe
     ) -> None:
-        if shuffle is True:
+        validation = recipe.validation
+        self._name, self._shuffle, self._validation = name, shuffle, validation
+        self._left: Order = Identity(0)
+        self._block_tokens = 0
+        if len(recipe.phases) == 1:  # blocks matter only where rows change their length
+            train = component_sides(name, dataset, validation)[0]
+            self._train = subset_side(name, train, *recipe.subsets.get(name, (None, "")))
+            return
+        if not shuffle.leaves_blocks:
             raise ConfigError(
                 "touches every block from the start, so that a change of seq_len would leave nothing to go on with",
                 field=f"components.{name}.shuffle",
                 value=True,
                 cure="Use the braided shuffle (the default) or a block shuffle with more than one seq_len.",
             )
-        self._name, self._dataset, self._shuffle, self._validation = name, dataset, shuffle, validation
-        self._block_tokens = block_of_phases(dataset, lengths, shuffle)
+        self._dataset = cast("TokenSeqDataset", dataset)  # what is packed keeps one length
+        lengths = [length for _, length in recipe.phases]
+        self._block_tokens = phase_block(dataset.cache.layout.chunk_elements, lengths, shuffle.io_block_size)
         if validation is not None and validation.by == "documents":
-            self._dataset = dataset.holdout_documents(validation.groups_of, seed=validation.seed)[0]
+            self._dataset = self._dataset.holdout_documents(validation.groups_of, seed=validation.seed)[0]
             self._validation = None
-        self._left: IndexMap = Identity(0)
 
     def cut(self, seq_len: int, *, first: bool) -> _Cut:
         """All of it; in the first phase as it would be cut without others."""
+        if not self._block_tokens:
+            return _blocks_first(self._train, Identity(0), 1)
         rows, tokens = self._block_tokens // seq_len, self._block_tokens
         stored = self._dataset if first else self._dataset.with_rows(seq_len, block_tokens=tokens)
         blocks = stored.full_blocks(rows)
@@ -178,13 +202,11 @@ class _Course:
         train = split_sides(stored, self._validation, block_tokens=tokens)[0]
         return _blocks_first(train, Identity(blocks - (len(stored) - len(train)) // rows), rows)
 
-    def sized(self, seq_len: int, rows: int | None) -> ShuffleConfig:
+    def sized(self, seq_len: int, rows: int | None) -> Shuffle:
         """The shuffle over these blocks, with no more strands than there are rows."""
-        shuffle, block = self._shuffle, self._block_tokens // seq_len
-        if isinstance(shuffle, BraidShuffleConfig):
-            strands = shuffle.strands if shuffle.strands is None or rows is None else min(shuffle.strands, rows)
-            return dataclasses.replace(shuffle, io_block_size=block, strands=strands)
-        return dataclasses.replace(shuffle, io_block_size=block) if isinstance(shuffle, BlockShuffleConfig) else shuffle
+        if not self._block_tokens:
+            return self._shuffle
+        return self._shuffle.resized(self._block_tokens // seq_len, rows)
 
     def begin(self, whole: _Cut, shuffled: PlannedDataset) -> None:
         """Enters the first phase."""
@@ -195,12 +217,15 @@ class _Course:
         dataset, position, epoch = self._component.at(drawn)
         cut = self._cuts[dataset is not self._component.rest]
         self._drawn, self._epoch = drawn, epoch
-        begun = dataset is self._component.rest or position > 0
         skipped = 0
         self._left = Identity(0)
-        if begun:
+        if dataset is self._component.rest or position > 0:
             left = untouched_blocks(
-                _order(dataset), drawn=position, epoch=epoch, blocks=len(cut.blocks), block_behind=cut.block_behind
+                dataset.shuffle_order() or Identity(len(dataset)),
+                drawn=position,
+                epoch=epoch,
+                blocks=len(cut.blocks),
+                block_behind=cut.block_behind,
             )
             self._left = Compose(cut.blocks, left)
             skipped = (cut.rows - position - len(left) * cut.block) * self._component.seq_len
@@ -221,48 +246,32 @@ class _Course:
         return self._component
 
 
-def block_of_phases(dataset: TokenSeqDataset, lengths: Sequence[int], shuffle: ShuffleConfig) -> int:
-    """Tokens of the blocks in which a component changes its rows; see :func:`~headrace.index.phases.phase_block`."""
-    rows = shuffle.io_block_size if isinstance(shuffle, BraidShuffleConfig | BlockShuffleConfig) else None
-    return phase_block(dataset.cache.layout.chunk_elements, lengths, rows)
-
-
-def _blocks_first(dataset: PlannedDataset, blocks: IndexMap, block: int) -> _Cut:
+def _blocks_first(dataset: PlannedDataset, blocks: Order, block: int) -> _Cut:
     return _Cut(dataset, blocks, block, lambda row: -(-row // block))
-
-
-def _order(dataset: PlannedDataset) -> IndexMap:
-    if isinstance(dataset, ReorderedDataset) and dataset.order.reorders:
-        return dataset.order
-    return Identity(len(dataset))
 
 
 def _shuffled(
     cuts: Mapping[str, _Cut],
-    shuffles: Mapping[str, ShuffleConfig],
-    stages: Sequence[Stage],
+    shuffles: Mapping[str, Shuffle],
+    recipe: RunRecipe,
     batch: BatchSchedule,
     seed: int,
-    planned: int | None,
     own: Collection[str] = (),
 ) -> dict[str, PlannedDataset]:
-    stored = {n: cut.dataset for n, cut in cuts.items()}
-    shuffled = shuffle_components(stored, shuffles, stages, batch, seed, planned=planned, own=own)
-    return cast("dict[str, PlannedDataset]", shuffled)
+    stored = {name: cut.dataset for name, cut in cuts.items()}
+    plan = recipe.plan
+    return shuffle_components(stored, shuffles, plan.stages, batch, seed, planned=plan.planned, own=own)
 
 
-def _from_step(batch: BatchSchedule, step: int) -> BatchSchedule:
-    """Batch sizes from a step on: strands and laps of a phase follow its own batches."""
-    size = int(batch.size_at(np.array([step]))[0])
-    return BatchSchedule({0: size, **{s - step: n for s, n in batch.points if s > step}})
-
-
-def _limit(before: int | None, component: Continued, old_seq_len: int, max_epochs: float | None) -> int | None:
-    """Most examples of a component in the whole run, if its rows keep their new length."""
-    if before is None:
+def _limit(name: str, component: Continued, mixture: MixtureDataset, recipe: RunRecipe) -> int | None:
+    """Most examples of a component in the whole run, if its rows keep their new length; ``mixture`` ends here."""
+    limit, epochs = mixture.limits[name], recipe.max_epochs
+    if limit is None:
         return None
-    left = max(before - component.first, 0) * old_seq_len // component.seq_len
-    if max_epochs is not None:
-        whole = int(max(max_epochs - component.whole_epoch, 0) * len(component.whole))
-        left = min(left, component.rest_rows + whole)
-    return component.first + left
+    rows = max(limit - component.first, 0) * mixture.seq_len // component.seq_len
+    if isinstance(epochs, Mapping):
+        epochs = epochs.get(name)
+    if epochs is not None:
+        whole = int(max(epochs - component.whole_epoch, 0) * len(component.whole))
+        rows = min(rows, component.rest_rows + whole)
+    return component.first + rows

@@ -14,18 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.data.dataset import PlannedDataset, ReorderedDataset
-from headrace.data.mixture import MixtureDataset
-from headrace.data.phased import Continued, PhasedDataset
+from headrace.data.dataset import PlannedDataset
 from headrace.data.rows import Rows, RowSource, masks_of
-from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.index.remap import Repeat
-from headrace.index.schedule import BatchSchedule
+from headrace.errors import IndexOutOfRangeError
+from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 
@@ -102,15 +99,9 @@ class Spans:
 
 
 def rows_of_step(
-    dataset: PlannedDataset, schedule: BatchSchedule, step: int, row_order: Literal["locality", "stream"] = "locality"
+    dataset: PlannedDataset, schedule: BatchSchedule, step: int, row_order: RowOrder = "locality"
 ) -> StepRows:
-    """The rows of a step. Pure, no I/O.
-
-    Args:
-        dataset: What is loaded.
-        schedule: Batch sizes.
-        step: The step.
-        row_order: As in the loader.
+    """The rows of a step of a loader with these batch sizes and this row order. Pure, no I/O.
 
     Raises:
         IndexOutOfRangeError: there is no such step.
@@ -118,7 +109,7 @@ def rows_of_step(
 
     Example:
         >>> import headrace.testing
-        >>> from headrace.data.token_seq import TokenSeqDataset
+        >>> from headrace import TokenSeqDataset
         >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8).shuffle(seed=0)
         >>> rows = rows_of_step(dataset, BatchSchedule(4), step=3)
         >>> rows.example.tolist() == [12, 13, 14, 15], len(rows)
@@ -134,32 +125,25 @@ def rows_of_step(
             cure="Steps count from 0." if last is None else f"Steps run from 0 to {last}.",
         )
     begin, size = schedule.rows_at(step)
-    served, _ = dataset.phase_at(step)
+    served, _ = dataset.at_step(step)
     example = np.arange(begin, begin + size if length is None else min(begin + size, length))
     rows = served.locate(example)
     if row_order == "locality":
         order = np.argsort(rows.locality, kind="stable")
         example, rows = example[order], Rows(*(field[order] for field in rows))
-    names, component, ordinal, epoch = _draws(served, example)
+    names, component, ordinal, epoch = served.explain(example)
     return StepRows(
-        step, size, served.seq_len, served.sources, caches_of(served), names,
+        step, size, served.seq_len, served.sources, served.caches(), names,
         example, component, ordinal, epoch, rows.source, rows.row,
     )  # fmt: skip
 
 
 def spans_of_rows(rows: StepRows, places: Int64[np.ndarray, " k"] | None = None) -> Spans:
-    """The documents behind rows of a step. Reads offsets, no tokens.
-
-    Args:
-        rows: The step's rows.
-        places: Which of them; None: all.
-
-    Raises:
-        ReadError: offsets cannot be read.
+    """The documents behind the rows of a step at ``places`` (None: all). Reads offsets, no tokens.
 
     Example:
         >>> import headrace.testing
-        >>> from headrace.data.token_seq import TokenSeqDataset
+        >>> from headrace import TokenSeqDataset
         >>> cache = headrace.testing.tiny_cache()
         >>> spans = spans_of_rows(rows_of_step(TokenSeqDataset(cache, seq_len=64), BatchSchedule(2), step=1))
         >>> first = cache.document(int(spans.document[0]))[int(spans.offset[0]) :][: int(spans.size[0])]
@@ -175,20 +159,12 @@ def spans_of_rows(rows: StepRows, places: Int64[np.ndarray, " k"] | None = None)
 
 
 def read_spans(rows: StepRows, spans: Spans) -> list[np.ndarray]:
-    """The tokens of spans, each an array of its cache's dtype; one read for each run of neighbours, all at once.
-
-    Raises:
-        ReadError: tokens cannot be read.
-    """
+    """The tokens of spans, each an array of its cache's dtype; one read for each run of neighbours, all at once."""
     return _read(spans, [source.arrays for source in rows.sources])
 
 
 def read_masks_of_spans(rows: StepRows, spans: Spans) -> list[np.ndarray | None]:
-    """Which tokens of spans are trained on, bool; None for those whose source does not say so.
-
-    Raises:
-        ReadError: masks cannot be read.
-    """
+    """Which tokens of spans are trained on, bool; None for those whose source does not say so."""
     masks = [masks_of(source) or () for source in rows.sources]
     masked = np.flatnonzero(np.asarray([bool(arrays) for arrays in masks])[spans.source])
     found: list[np.ndarray | None] = [None] * len(spans)
@@ -218,41 +194,15 @@ def _read(spans: Spans, arrays: Sequence[Sequence[StoredArray]]) -> list[np.ndar
 def source_files(cache: TokenCache, part: int) -> list[dict[str, Any]]:
     """Records of the source files that a part was built from, as its ledger has them; empty if it does not say.
 
-    A part that was built from one file tells the file of each of its documents.
+    A part that was built from one file tells the file of each of its documents. A part of a shuffled cache has
+    documents of all files: see :meth:`~headrace.store.cache.TokenCache.original`.
     """
     name = cache.parts[part].record.name
     return [dict(record) for record in cache.ledger.sources if record.get("part") == name]
 
 
-def caches_of(dataset: PlannedDataset) -> list[TokenCache]:
-    """The cache that each source of a dataset lies in.
-
-    Raises:
-        ConfigError: one lies in none.
-    """
-    if isinstance(dataset, MixtureDataset):
-        return [cache for component in dataset.components for cache in caches_of(component)]
-    if isinstance(dataset, PhasedDataset):
-        return caches_of(dataset.phases[0][1])
-    if isinstance(dataset, ReorderedDataset):
-        return caches_of(dataset.base)
-    if isinstance(dataset, Continued):
-        return caches_of(dataset.whole)
-    cache = getattr(dataset, "cache", None)
-    if not isinstance(cache, TokenCache):
-        raise ConfigError("does not lie in a token cache", field="dataset", value=type(dataset).__name__)
-    return [cache]
-
-
 def documents_at(offsets: StoredArray, tokens: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-    """The document of a part that each of its tokens belongs to.
-
-    Args:
-        offsets: Where each document begins and the last ends.
-        tokens: Places in the part, not checked.
-
-    Raises:
-        ReadError: offsets cannot be read.
+    """The document of a part that each of its tokens belongs to, by where each document begins and the last ends.
 
     Example:
         >>> import headrace.testing
@@ -275,31 +225,6 @@ def documents_at(offsets: StoredArray, tokens: Int64[np.ndarray, " n"]) -> Int64
         here = low == number
         document[here] = number * chunk + np.searchsorted(values, tokens[here], side="right") - 1
     return document
-
-
-def _draws(dataset: PlannedDataset, example: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, np.ndarray]:
-    """Names of components; component, ordinal and epoch of examples."""
-    if not isinstance(dataset, MixtureDataset):
-        return ("",), np.zeros_like(example), example, epochs_of(dataset, example)
-    component, ordinal = dataset.draws.route(example)
-    epoch = np.empty_like(ordinal)
-    for number in np.unique(component).tolist():
-        here = component == number
-        epoch[here] = epochs_of(dataset.components[number], ordinal[here])
-    return dataset.names, component.astype(np.int64), ordinal, epoch
-
-
-def epochs_of(dataset: PlannedDataset, ordinal: np.ndarray) -> np.ndarray:
-    """Passes over a dataset that were complete before each of its examples."""
-    if isinstance(dataset, Continued):
-        drawn = ordinal - dataset.first
-        whole = dataset.whole_epoch + (drawn - dataset.rest_rows) // len(dataset.whole)
-        return np.where(drawn < dataset.rest_rows, dataset.epoch, whole)
-    if isinstance(dataset, ReorderedDataset):
-        if isinstance(dataset.order, Repeat):
-            return dataset.order.passes(ordinal, np.zeros_like(ordinal))[0]
-        return epochs_of(dataset.base, dataset.order.at(ordinal, np.zeros_like(ordinal)))
-    return np.zeros_like(ordinal)
 
 
 def _spans_of_source(rows: StepRows, number: int, places: np.ndarray) -> Spans:

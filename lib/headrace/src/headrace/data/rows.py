@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from jaxtyping import Float64, Int32, Int64, UInt8
 
-from headrace.index.runs import adjacent_runs
 from headrace.metrics import ReadStats
 from headrace.store.array import StoredArray
 
@@ -24,7 +23,7 @@ class Rows(NamedTuple):
     Attributes:
         source: Number of the row's source.
         row: Row number within the source.
-        locality: Place in the store's reading front, in [0, 1); see ``IndexMap.locality``.
+        locality: Place in the store's reading front, in [0, 1); see ``Order.locality``.
     """
 
     source: Int64[np.ndarray, " n"]
@@ -110,13 +109,7 @@ def masks_of(source: RowSource | MaskedSource) -> Sequence[StoredArray] | None:
 def segments_of(
     sources: Sequence[RowSource], source: Int64[np.ndarray, " n"], row: Int64[np.ndarray, " n"]
 ) -> Int32[np.ndarray, "n M"] | None:
-    """Segments of rows of any sources; None if no source knows its segments. Rows of one that does not are one segment.
-
-    Args:
-        sources: What ``source`` numbers.
-        source: Source of each row.
-        row: Its number there.
-    """
+    """Segments of rows, one where their source does not know its segments; None if no source does."""
     known = {k: s for k, s in enumerate(sources) if hasattr(s, "segment_lengths")}
     if not known:
         return None
@@ -131,12 +124,7 @@ def segments_of(
 
 
 async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) -> np.ndarray:
-    """Reads rows with one request for each run of neighbouring rows.
-
-    Args:
-        sources: What ``rows.source`` numbers.
-        rows: The rows, in any order, with repeats.
-        stats: Counters to add to.
+    """Reads rows, in any order and with repeats, with one request for each run of neighbours; adds to ``stats``.
 
     Returns:
         Array ``[n, row_elements]`` in the order of ``rows``; the widest of the sources' dtypes.
@@ -168,13 +156,8 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
 async def read_masks(
     sources: Sequence[RowSource], rows: Rows, row_elements: int, stats: ReadStats
 ) -> UInt8[np.ndarray, "n S"] | None:
-    """Which tokens of rows are trained on, 1 or 0, in the order of ``rows``; None if no source says so.
-
-    Args:
-        sources: What ``rows.source`` numbers.
-        rows: The rows, in any order, with repeats.
-        row_elements: Elements of a row.
-        stats: What is read is added to it.
+    """Which tokens of rows are trained on, 1 or 0, in the order of ``rows``; None if no source says so. What is read is
+    added to ``stats``.
     """
     masked = {k: _OfMasks(s, masks) for k, s in enumerate(sources) if (masks := masks_of(s)) is not None}
     if not masked:
@@ -207,3 +190,19 @@ def _rows_of(elements: np.ndarray, pieces: Pieces, rows: int, length: int) -> np
     begin = np.cumsum(pieces.size) - pieces.size
     out[np.arange(elements.size) + np.repeat(pieces.row * length + pieces.column - begin, pieces.size)] = elements
     return out.reshape(rows, length)
+
+
+def adjacent_runs(
+    array: Int64[np.ndarray, " p"], start: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]
+) -> tuple[Int64[np.ndarray, " r"], Int64[np.ndarray, " r"]]:
+    """Maximal runs of pieces that follow each other in the same array: the first piece of each, and its elements.
+
+    Example:
+        >>> adjacent_runs(np.array([0, 0, 0, 1]), np.array([0, 4, 9, 13]), np.array([4, 4, 4, 4]))
+        (array([0, 2, 3]), array([8, 4, 4]))
+    """
+    if array.size == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    follows = (array[1:] == array[:-1]) & (start[1:] == start[:-1] + size[:-1])
+    first = np.concatenate([np.zeros(1, np.int64), np.flatnonzero(~follows) + 1])
+    return first, np.add.reduceat(size, first)

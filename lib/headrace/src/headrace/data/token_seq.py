@@ -14,30 +14,143 @@ with blocks of k chunks, ``io_block_size: k x chunk / seq_len``. Measured: scrip
 
 from __future__ import annotations
 
+import abc
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from jaxtyping import Int64
 
+from headrace.batch.masks import mask_arrays, mask_leaf
 from headrace.data.dataset import PlannedDataset
-from headrace.data.document_filter import DocumentFilter, RemovedDocuments
-from headrace.data.masks import mask_leaf
-from headrace.data.pairs import warn_of_parted
-from headrace.data.rows import Rows, RowSource
-from headrace.data.token_rows import TokenRows
+from headrace.data.documents import DocumentFilter, RemovedDocuments, warn_of_parted
+from headrace.data.rows import Pieces, Rows, RowSource
 from headrace.errors import ConfigError
-from headrace.index.aligned import BlockAligned
-from headrace.index.holdout import held_out
-from headrace.index.intervals import Intervals
-from headrace.index.windows import Windows
 from headrace.metrics import ReadStats
+from headrace.order.holdout import held_out
+from headrace.order.intervals import Intervals, Removal, clean_borders
+from headrace.order.windows import BlockAligned, Windows
+from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
+from headrace.store.levanter.layout import UNNAMED
+
+RowsT = TypeVar("RowsT", bound=RowSource)
 
 
-class TokenSeqDataset(PlannedDataset):
+class CacheDataset(PlannedDataset, Generic[RowsT]):
+    """Rows over the documents of one token cache, less those that are removed.
+
+    Attributes:
+        cache: The cache.
+        removal: What is left out, with the counters of the filter that says so.
+        loss_mask: The leaf that says which tokens are trained on; None: all are.
+        unit: So many neighbouring documents are held out together.
+    """
+
+    incomplete_documents = 0
+    unit = 1
+    _rows: RowsT
+
+    def __init__(
+        self,
+        cache: TokenCache | str | Path,
+        seq_len: int,
+        removed: DocumentFilter | RemovedDocuments | None,
+        loss_mask: str,
+    ) -> None:
+        self.cache = cache if isinstance(cache, TokenCache) else TokenCache.open(cache)
+        if not isinstance(seq_len, int | np.integer) or seq_len < 2:
+            raise ConfigError("must be at least 2", field="seq_len", value=seq_len, cure="E.g. 2048 tokens.")
+        if not isinstance(removed, RemovedDocuments):
+            removed = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(self.cache)
+        self.removal = removed
+        self.loss_mask = mask_leaf(self.cache, loss_mask)
+        self._stats = ReadStats()
+
+    @property
+    def length(self) -> int:
+        return self._rows.num_rows
+
+    @property
+    def sources(self) -> Sequence[RowSource]:
+        return (self._rows,)
+
+    @property
+    def seq_len(self) -> int:
+        return self._rows.row_elements
+
+    @property
+    def read_stats(self) -> ReadStats:
+        return self._stats
+
+    def caches(self) -> list[TokenCache]:
+        return [self.cache]
+
+    @property
+    def removed_documents(self) -> int:
+        """Documents of the cache that are left out."""
+        return self.removal.documents.total
+
+    @property
+    def removed_tokens(self) -> int:
+        """Tokens of these documents."""
+        return self.removal.tokens.total
+
+    @property
+    def incomplete_tokens(self) -> int:
+        """Tokens of documents that are not packed as another one of their unit is missing."""
+        return 0
+
+    def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
+        return Rows(np.zeros_like(indices), indices, indices / max(self.length, 1))
+
+    def default_io_block_size(self) -> int:
+        return max(self.cache.layout.chunk_elements // self.seq_len, 1)
+
+    def holdout_documents(self, one_in: int = 100, *, seed: int = 0) -> tuple[Self, Self]:
+        """Splits off a validation side of whole documents: one in ``one_in``, by a keyed hash of their numbers.
+        Of a cache that was shuffled when it was written these are the numbers of the original: it is the same split.
+
+        Each side is this dataset with the other side's documents removed: rows over a stream of tokens then cost reads
+        as removing always does (see :mod:`headrace.data.token_seq`), and packed rows have a plan of their own.
+        :meth:`holdout`, which splits by blocks, costs none, but cuts documents at the borders.
+
+        Args:
+            one_in: Of so many documents, or units of documents that are packed together, one is held out; those of a
+                short last group are not.
+            seed: Integer seed.
+
+        Returns:
+            The train side and the validation side. Documents that are removed already are on neither.
+
+        Raises:
+            ConfigError: fewer documents than ``one_in``, or a side that does not fill a row.
+
+        Example:
+            >>> import headrace.testing
+            >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(documents=100), seq_len=8)
+            >>> [side.removed_documents for side in dataset.holdout_documents(one_in=10)]
+            [10, 90]
+        """
+        documents, unit = self.cache.num_documents, self.unit
+        what = "documents" if unit == 1 else f"units of {unit} documents"
+        units = held_out(documents // unit, one_in, seed, what=what)
+        held = (units[:, None] * unit + np.arange(unit)).reshape(-1)
+        validation = Intervals.of_numbers(self.cache.stored_at(held))
+        return self._without(validation), self._without(validation.complement(documents))
+
+    def _without(self, documents: Intervals) -> Self:
+        every = Intervals.union([self.removal.documents, documents])
+        return self._with(self.seq_len, RemovedDocuments.of(self.cache, every))
+
+    @abc.abstractmethod
+    def _with(self, seq_len: int, removed: RemovedDocuments) -> Self:
+        """The same with rows of another length, or other documents left out."""
+
+
+class TokenSeqDataset(CacheDataset["TokenRows"]):
     """Rows of ``seq_len`` tokens over a token cache.
 
     Args:
@@ -47,11 +160,11 @@ class TokenSeqDataset(PlannedDataset):
             documents; if False each row is one segment.
         name: Name of the source in counters and reports; the cache's path if left out.
         removed: Documents to leave out. A row may then run on from one document to one that lay further on.
-        block_tokens: Tokens of a block that rows may not cross (see :class:`~headrace.index.windows.Windows`); None:
+        block_tokens: Tokens of a block that rows may not cross (see :class:`~headrace.order.windows.Windows`); None:
             rows follow each other over a whole part.
-        clean_run: See :class:`~headrace.data.token_rows.TokenRows`.
+        clean_run: See :class:`~headrace.data.token_seq.TokenRows`.
         loss_mask: Leaf that says which tokens are trained on; ``auto``: that of chats, if the cache has it; ``none``:
-            all tokens are. See :mod:`headrace.data.masks`.
+            all tokens are. See :mod:`headrace.batch.masks`.
 
     Raises:
         ConfigError: ``seq_len`` below 2 or longer than the data; ``split_documents`` without an end-of-text token; a
@@ -77,40 +190,17 @@ class TokenSeqDataset(PlannedDataset):
         clean_run: int | None = None,
         loss_mask: str = "auto",
     ) -> None:
-        self.cache = cache if isinstance(cache, TokenCache) else TokenCache.open(cache)
-        if not isinstance(seq_len, int | np.integer) or seq_len < 2:
-            raise ConfigError("must be at least 2", field="seq_len", value=seq_len, cure="E.g. 2048 tokens.")
-        if not isinstance(removed, RemovedDocuments):
-            removed = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(self.cache)
-        self._removed = removed
-        self.loss_mask = mask_leaf(self.cache, loss_mask)
+        super().__init__(cache, seq_len, removed, loss_mask)
         warn_of_parted(self.cache)
         self._rows = TokenRows(
-            self.cache, seq_len, name or self.cache.path, removed.tokens, block_tokens, clean_run, self.loss_mask
+            self.cache, seq_len, name or self.cache.path, self.removal.tokens, block_tokens, clean_run, self.loss_mask
         )
         self._check_not_empty()
         self._eos_id = self._end_of_text() if split_documents else None
-        self._stats = ReadStats()
-
-    @property
-    def length(self) -> int:
-        return self._rows.num_rows
-
-    @property
-    def sources(self) -> Sequence[RowSource]:
-        return (self._rows,)
-
-    @property
-    def seq_len(self) -> int:
-        return self._rows.row_elements
 
     @property
     def eos_id(self) -> int | None:
         return self._eos_id
-
-    @property
-    def read_stats(self) -> ReadStats:
-        return self._stats
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -129,27 +219,9 @@ class TokenSeqDataset(PlannedDataset):
         return self.windows.block_tokens
 
     @property
-    def removed_documents(self) -> int:
-        """Documents of the cache that are left out."""
-        return self._removed.documents.total
-
-    @property
-    def removed_tokens(self) -> int:
-        """Tokens of these documents."""
-        return self._removed.tokens.total
-
-    @property
-    def removal(self) -> RemovedDocuments:
-        """What is left out, with the counters of the filter that says so."""
-        return self._removed
-
-    @property
     def dropped_tokens(self) -> int:
         """Tokens that fill no row: at the ends of parts, behind some gaps, at the ends of blocks if there are any."""
         return self.cache.num_tokens - self.removed_tokens - self.length * self.seq_len
-
-    def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
-        return Rows(np.zeros_like(indices), indices, indices / max(self.length, 1))
 
     def default_io_block_size(self) -> int:
         return max((self.block_tokens or self.cache.layout.chunk_elements) // self.seq_len, 1)
@@ -171,7 +243,7 @@ class TokenSeqDataset(PlannedDataset):
 
     def _describe_removed(self) -> dict[str, Any]:
         """Equal for filters that leave the same tokens."""
-        ranges = self._removed.tokens
+        ranges = self.removal.tokens
         digest = hashlib.sha256(np.stack([ranges.start, ranges.stop]).astype("<i8").tobytes())
         return {
             "documents": self.removed_documents,
@@ -198,42 +270,14 @@ class TokenSeqDataset(PlannedDataset):
             cure="Use a shorter seq_len or a larger corpus.",
         )
 
-    def holdout_documents(self, one_in: int = 100, *, seed: int = 0) -> tuple[TokenSeqDataset, TokenSeqDataset]:
-        """Splits off a validation side of whole documents: one in ``one_in``, by a keyed hash of their numbers.
-
-        Each side is this dataset with the other side's documents removed, which costs reads as removing always does:
-        see the module. :meth:`holdout`, which splits by blocks, costs none, but cuts documents at the borders.
-
-        Args:
-            one_in: Of so many documents, one is held out; those of a short last group are not.
-            seed: Integer seed.
-
-        Returns:
-            The train side and the validation side. Documents that are removed already are on neither.
-
-        Raises:
-            ConfigError: fewer documents than ``one_in``, or a side that does not fill a row.
-
-        Example:
-            >>> import headrace.testing
-            >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(documents=100), seq_len=8)
-            >>> train, validation = dataset.holdout_documents(one_in=10)
-            >>> train.removed_documents, validation.removed_documents
-            (10, 90)
-        """
-        documents = self.cache.num_documents
-        held = Intervals.of_numbers(held_out(documents, one_in, seed, what="documents"))
-        return self._without(held), self._without(held.complement(documents))
-
-    def _without(self, documents: Intervals) -> TokenSeqDataset:
-        every = Intervals.union([self._removed.documents, documents])
-        return self._with(self.seq_len, self.block_tokens, RemovedDocuments.of(self.cache, every))
-
     def with_rows(self, seq_len: int, *, block_tokens: int | None = None) -> TokenSeqDataset:
         """The same tokens in rows of another length. Equal ``block_tokens`` give the same blocks."""
-        return self._with(seq_len, block_tokens, self._removed)
+        return self._cut(seq_len, block_tokens, self.removal)
 
-    def _with(self, seq_len: int, block_tokens: int | None, removed: RemovedDocuments) -> TokenSeqDataset:
+    def _with(self, seq_len: int, removed: RemovedDocuments) -> TokenSeqDataset:
+        return self._cut(seq_len, self.block_tokens, removed)
+
+    def _cut(self, seq_len: int, block_tokens: int | None, removed: RemovedDocuments) -> TokenSeqDataset:
         return TokenSeqDataset(
             self.cache,
             seq_len,
@@ -246,12 +290,84 @@ class TokenSeqDataset(PlannedDataset):
         )
 
     def _end_of_text(self) -> int:
-        eos_id = self.cache.ledger.tokenizer.get("eos_id")
+        record = self.cache.ledger.tokenizer
+        eos_id = record.get("eos_id")
         if eos_id is None:
+            cure = f"Build {self.cache.path} again with --eos, or set split_documents: false."
+            if record.get("path") == UNNAMED:
+                cure = f"{self.cache.path} does not name its tokenizer: do so with tokenizer: {{path: FILE}}."
             raise ConfigError(
                 "needs an end-of-text token, and this cache was built without one",
                 field="split_documents",
                 value=True,
-                cure=f"Build {self.cache.path} again with --eos, or set split_documents: false.",
+                cure=cure,
             )
         return int(eos_id)
+
+
+CLEAN_ROWS = 256
+"""Behind a gap, rows begin anew at a chunk's border if as many rows follow without a gap: it drops less than one."""
+
+
+class TokenRows:
+    """The rows of a cache: a :class:`~headrace.data.rows.RowSource`.
+
+    Rows are windows over *stretches* of what is left: the parts, and where gaps are rare also what lies between them
+    (see :func:`~headrace.order.intervals.clean_borders`).
+
+    Args:
+        removed: Tokens that are left out, in the stream of all parts end to end. Rows close up over the gaps: one that
+            runs over a gap has a piece on either side.
+        block_tokens: See :class:`~headrace.order.windows.Windows`.
+        clean_run: Tokens without a gap from which on rows begin anew; None: 256 rows. To cut the same blocks into rows
+            of another length, give the same number.
+        mask: Leaf that says which tokens are trained on; None: all are.
+
+    Attributes:
+        masks: That of each array; None: all tokens are trained on.
+        stretch_tokens: int64: tokens of each stretch.
+        windows: How rows are numbered.
+    """
+
+    def __init__(
+        self,
+        cache: TokenCache,
+        seq_len: int,
+        name: str,
+        removed: Intervals,
+        block_tokens: int | None = None,
+        clean_run: int | None = None,
+        mask: str | None = None,
+    ) -> None:
+        self.name = name
+        self.row_elements = seq_len
+        self.arrays: Sequence[StoredArray] = tuple(p.data for p in cache.parts)
+        self.masks = mask_arrays(cache, mask)
+        ends = np.cumsum([0, *(a.length for a in self.arrays)])
+        self.clean_run = CLEAN_ROWS * seq_len if clean_run is None else clean_run
+        self._removal = None
+        self._array_of = np.arange(len(self.arrays))  # by stretch
+        self.stretch_tokens = np.diff(ends)
+        if removed.total:
+            self._removal = Removal(int(ends[-1]), removed)
+            borders = clean_borders(removed, ends, cache.layout.chunk_elements, self.clean_run)
+            stretches = np.sort(np.concatenate([ends, borders]))
+            left = self._removal.kept_before(stretches)
+            self._array_of = np.searchsorted(ends, stretches[:-1], side="right") - 1
+            self._first_stored, self._first_left = ends[self._array_of], left[:-1]
+            self.stretch_tokens = np.diff(left)
+        self.windows = Windows(self.stretch_tokens, seq_len, block_tokens)
+
+    @property
+    def num_rows(self) -> int:
+        return self.windows.num_rows
+
+    def pieces(self, rows: np.ndarray) -> Pieces:
+        stretch, start = self.windows.locate(rows)
+        size = np.full_like(rows, self.row_elements)
+        if self._removal is None:
+            return Pieces(np.arange(rows.size), np.zeros_like(rows), self._array_of[stretch], start, size)
+        found = self._removal.pieces(self._first_left[stretch] + start, size)
+        stretch = stretch[found.range]
+        begin = found.start - self._first_stored[stretch]
+        return Pieces(found.range, found.column, self._array_of[stretch], begin, found.size)

@@ -1,5 +1,9 @@
 """``headrace demo``: from Python's own source code to a trained language model, in two minutes, without a network.
 
 ``corpus`` takes the text, ``model`` is what is trained, ``run`` is the demo itself and the file to read first;
-``checks`` shows what must hold; ``settings``, ``folder``, ``log``, ``screen`` and ``picture`` do the rest.
+``checks`` shows what must hold, ``settings`` and ``screen`` do the rest.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,25 +1,32 @@
 """What the demo shows, one function a claim: each looks at what really happened and returns a figure.
 
 The batches that were trained on are compared by digest with those of a loader that never stopped, the rows that came
-with those that were wanted, and a config that asks for another order with the checkpoint of this run.
+with those that were wanted, and a config that asks for another order with the checkpoint of this run. Beside the
+figures a picture: the loss over the steps, and the mixture that was wanted and the one that came.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Float64, Int64
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from headrace.config import LmDataConfig
-from headrace.data.batch import PackedBatch
-from headrace.demo.log import RunLog
-from headrace.demo.screen import Check
+from headrace.batch.packed_batch import PackedBatch
+from headrace.config.lm_data import LmDataConfig
+from headrace.demo.screen import Check, StepLog
 from headrace.errors import PlanMismatchError
-from headrace.state import LoaderState, RunManifest
+from headrace.run.manifest import LoaderState, RunManifest
 
+_COLORS = ("#4477aa", "#88ccee", "#ddaa33", "#aa4499", "#44aa77")
+_INK, _FAINT = "#222222", "#bbbbbb"
 _WAITING_BAR = 0.05  # above this share of its time, training is held up by its data
 
 
@@ -37,7 +44,7 @@ def data_alone(config: LmDataConfig, mesh: Mesh, steps: int) -> tuple[list[str],
     return digests, tokens / (time.perf_counter() - started)
 
 
-def loss_falls(log: RunLog) -> Check:
+def loss_falls(log: StepLog) -> Check:
     """The mean loss of the last tenth of the steps lies below that of the first tenth."""
     losses = log.losses
     tenth = len(losses) // 10
@@ -45,7 +52,7 @@ def loss_falls(log: RunLog) -> Check:
     return Check("loss falls", f"{losses[0]:.2f} at first, {last:.2f} over the last {tenth} steps", last < first)
 
 
-def same_batches(log: RunLog, digests: list[str]) -> Check:
+def same_batches(log: StepLog, digests: list[str]) -> Check:
     """The batches that were trained on are, step by step and bit by bit, those of a loader that never stopped."""
     equal = sum(a == b for a, b in zip(log.digests, digests, strict=True))
     before, after = log.records[0].devices, log.records[-1].devices
@@ -53,13 +60,13 @@ def same_batches(log: RunLog, digests: list[str]) -> Check:
     return Check("same batches", figure, equal == len(digests))
 
 
-def exact_mixture(log: RunLog) -> Check:
+def exact_mixture(log: StepLog) -> Check:
     """At no step is any source a whole row away from its schedule."""
     worst = log.worst_deviation
     return Check("exact mixture", f"never more than {worst:.2f} rows from its schedule", worst < 1)
 
 
-def never_waits(log: RunLog, data_tokens_per_s: float) -> Check:
+def never_waits(log: StepLog, data_tokens_per_s: float) -> Check:
     """Training waits for data for less than a twentieth of its time."""
     share = log.waiting_share
     figure = f"{share:.1%} of the time; the data alone are {data_tokens_per_s / log.tokens_per_s:,.0f} x faster"
@@ -74,3 +81,63 @@ def refuses_another_order(config: LmDataConfig, mesh: Mesh, state: LoaderState) 
         except PlanMismatchError:
             return Check("another order refused", f"seed {config.seed + 1} cannot resume this run", True)
     return Check("another order refused", f"seed {config.seed + 1} was let in", False)
+
+
+def draw_picture(
+    path: Path,
+    loss: Float64[np.ndarray, " steps"],
+    rows: Int64[np.ndarray, "steps sources"],
+    wanted: Float64[np.ndarray, "steps sources"],
+    names: Sequence[str],
+    *,
+    stop: int,
+    stop_label: str,
+) -> None:
+    """Writes the picture as a PNG; ``stop`` is the first step after the stop, ``wanted`` are shares from 0 to 1."""
+    figure = Figure(figsize=(8, 6.4), dpi=120, layout="constrained")
+    axes = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    _draw_loss(axes[0], loss)
+    _draw_mixture(axes[1], rows, wanted, names)
+    for ax in axes:
+        ax.axvline(stop - 0.5, color=_INK, linewidth=1, linestyle=":")
+        ax.set_xlim(0, max(len(loss) - 1, 1))
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].text(stop + 0.01 * len(loss), 0.97, stop_label, va="top", transform=axes[0].get_xaxis_transform())
+    axes[1].set_xlabel("step")
+    figure.suptitle("headrace demo: a language model trained on Python's standard library", x=0.01, ha="left")
+    figure.savefig(path)
+
+
+def rolling_mean(values: Float64[np.ndarray, " n"], width: int) -> Float64[np.ndarray, " n"]:
+    """Mean of the values at most ``width // 2`` places away; near the ends of those that are there.
+
+    Example:
+        >>> rolling_mean(np.array([0.0, 3.0, 6.0, 9.0]), 3)
+        array([1.5, 3. , 6. , 7.5])
+    """
+    half, place = width // 2, np.arange(len(values))
+    sums = np.concatenate([np.zeros(1), np.cumsum(values)])
+    stop, start = np.minimum(place + half + 1, len(values)), np.maximum(place - half, 0)
+    return (sums[stop] - sums[start]) / (stop - start)
+
+
+def _draw_loss(ax: Axes, loss: Float64[np.ndarray, " steps"]) -> None:
+    smooth = rolling_mean(loss, 1 + len(loss) // 20)
+    ax.plot(loss, color=_FAINT, linewidth=0.8, label="each step")
+    ax.plot(smooth, color=_COLORS[0], linewidth=2, label="smoothed")
+    ax.set_ylabel("training loss (nats a token)")
+    ax.legend(frameon=False, loc="lower left")
+    ax.annotate(f"{smooth[-1]:.2f}", (len(loss) - 1, smooth[-1]), xytext=(0, 8), textcoords="offset points", ha="right")
+
+
+def _draw_mixture(ax: Axes, rows: np.ndarray, wanted: np.ndarray, names: Sequence[str]) -> None:
+    steps = np.arange(len(rows))
+    shares = 100 * rows / rows.sum(axis=1, keepdims=True)
+    borders = 100 * np.cumsum(wanted, axis=1)
+    ax.stackplot(steps, shares.T, colors=_COLORS, step="mid", alpha=0.85)
+    lines = ax.plot(steps, borders[:, :-1], color=_INK, linewidth=1.2)
+    ax.set_ylim(0, 100)
+    ax.set_ylabel("rows of each batch (%)")
+    for name, low, high in zip(names, [0.0, *borders[-1, :-1]], borders[-1], strict=True):
+        ax.annotate(name, (steps[-1], (low + high) / 2), xytext=(5, 0), textcoords="offset points", va="center")
+    ax.legend(lines[:1], ["wanted"], framealpha=0.9, loc="lower left")

@@ -17,28 +17,23 @@ import gzip
 import hashlib
 import importlib.util
 import json
-import os
 import platform
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from headrace.errors import SourceError
+from headrace.store.files import write_atomic
 
 END_OF_TEXT = "<|endoftext|>"
 
 _TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
-_SKIPPED_FOLDERS = frozenset(
-    {
-        "site-packages",
-        "dist-packages",  # not the standard library
-        "encodings",
-        "pydoc_data",  # tables, and the topics that ``docs`` takes as text
-    }
-)
+# Other packages, tables, and the topics that ``docs`` takes as text.
+_SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "encodings", "pydoc_data"})
 _FEW_TESTS = 1_000_000  # characters; below this, test files of installed packages are added
 _PACKAGES_WITH_TESTS = ("numpy", "matplotlib", "pandas", "scipy")  # numpy, the first, is always there
 
@@ -57,11 +52,6 @@ class Source:
 
     documents: tuple[Document, ...]
     origin: str
-
-    @property
-    def summary(self) -> SourceSummary:
-        """The figures of the source."""
-        return SourceSummary(len(self.documents), sum(len(d.text) for d in self.documents), self.origin)
 
 
 @dataclass(frozen=True)
@@ -135,10 +125,12 @@ def write_text(folder: Path, max_chars: int) -> dict[str, SourceSummary]:
     """
     record = folder / "sources.json"
     if not record.exists():
-        sources = standard_library(max_chars)
-        for name, source in sources.items():
+        summaries: dict[str, Any] = {}
+        for name, source in standard_library(max_chars).items():
             write_jsonl(source.documents, text_file(folder, name))
-        _write_whole(record, json.dumps({name: asdict(source.summary) for name, source in sources.items()}, indent=1))
+            chars = sum(len(document.text) for document in source.documents)
+            summaries[name] = asdict(SourceSummary(len(source.documents), chars, source.origin))
+        write_atomic(str(record), json.dumps(summaries, indent=1).encode())
     return {name: SourceSummary(**summary) for name, summary in json.loads(record.read_text()).items()}
 
 
@@ -183,7 +175,7 @@ def train_bpe(texts: Iterable[Path], path: Path, *, vocab_size: int, chars_per_t
     )
     sample = (document.text for text in texts for document in _capped(read_jsonl(text), chars_per_text))
     tokenizer.train_from_iterator(sample, trainer)
-    _write_whole(path, tokenizer.to_str())
+    write_atomic(str(path), tokenizer.to_str().encode())
 
 
 def _python_files(root: Path) -> tuple[list[Document], list[Document]]:
@@ -263,10 +255,3 @@ def _capped(documents: Iterable[Document], max_chars: int) -> tuple[Document, ..
             room -= len(document.text)
             taken.append(document)
     return tuple(sorted(taken, key=lambda d: d.name))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Writes a file so that whoever sees it sees all of it."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

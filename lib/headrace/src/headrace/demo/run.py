@@ -24,29 +24,27 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.markup import escape
 
-from headrace.component_config import ComponentConfig
-from headrace.config import LmDataConfig, load_config
-from headrace.data.batch import PackedBatch
+from headrace.batch.packed_batch import PackedBatch
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig, load_config
 from headrace.demo import corpus
 from headrace.demo.checks import (
     data_alone,
     digest,
+    draw_picture,
     exact_mixture,
     loss_falls,
     never_waits,
     refuses_another_order,
     same_batches,
 )
-from headrace.demo.folder import DemoFolder
-from headrace.demo.log import RunLog, StepRecord
 from headrace.demo.model import Transformer, make_optimizer, replicate, train_step
-from headrace.demo.picture import draw_picture
-from headrace.demo.screen import Check, Screen
-from headrace.demo.settings import DemoSettings
+from headrace.demo.screen import Check, Screen, StepLog, StepRecord
+from headrace.demo.settings import DemoFolder, DemoSettings
 from headrace.errors import ConfigError
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
-from headrace.state import LoaderState, RunManifest
+from headrace.run.manifest import LoaderState, RunManifest
 
 
 def run_demo(settings: DemoSettings, console: Console) -> bool:
@@ -69,18 +67,19 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
 
     stop = settings.steps // 2
     weights = {name: component.weight for name, component in config.components.items()}
-    with screen.training(settings.steps) as line, RunLog(folder.metrics, weights, settings.steps, line) as log:
+    with screen.training(settings.steps) as line:
+        log = StepLog(folder.metrics, weights, settings.steps, line)
         run = TrainingRun(config, settings, folder.checkpoints, log)
-        stopped = run.train(mesh_of(devices[: settings.devices]), until=stop)
+        stopped = run.train(Mesh(devices[: settings.devices], ("data",)), until=stop)
         line.say(
             f"[bold]stopped[/] after {stop} steps, loader closed; model and data state are in {escape(str(stopped))}/"
         )
         line.say(f"[bold]resumed[/] with a new loader, on {settings.devices_after} devices")
-        run.train(mesh_of(devices[: settings.devices_after]), until=settings.steps, resume=stopped)
+        run.train(Mesh(devices[: settings.devices_after], ("data",)), until=settings.steps, resume=stopped)
         line.details.append(f"{settings.steps} steps, {log.tokens_per_s:,.0f} tokens/s")
 
     with screen.phase("check") as details:
-        one_device = mesh_of(devices[:1])
+        one_device = Mesh(devices[:1], ("data",))
         digests, data_tokens_per_s = data_alone(config, one_device, settings.steps)
         details.append(f"the data once more, alone and without the stop: {data_tokens_per_s:,.0f} tokens/s")
         checks = [
@@ -140,9 +139,8 @@ def show_end(screen: Screen, folder: DemoFolder, checks: Sequence[Check]) -> Non
         ]
     )
     screen.say("\n[bold]What to type next[/]")
-    screen.show_pairs(
-        [(f"headrace inspect {shlex.quote(str(folder.caches / 'docs'))}", "see what lies in a token cache")]
-    )
+    command = f"headrace inspect {shlex.quote(str(folder.caches / 'docs'))}"
+    screen.show_pairs([(command, "see what lies in a token cache")])
 
 
 def cpu_devices(count: int) -> np.ndarray:
@@ -165,11 +163,6 @@ def cpu_devices(count: int) -> np.ndarray:
             cure="Start the demo in a process of its own: headrace demo",
         )
     return np.array(devices[:count])
-
-
-def mesh_of(devices: np.ndarray) -> Mesh:
-    """A mesh of one axis, ``data``."""
-    return Mesh(devices, ("data",))
 
 
 def data_config(folder: DemoFolder, sources: Iterable[str], settings: DemoSettings) -> LmDataConfig:
@@ -195,19 +188,12 @@ def data_config(folder: DemoFolder, sources: Iterable[str], settings: DemoSettin
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Trains from a checkpoint to a checkpoint.
-
-    Attributes:
-        config: The data.
-        settings: The model and the number of steps.
-        checkpoints: Folder for the checkpoints.
-        log: Takes a record of each step.
-    """
+    """Trains from a checkpoint to a checkpoint; the log takes a record of each step."""
 
     config: LmDataConfig
     settings: DemoSettings
     checkpoints: Path
-    log: RunLog
+    log: StepLog
 
     def train(self, mesh: Mesh, *, until: int, resume: Path | None = None) -> Path:
         """Trains on ``mesh`` up to step ``until``, from the beginning or from where ``resume`` stopped.
@@ -224,7 +210,8 @@ class TrainingRun:
             if resume is None:
                 model, opt_state, start = *self._initial(optimizer), 0
             else:
-                model, opt_state = self._load(resume, optimizer)
+                shapes = eqx.filter_eval_shape(self._initial, optimizer)
+                model, opt_state = eqx.tree_deserialise_leaves(resume / "model.eqx", shapes)
                 state = load_data_state(resume)
                 manifest.check(state)
                 start = state.step
@@ -238,30 +225,23 @@ class TrainingRun:
                     model, opt_state, loss = train_step(model, opt_state, optimizer, batch)
                     loss = float(loss)  # waits for the devices
                     trained = time.perf_counter()
-                    self.log.add(
-                        StepRecord(
-                            step=step,
-                            loss=loss,
-                            devices=mesh.size,
-                            wait_s=came - asked,
-                            train_s=trained - came,
-                            tokens=batch.token_ids.size,
-                            rows=rows_by_source(batch, self.log.names),
-                            reads_per_example=loader.stats().reads.reads_per_example,
-                            digest=digest(batch),
-                        )
+                    record = StepRecord(
+                        step=step,
+                        loss=loss,
+                        devices=mesh.size,
+                        wait_s=came - asked,
+                        train_s=trained - came,
+                        tokens=batch.token_ids.size,
+                        rows=rows_by_source(batch, self.log.names),
+                        reads_per_example=loader.stats().reads.reads_per_example,
+                        digest=digest(batch),
                     )
+                    self.log.add(record)
         return self._save(model, opt_state, manifest, until)
 
     def _initial(self, optimizer: optax.GradientTransformation) -> tuple[Transformer, optax.OptState]:
-        scale = self.settings.scale
-        model = Transformer(
-            scale.vocab_size,
-            dim=scale.dim,
-            layers=scale.layers,
-            heads=scale.heads,
-            key=jax.random.key(self.settings.seed),
-        )
+        scale, key = self.settings.scale, jax.random.key(self.settings.seed)
+        model = Transformer(scale.vocab_size, dim=scale.dim, layers=scale.layers, heads=scale.heads, key=key)
         return model, optimizer.init(eqx.filter(model, eqx.is_array))
 
     def _save(self, model: Transformer, opt_state: optax.OptState, manifest: RunManifest, step: int) -> Path:
@@ -271,10 +251,6 @@ class TrainingRun:
         manifest.save(str(folder))
         (folder / "data.json").write_text(json.dumps(manifest.state(step).to_json()) + "\n")
         return folder
-
-    def _load(self, folder: Path, optimizer: optax.GradientTransformation) -> tuple[Transformer, optax.OptState]:
-        shapes = eqx.filter_eval_shape(self._initial, optimizer)
-        return eqx.tree_deserialise_leaves(folder / "model.eqx", shapes)
 
 
 def load_data_state(checkpoint: Path) -> LoaderState:

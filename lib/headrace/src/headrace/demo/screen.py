@@ -1,4 +1,5 @@
-"""What the demo says: phases with their times, a live line while it trains, and the table at the end.
+"""What the demo says: phases with their times, a live line while it trains, and the table at the end; and ``StepLog``,
+one record a step, to ``metrics.jsonl`` and to that line.
 
 On a terminal the training line changes in place; elsewhere (a pipe, a CI log) a plain line comes every tenth of the
 steps. Nothing here measures: it prints figures that ``run`` hands over.
@@ -6,11 +7,17 @@ steps. Nothing here measures: it prints figures that ``run`` hands over.
 
 from __future__ import annotations
 
+import itertools
+import json
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
+import numpy as np
+from jaxtyping import Float64, Int64
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -18,30 +25,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from headrace.mix.blend import Blend
 
-@dataclass(frozen=True)
-class Progress:
-    """Figures of the training line; the loss and the mixture are means over the last steps.
-
-    Attributes:
-        step: Steps done.
-        steps: Steps in all.
-        devices: Devices that the batch is split over.
-        loss: In nats a token.
-        tokens_per_s: Tokens trained on, a second.
-        waiting: Share of the time that training waited for data, 0 to 1.
-        reads_per_example: Reads of the store for each row.
-        mixture: (realised, wanted) share of each source, 0 to 1.
-    """
-
-    step: int
-    steps: int
-    devices: int
-    loss: float
-    tokens_per_s: float
-    waiting: float
-    reads_per_example: float
-    mixture: Mapping[str, tuple[float, float]]
+_RECENT = 20  # steps that the figures on the screen are means of
 
 
 @dataclass(frozen=True)
@@ -115,53 +101,118 @@ class TrainingLine:
     """The line that changes while the model trains; ``details`` are printed beside its time at the end."""
 
     def __init__(self, screen: Screen, steps: int, live: Live | None) -> None:
-        self._screen, self._live = screen, live
-        self._every = max(1, steps // 10)
+        self._screen, self._steps, self._live = screen, steps, live
         self.details: list[str] = []
 
     def say(self, text: str) -> None:
         """Prints a line above the training line."""
         self._screen.say(text)
 
-    def update(self, now: Progress) -> None:
-        """Shows the figures of a step."""
+    def update(self, step: int, devices: int, figures: str, mixture: str) -> None:
+        """Shows how many steps are done, on how many devices, and two texts: figures, and rows by source."""
+        on = f"on {devices} device{'s' if devices > 1 else ''}"
+        mixture = f"rows (wanted): {mixture}"
         if self._live is not None:
-            self._live.update(_live_view(now))
-        elif now.step % self._every == 0 or now.step == now.steps:
-            self._screen.say(_plain_line(now))
+            bar = Table.grid(padding=(0, 2))
+            progress = ProgressBar(total=self._steps, completed=step, width=24)
+            bar.add_row(Text("train", style="bold"), Text(f"step {step}/{self._steps}"), progress, Text(on))
+            texts = (Text(f"       {text}", overflow="ellipsis", no_wrap=True) for text in (figures, mixture))
+            self._live.update(Group(bar, *texts))
+        elif step % max(1, self._steps // 10) == 0 or step == self._steps:
+            self._screen.say(f"step {step:>4}/{self._steps}  {figures}  {mixture}  {on}")
 
 
-def _plain_line(now: Progress) -> str:
-    return (
-        f"step {now.step:>4}/{now.steps}  {_figures(now)}  rows (wanted): {_mixture(now)}  on {_devices(now.devices)}"
-    )
+@dataclass(frozen=True)
+class StepRecord:
+    """One step of training, as it stands in ``metrics.jsonl``."""
+
+    step: int
+    loss: float  # in nats a token
+    devices: int
+    wait_s: float  # of the training, for the batch
+    train_s: float
+    tokens: int
+    rows: dict[str, int]  # by source
+    reads_per_example: float  # reads of the store for each row, since this loader was opened
+    digest: str  # of the tokens of the batch
 
 
-def _live_view(now: Progress) -> Group:
-    bar = Table.grid(padding=(0, 2))
-    bar.add_row(
-        Text("train", style="bold"),
-        Text(f"step {now.step}/{now.steps}"),
-        ProgressBar(total=now.steps, completed=now.step, width=24),
-        Text(f"on {_devices(now.devices)}"),
-    )
-    return Group(
-        bar,
-        Text(f"       {_figures(now)}", overflow="ellipsis", no_wrap=True),
-        Text(f"       rows (wanted): {_mixture(now)}", overflow="ellipsis", no_wrap=True),
-    )
+class StepLog:
+    """The steps of a run.
+
+    Args:
+        path: The file to write, one JSON line a step; there is none yet.
+        weights: The weights of the mixture, by source.
+        steps: Steps of the run.
+        line: Where to show the figures.
+    """
+
+    def __init__(self, path: Path, weights: Mapping[str, object], steps: int, line: TrainingLine) -> None:
+        self.records: list[StepRecord] = []
+        self.names = tuple(weights)
+        self.wanted: Float64[np.ndarray, "steps sources"] = Blend(weights).at(np.arange(steps))
+        self._path, self._line = path, line
+        self._recent: deque[StepRecord] = deque(maxlen=_RECENT)
+
+    def add(self, record: StepRecord) -> None:
+        """Writes and shows a step."""
+        if self.records and self.records[-1].devices != record.devices:
+            self._recent.clear()
+        self.records.append(record)
+        self._recent.append(record)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(record)) + "\n")
+        loss = sum(r.loss for r in self._recent) / len(self._recent)
+        waiting, tokens_per_s = _rates(self._timed()[-_RECENT:] or [*self._recent])
+        figures = (
+            f"loss {loss:.2f}  {tokens_per_s:,.0f} tokens/s  waiting for data {waiting:.1%}"
+            f"  reads/example {record.reads_per_example:.4f}"
+        )
+        rows = np.array([[r.rows[name] for name in self.names] for r in self._recent]).sum(axis=0)
+        wanted = self.wanted[self._recent[0].step : record.step + 1].mean(axis=0)
+        shares = zip(self.names, rows / rows.sum(), wanted, strict=True)
+        mixture = "  ".join(f"{name} {share:.1%} ({want:.1%})" for name, share, want in shares)
+        self._line.update(record.step + 1, record.devices, figures, mixture)
+
+    @property
+    def losses(self) -> Float64[np.ndarray, " steps"]:
+        """Loss of each step so far."""
+        return np.array([record.loss for record in self.records])
+
+    @property
+    def rows(self) -> Int64[np.ndarray, "steps sources"]:
+        """Rows that each step so far took from each source."""
+        return np.array([[record.rows[name] for name in self.names] for record in self.records])
+
+    @property
+    def digests(self) -> list[str]:
+        """Digest of the batch of each step so far."""
+        return [record.digest for record in self.records]
+
+    @property
+    def waiting_share(self) -> float:
+        """Time waited for data / time of the run, 0 to 1. Steps that compile the model count for neither."""
+        return _rates(self._timed())[0]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens trained on, a second. Steps that compile the model do not count."""
+        return _rates(self._timed())[1]
+
+    @property
+    def worst_deviation(self) -> float:
+        """Largest distance, at any step and for any source, of rows so far from the wanted number, in rows."""
+        rows = self.rows
+        wanted = rows.sum(axis=1, keepdims=True) * self.wanted[: len(rows)]
+        return float(np.abs(np.cumsum(rows - wanted, axis=0)).max())
+
+    def _timed(self) -> list[StepRecord]:
+        """The steps but for those that compiled the model: the first one on each number of devices."""
+        return [now for before, now in itertools.pairwise(self.records) if before.devices == now.devices]
 
 
-def _figures(now: Progress) -> str:
-    return (
-        f"loss {now.loss:.2f}  {now.tokens_per_s:,.0f} tokens/s  waiting for data {now.waiting:.1%}"
-        f"  reads/example {now.reads_per_example:.4f}"
-    )
-
-
-def _mixture(now: Progress) -> str:
-    return "  ".join(f"{name} {real:.1%} ({wanted:.1%})" for name, (real, wanted) in now.mixture.items())
-
-
-def _devices(count: int) -> str:
-    return f"{count} device{'s' if count > 1 else ''}"
+def _rates(records: Sequence[StepRecord]) -> tuple[float, float]:
+    """Share of the time that went into waiting, and tokens a second."""
+    waited = sum(r.wait_s for r in records)
+    seconds = max(waited + sum(r.train_s for r in records), 1e-9)
+    return waited / seconds, sum(r.tokens for r in records) / seconds

@@ -1,13 +1,22 @@
-"""What the demo is told to do, checked before anything slow is imported or written."""
+"""What the demo is told to do, checked before anything slow is imported or written, and the folder that it writes to.
+
+Invariant: the demo deletes nothing but what it made. It marks its folder with ``headrace-demo.json`` before anything
+else, refuses every other folder that is not empty, and replaces only files of the names below. Text, tokenizer and
+caches are kept between runs as long as the marker says that they would come out the same.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headrace.demo.corpus import python_version
 from headrace.errors import ConfigError
 
+MARKER = "headrace-demo.json"
 RECIPE_VERSION = 1
 """Changes when text or tokenizer would come out differently: the text of an older folder is then taken anew."""
 
@@ -80,3 +89,72 @@ class DemoSettings:
     def devices_after(self) -> int:
         """Devices after the stop: another number than before it."""
         return self.devices // 2 if self.devices > 1 else 2
+
+
+@dataclass
+class DemoFolder:
+    """Paths within the demo's folder. Use :meth:`claim`."""
+
+    root: Path
+
+    def __post_init__(self) -> None:
+        self.text = self.root / "text"  # SOURCE.jsonl.gz
+        self.tokenizer = self.root / "tokenizer.json"
+        self.caches = self.root / "caches"  # a token cache for each source
+        self.config = self.root / "config.yaml"  # for load_config
+        self.checkpoints = self.root / "checkpoints"  # a folder each: model, optimizer, and where the data stands
+        self.metrics = self.root / "metrics.jsonl"  # a line for each step
+        self.summary = self.root / "summary.json"
+        self.picture = self.root / "loss.png"
+
+    @classmethod
+    def claim(cls, root: Path, recipe: dict[str, Any]) -> DemoFolder:
+        """Makes ``root`` the demo's folder, without the results of an earlier run.
+
+        Args:
+            root: A folder that is new, empty, or of an earlier demo.
+            recipe: All that decides text, tokenizer and caches (JSON values). Those of an earlier run are kept if its
+                recipe was the same.
+
+        Raises:
+            ConfigError: The folder holds something else, is a file, or cannot be written.
+        """
+        folder = cls(root)
+        marker = root / MARKER
+        try:
+            if root.exists() and not marker.is_file() and (not root.is_dir() or any(root.iterdir())):
+                raise ConfigError(
+                    "exists and is not a folder of an earlier demo",
+                    field="output",
+                    value=str(root),
+                    cure="Choose another one with --output DIR; the demo overwrites nothing that is not its own.",
+                )
+            root.mkdir(parents=True, exist_ok=True)
+            if _read_json(marker) != recipe:
+                marker.write_text("{}\n")  # until the old text is gone, no recipe is true of this folder
+                _remove(folder.text, folder.tokenizer, folder.caches)
+                marker.write_text(json.dumps(recipe, indent=1) + "\n")
+            _remove(folder.config, folder.checkpoints, folder.metrics, folder.summary, folder.picture)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot be written ({error.strerror or error})",
+                field="output",
+                value=str(root),
+                cure="Choose another folder with --output DIR.",
+            ) from error
+        return folder
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):  # a marker that was cut off says nothing
+        return None
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

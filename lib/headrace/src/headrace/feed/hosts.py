@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from headrace.errors import ConfigError
 
 _ROUND = 1 << 12
 _SHOWN = 5
+_NUMPY_TO_PLAIN = operator.methodcaller("item")
 
 
 def gather(devices: Collection[Any], payload: bytes) -> dict[int, bytes]:
@@ -32,8 +34,8 @@ def gather(devices: Collection[Any], payload: bytes) -> dict[int, bytes]:
     lengths = {process: int(size.view(np.int64)[0]) for process, size in sizes.items()}
     padded = np.zeros(-(-max(lengths.values()) // _ROUND) * _ROUND, np.uint8)
     padded[: len(payload)] = np.frombuffer(payload, np.uint8)
-    found = _gather(devices, padded)
-    return {process: found[process][: lengths[process]].tobytes() for process in found}
+    rows = _gather(devices, padded)
+    return {process: row[: lengths[process]].tobytes() for process, row in rows.items()}
 
 
 def check_same(devices: Collection[Any], described: Mapping[str, Any]) -> None:
@@ -45,15 +47,12 @@ def check_same(devices: Collection[Any], described: Mapping[str, Any]) -> None:
     """
     if not _shared(devices):
         return
-    digest = hashlib.sha256(json.dumps(described, sort_keys=True, default=_plain).encode()).digest()
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True, default=_NUMPY_TO_PLAIN).encode()).digest()
     digests = _gather(devices, np.frombuffer(digest, np.uint8))
     if len({digest.tobytes() for digest in digests.values()}) == 1:
         return
-    found = {
-        process: json.loads(said)
-        for process, said in gather(devices, json.dumps(described, default=_plain).encode()).items()
-    }
-    lines = host_differences(found)
+    descriptions = gather(devices, json.dumps(described, default=_NUMPY_TO_PLAIN).encode())
+    lines = host_differences({process: json.loads(text) for process, text in descriptions.items()})
     more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
     raise ConfigError(
         f"do not load the same batches: {'; '.join(lines[:_SHOWN])}{more}",
@@ -69,22 +68,18 @@ def host_differences(described: Mapping[int, Any]) -> list[str]:
         >>> host_differences({0: {"step": 5, "a": {"b": 1}}, 1: {"step": 4, "a": {"b": 1}}, 2: {"step": 5}})
         ['step: host 1 has 4, the others 5', 'a.b: host 2 has nothing, the others 1']
     """
-    flat = {host: dict(_leaves(said, "")) for host, said in described.items()}
-    places = dict.fromkeys(place for said in flat.values() for place in said)
+    flat = {host: dict(_leaves(description, "")) for host, description in described.items()}
+    places = dict.fromkeys(place for values in flat.values() for place in values)
     lines: list[str] = []
     for place in places:
         hosts: dict[str, list[int]] = {}
-        for host, said in flat.items():
-            hosts.setdefault(said.get(place, "nothing"), []).append(host)
+        for host, values in flat.items():
+            hosts.setdefault(values.get(place, "nothing"), []).append(host)
         if len(hosts) > 1:
             *few, most = sorted(hosts, key=lambda value: (len(hosts[value]), hosts[value][0]))
             last = f"the others {most}" if len(hosts[most]) > 1 else f"{_named(hosts[most])} {most}"
             lines.append(f"{place}: {', '.join(f'{_named(hosts[value])} {value}' for value in few)}, {last}")
     return lines
-
-
-def _plain(value: Any) -> Any:
-    return value.item()  # a number of numpy's
 
 
 def _named(hosts: list[int]) -> str:

@@ -1,35 +1,36 @@
-"""Which rows of a batch this process must hold, and how local rows become one global, sharded array."""
+"""Which rows of a batch this process must hold, and how they become global, sharded arrays: one, or a ``PackedBatch``.
+
+What travels to the devices are tokens in the store's dtype and a few numbers a row, nothing else. No kernel runs here:
+what a training step needs beyond that is derived inside it (batch/packed_batch.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int64, Shaped
 
-from headrace.errors import ConfigError, did_you_mean
-
-
-def all_devices_mesh() -> Mesh:
-    """A one-axis mesh ``("data",)`` over all devices of all processes."""
-    return Mesh(np.asarray(jax.devices()), ("data",))
+from headrace.batch.packed_batch import PackedBatch
+from headrace.data.dataset import PlannedDataset
+from headrace.errors import ConfigError, check_choice, did_you_mean
 
 
 def batch_sharding(mesh: Mesh | None, batch_axis: str | Sequence[str] | None) -> NamedSharding:
     """Sharding of ``[B, S]`` arrays: rows over ``batch_axis``, replicated over the mesh's other axes.
 
     Args:
-        mesh: None: all devices along one axis ``"data"``.
+        mesh: None: all devices of all processes along one axis ``"data"``.
         batch_axis: Name or names of mesh axes; None: ``"data"`` if the mesh has it, else its first axis.
 
     Raises:
         ConfigError: the mesh has no such axis.
     """
-    mesh = all_devices_mesh() if mesh is None else mesh
+    mesh = Mesh(np.asarray(jax.devices()), ("data",)) if mesh is None else mesh
     if not isinstance(mesh, Mesh):
         raise ConfigError("is no mesh", field="mesh", value=mesh, cure="Give a jax.sharding.Mesh: jax.make_mesh(...).")
     names: list[str] = [str(n) for n in mesh.axis_names]
@@ -39,25 +40,12 @@ def batch_sharding(mesh: Mesh | None, batch_axis: str | Sequence[str] | None) ->
     if not axes:
         raise ConfigError("names no axis", field="batch_axis", value=batch_axis, cure=did_you_mean("", names))
     for axis in axes:
-        if axis not in names:
-            raise ConfigError(
-                f"is not an axis of the mesh {dict(mesh.shape)}",
-                field="batch_axis",
-                value=axis,
-                cure=did_you_mean(axis, names),
-            )
+        check_choice("batch_axis", axis, names, f"is not an axis of the mesh {dict(mesh.shape)}")
     return NamedSharding(mesh, PartitionSpec(axes[0] if len(axes) == 1 else axes))
 
 
 class Placement:
-    """Where the rows of a batch go.
-
-    Args:
-        sharding: Sharding of ``[B, S]`` arrays.
-
-    Raises:
-        ConfigError: the sharding has more than two dimensions.
-    """
+    """Where the rows of a batch go, by a sharding of ``[B, S]`` arrays."""
 
     def __init__(self, sharding: NamedSharding) -> None:
         if not isinstance(sharding, NamedSharding):
@@ -122,15 +110,15 @@ class Placement:
         first = self.local_rows(batch_size)
         if first.size == batch_size:
             return lambda rows: rows
-        found = self._slices.setdefault(batch_size, {})
+        slices = self._slices.setdefault(batch_size, {})
 
         def local_slice(rows: slice) -> slice:
             key = rows.start, rows.stop
-            if key not in found:
+            if key not in slices:
                 start, stop, _ = rows.indices(batch_size)
                 at = int(np.searchsorted(first, start))
-                found[key] = slice(at, at + stop - start)
-            return found[key]
+                slices[key] = slice(at, at + stop - start)
+            return slices[key]
 
         return local_slice
 
@@ -168,3 +156,60 @@ class Placement:
             return local[held] if len(index) == 1 else local[(held, *index[1:])]
 
         return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, shard)
+
+
+class HostRows(NamedTuple):
+    """This process's rows of one batch, as they travel to the devices.
+
+    Attributes:
+        tokens: ``[local rows, local columns]`` in the stores' dtype; padding rows are zeros.
+        source_id: int32 ``[local rows]``; -1 for padding rows.
+        batch_size: Rows of the global batch.
+        seq_len: Elements of a whole row, of which ``tokens`` has those that this process holds.
+        segment_lengths: int32 ``[local rows, M]``, or None if the sources do not know their segments.
+        token_mask: uint8 ``[local rows, local columns]``, 0 where a token is not trained on, or None if all are.
+    """
+
+    tokens: np.ndarray
+    source_id: np.ndarray
+    batch_size: int
+    seq_len: int
+    segment_lengths: np.ndarray | None = None
+    token_mask: np.ndarray | None = None
+
+    def batch(self, dataset: PlannedDataset) -> PackedBatch:
+        """The same as a batch of ``dataset``, on the host."""
+        return PackedBatch(
+            self.tokens, self.source_id, segment_lengths=self.segment_lengths, eos_id=dataset.eos_id,
+            token_mask=self.token_mask, pairs=dataset.pairs,
+        )  # fmt: skip
+
+
+class Delivery:
+    """Hands host rows to the devices of a placement; ``eos_id`` and ``pairs`` are the batches'."""
+
+    def __init__(self, placement: Placement, eos_id: int | None, pairs: bool) -> None:
+        self._placement = placement
+        # a Module's constructor costs as much as all transfers together
+        leaf = np.zeros(0)
+        self._structures = {
+            (lengths is not None, mask is not None): jax.tree.structure(
+                PackedBatch(leaf, leaf, segment_lengths=lengths, token_mask=mask, eos_id=eos_id, pairs=pairs)
+            )
+            for lengths in (None, leaf)
+            for mask in (None, leaf)
+        }
+
+    def __call__(self, host: HostRows) -> PackedBatch:
+        """The global batch. ``host.tokens`` belongs to it from now on.
+
+        No array is shared between batches: a training step may donate all that it is given.
+        """
+        place, size = self._placement.to_global, host.batch_size
+        leaves = [place(host.tokens, size, seq_len=host.seq_len), place(host.source_id, size)]
+        if host.segment_lengths is not None:
+            leaves.append(place(host.segment_lengths, size, along_rows=True))
+        if host.token_mask is not None:
+            leaves.append(place(host.token_mask, size, seq_len=host.seq_len))
+        structure = self._structures[host.segment_lengths is not None, host.token_mask is not None]
+        return jax.tree.unflatten(structure, leaves)

@@ -9,17 +9,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from headrace.data.batch_order import RowOrder
 from headrace.data.dataset import PlannedDataset
 from headrace.data.rows import Pieces, Rows, RowSource, masks_of, segments_of
+from headrace.feed.exchange import Arranged, RowExchange
 from headrace.feed.placement import Placement
-from headrace.index.residency import WindowUses, window_uses
-from headrace.index.schedule import BatchSchedule
+from headrace.mix.schedule import BatchSchedule, RowOrder
+from headrace.order.residency import WindowUses, window_uses
 from headrace.store.array import StoredArray
 
 
@@ -87,22 +88,22 @@ class WindowPlan:
     over the pieces of those rows, each within one block; step k has ``piece_bounds[k]:piece_bounds[k + 1]``.
 
     Attributes:
-        first_step: First step.
-        steps: Steps planned.
-        seq_len: Elements of a row.
         row_elements: Elements of a row that this host holds: fewer where sequences are split over hosts.
         batch_sizes: Global batch size of each step.
-        row_bounds: Rows of each step.
+        array_sizes: Rows of the arrays that travel to the devices: those of the batch and, with an exchange, pools.
+        origin: With an exchange, where each row of the batches that this host holds lies in the arrays; see
+            :class:`~headrace.feed.exchange.PooledRows`.
+        row_place: Place of each row among those of its step that this host reads; None: they follow each other.
+        sent: With an exchange, rows of each step that this host reads for others.
+        padded: Whether a batch has rows that hold no data.
         source: Source of each row.
         row: Number of each row within its source.
-        piece_bounds: Pieces of each step.
         piece_row: Row of each piece, counted from the step's first.
         column: Where in its row each piece begins, counted from the first element that this host holds.
         size: Elements of each piece.
         array: Array that it lies in.
         offset: Elements from the start of its block to its own.
-        block: Its block, as an index into ``uses.blocks``.
-        uses: Blocks of each step, by their numbers (see :class:`BlockSpace`).
+        block: Its block, as an index into ``uses.blocks``, whose numbers are those of the :class:`BlockSpace`.
         whole: Whether every row is one piece.
         distinct: Distinct rows of each step.
         ranges: Runs of neighbours among them.
@@ -114,6 +115,11 @@ class WindowPlan:
     seq_len: int
     row_elements: int
     batch_sizes: Int64[np.ndarray, " steps"]
+    array_sizes: Int64[np.ndarray, " steps"]
+    origin: Sequence[Int32[np.ndarray, " l"]] | None
+    row_place: Int64[np.ndarray, " n"] | None
+    sent: Int64[np.ndarray, " steps"] | None
+    padded: bool
     row_bounds: Int64[np.ndarray, " steps1"]
     source: Int64[np.ndarray, " n"]
     row: Int64[np.ndarray, " n"]
@@ -132,20 +138,12 @@ class WindowPlan:
 
 
 class GlobalRows(NamedTuple):
-    """The rows of all hosts for a window of steps, in the order in which batches hold them.
+    """The rows of all hosts for a window of steps, in the order in which batches hold them."""
 
-    Attributes:
-        dataset: What serves these steps.
-        steps: Steps, fewer than were asked for if rows change their length within them.
-        sizes: Batch size of each step.
-        valid: Rows of each batch that hold data.
-        rows: These rows, step after step.
-    """
-
-    dataset: PlannedDataset
-    steps: int
+    dataset: PlannedDataset  # what serves these steps
+    steps: int  # fewer than were asked for if rows change their length within them
     sizes: Int64[np.ndarray, " steps"]
-    valid: Int64[np.ndarray, " steps"]
+    valid: Int64[np.ndarray, " steps"]  # rows of each batch that hold data
     rows: Rows
 
 
@@ -156,7 +154,7 @@ def global_rows(
     ``"stream"``: over the global batch, so that the order does not depend on the number of processes.
     """
     length = dataset.length
-    dataset, until = dataset.phase_at(first_step)
+    dataset, until = dataset.at_step(first_step)
     steps = steps if until is None else min(steps, until - first_step)
     numbers = np.arange(first_step, first_step + steps)
     sizes = schedule.size_at(numbers)
@@ -178,14 +176,21 @@ def plan_window(
     first_step: int,
     steps: int,
     row_order: RowOrder,
+    exchange: RowExchange | None = None,
 ) -> WindowPlan:
     """Plans ``steps`` steps from ``first_step`` on, fewer if rows change their length within them.
 
-    Rows of a step are first ordered over the global batch, and then cut for this process: to the rows that it holds,
-    and to their columns.
+    Rows of a step are first ordered over the global batch, and then cut for this process: to the rows that it reads,
+    which are those that it holds unless ``exchange`` says otherwise, and to their columns.
     """
-    dataset, steps, sizes, valid, rows = global_rows(dataset, schedule, first_step, steps, row_order)
-    keep, row_bounds = _local_cut(placement, sizes, valid)
+    window = global_rows(dataset, schedule, first_step, steps, row_order)
+    arranged = None if exchange is None else arrange(window, space, exchange)
+    dataset, steps, sizes, valid, rows = window
+    place = None
+    if arranged is None:
+        keep, row_bounds = _local_cut(placement, sizes, valid)
+    else:
+        keep, place, row_bounds = _cut_arranged(placement, arranged, valid)
     source, row = (rows.source, rows.row) if keep is None else (rows.source[keep], rows.row[keep])
     first_column, last_column = placement.local_columns(dataset.seq_len)
     row_elements = last_column - first_column
@@ -205,11 +210,16 @@ def plan_window(
         seq_len=dataset.seq_len,
         row_elements=row_elements,
         batch_sizes=sizes,
+        array_sizes=sizes if arranged is None else arranged.sizes,
+        origin=None if arranged is None else _local_origin(placement, arranged, sizes),
+        row_place=place,
+        sent=None if arranged is None else np.bincount(row_step[arranged.sent[keep]], minlength=steps),
+        padded=bool((valid < sizes).any()),
         row_bounds=row_bounds,
         source=source,
         row=row,
         piece_bounds=row_bounds if whole else np.searchsorted(step, np.arange(steps + 1)),
-        piece_row=pieces.row - row_bounds[step],
+        piece_row=pieces.row - row_bounds[step] if place is None else place[pieces.row],
         column=pieces.column,
         size=pieces.size,
         array=pieces.array,
@@ -220,6 +230,17 @@ def plan_window(
         distinct=distinct,
         ranges=ranges,
         segments=segments_of(dataset.sources, source, row),
+    )
+
+
+def arrange(window: GlobalRows, space: BlockSpace, exchange: RowExchange) -> Arranged | None:
+    """The rows of a window as hosts read them under ``exchange``; None: where their places are."""
+    return exchange.arrange(
+        window.sizes,
+        window.valid,
+        window.rows.locality,
+        row_bytes=window.dataset.row_bytes,
+        blocks=partial(stored_blocks, window.dataset.sources, space, window.rows),
     )
 
 
@@ -245,8 +266,8 @@ def _by_locality(locality: np.ndarray, valid: np.ndarray) -> np.ndarray:
         size = int(valid[0])
         table = locality.reshape(steps, size)
         order = np.argsort(table, axis=1)  # twice as fast as a stable sort, and the same where there are no ties
-        found = np.take_along_axis(table, order, axis=1)
-        if (found[:, 1:] == found[:, :-1]).any():
+        ordered = np.take_along_axis(table, order, axis=1)
+        if (ordered[:, 1:] == ordered[:, :-1]).any():
             order = np.argsort(table, axis=1, kind="stable")
         return (order + np.arange(0, steps * size, size or 1)[:, None]).ravel() if size else order.ravel()
     return np.lexsort((locality, np.repeat(np.arange(steps), valid)))
@@ -256,12 +277,12 @@ def _pieces(sources: Sequence[RowSource], space: BlockSpace, source: np.ndarray,
     """Pieces of rows of any sources, ordered by row and column; arrays are numbered as in the block space."""
     if len(sources) == 1 or row.size == 0:  # a host may hold nothing but padding
         return sources[0].pieces(row)
-    found: list[Pieces] = []
+    of_sources: list[Pieces] = []
     for number in np.flatnonzero(np.bincount(source)).tolist():
-        here = np.flatnonzero(source == number)
-        own = sources[number].pieces(row[here])
-        found.append(own._replace(row=here[own.row], array=own.array + space.first_array[number]))
-    joined = Pieces(*(np.concatenate(field) for field in zip(*found, strict=True)))
+        rows = np.flatnonzero(source == number)
+        pieces = sources[number].pieces(row[rows])
+        of_sources.append(pieces._replace(row=rows[pieces.row], array=pieces.array + space.first_array[number]))
+    joined = Pieces(*(np.concatenate(field) for field in zip(*of_sources, strict=True)))
     order = np.argsort(joined.row, kind="stable")
     return Pieces(*(field[order] for field in joined))
 
@@ -293,9 +314,7 @@ def _within_blocks(pieces: Pieces, space: BlockSpace) -> Pieces:
 def _local_cut(
     placement: Placement, sizes: np.ndarray, valid: np.ndarray
 ) -> tuple[Int64[np.ndarray, " n"] | None, Int64[np.ndarray, " steps1"]]:
-    """Positions, among all valid rows of the window, of the rows that this process holds (None: all of them); and each
-    step's bounds.
-    """
+    """Where this process's rows are among all valid ones of the window (None: it has all); and each step's bounds."""
     first = np.cumsum(valid) - valid
     held = {size: placement.local_rows(size) for size in np.unique(sizes).tolist()}
     if all(local.size == size for size, local in held.items()):
@@ -309,6 +328,31 @@ def _local_cut(
         kept.append(local[: np.searchsorted(local, count)] + at)
     bounds = np.concatenate([[0], np.cumsum([k.size for k in kept])])
     return np.concatenate(kept), bounds
+
+
+def _cut_arranged(
+    placement: Placement, arranged: Arranged, valid: np.ndarray
+) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"], Int64[np.ndarray, " steps1"]]:
+    """Which rows of the window this process reads, their places among its rows of each step, and each step's bounds."""
+    local = np.empty(arranged.place.size, np.int64)
+    size_of_row = np.repeat(arranged.sizes, valid)
+    for size in np.unique(arranged.sizes).tolist():
+        at = np.full(size, -1)
+        rows = placement.local_rows(size)
+        at[rows] = np.arange(rows.size)
+        of_size = size_of_row == size
+        local[of_size] = at[arranged.place[of_size]]
+    keep = np.flatnonzero(local >= 0)
+    return keep, local[keep], np.searchsorted(keep, np.append(0, np.cumsum(valid)))
+
+
+def _local_origin(placement: Placement, arranged: Arranged, sizes: np.ndarray) -> list[Int32[np.ndarray, " l"]]:
+    """Of each step, where the rows of the batch that this process holds lie."""
+    first = np.cumsum(sizes) - sizes
+    return [
+        arranged.origin[at + placement.local_rows(size)]
+        for at, size in zip(first.tolist(), sizes.tolist(), strict=True)
+    ]
 
 
 def _distinct_and_ranges(

@@ -20,10 +20,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from headrace.errors import ReadError
+from headrace.errors import HostError, ReadError
+from headrace.feed.host_gate import HostGate
 from headrace.stalls import QueueStats
 
 T = TypeVar("T")
@@ -48,8 +50,9 @@ class Prefetched(Iterator[T], Generic[T]):
             ``close`` (if a generator) is called in the thread too.
         depth: Another group is begun when fewer items than this are ready and unasked for; at least 1.
         stats: Gets each wait.
-        name: Name of the thread.
         interrupt: Called when stopping, from any thread: makes what the iterator waits for give up.
+        gate: Where this host waits for the others before it hands out an item.
+        finish: What each item goes through when it is asked for, in the thread of whoever asks.
 
     Example:
         >>> with Prefetched(lambda: iter([[0], [1, 2]]), depth=2) as items:
@@ -62,9 +65,11 @@ class Prefetched(Iterator[T], Generic[T]):
         make: Callable[[], Iterator[list[T]]],
         depth: int,
         stats: QueueStats | None = None,
-        name: str = "headrace-loader",
         interrupt: Callable[[], None] | None = None,
+        gate: HostGate | None = None,
+        finish: Callable[[T], T] | None = None,
     ) -> None:
+        self._gate, self._finish = gate, finish
         self._queue: SimpleQueue[list[T] | _End] = SimpleQueue()
         self._group: deque[T] = deque()  # what is left of the one taken last
         self._made, self._taken = [0], 0
@@ -77,9 +82,12 @@ class Prefetched(Iterator[T], Generic[T]):
         self._ended: _End | None = None
         self._process = os.getpid()
         self.thread = threading.Thread(
-            target=_produce, args=(make, self._queue, self._made, self._room, self._stop), name=name, daemon=True
+            target=_produce,
+            args=(make, self._queue, self._made, self._room, self._stop),
+            name="headrace-loader",
+            daemon=True,
         )
-        self._finalizer = weakref.finalize(self, _tell, self.thread, self._room, self._stop, interrupt)
+        self._finalizer = weakref.finalize(self, _tell, self.thread, self._room, self._stop, interrupt, gate)
         _stops[self.thread] = self._finalizer
         self.thread.start()
 
@@ -101,17 +109,25 @@ class Prefetched(Iterator[T], Generic[T]):
         started = time.perf_counter()
         self._stats.begin()
         try:
+            if self._gate is not None:
+                self._gate.ask()
             item = self._take()
+            if self._gate is not None and not isinstance(item, _End):
+                self._gate.cross()
+        except HostError as error:
+            item = _End(error)
         finally:
             self._stats.end()
         if isinstance(item, _End):
             self._ended = item
+            if self._gate is not None:
+                self._gate.leave(item.error)
             self.close()
             raise item.error or StopIteration
         self._taken += 1
         self._room.put(None)
         self._stats.record(time.perf_counter() - started, occupancy)
-        return item
+        return item if self._finish is None else self._finish(item)
 
     def _take(self) -> T | _End:
         patience = self._stats.say_after_s
@@ -134,13 +150,17 @@ class Prefetched(Iterator[T], Generic[T]):
         if self.thread is not threading.current_thread():
             self.thread.join()
             self._group.clear()
-            _empty(self._queue)
+            with suppress(Empty):
+                while True:
+                    self._queue.get_nowait()
             self._queue.put(_End(_closed()))  # for a consumer that waits in another thread
 
     def __enter__(self) -> Prefetched[T]:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._gate is not None:
+            self._gate.leave(error)
         self.close()
 
 
@@ -185,10 +205,16 @@ def _produce(
 
 
 def _tell(
-    thread: threading.Thread, room: SimpleQueue[None], stop: threading.Event, interrupt: Callable[[], None] | None
+    thread: threading.Thread,
+    room: SimpleQueue[None],
+    stop: threading.Event,
+    interrupt: Callable[[], None] | None,
+    gate: HostGate | None,
 ) -> None:
     """Tells the thread to stop. Takes no lock that anybody holds for longer than a moment, and waits for nothing."""
     stop.set()
+    if gate is not None:
+        gate.leave()
     if interrupt is not None:
         interrupt()
     room.put(None)  # for a thread that waits for it, to find that it has to stop
@@ -212,11 +238,3 @@ def _closed() -> ReadError:
     return ReadError(
         "was closed before its end", field="iterator", cure="Go on with a new one: loader.iter_from_step(step)."
     )
-
-
-def _empty(out: SimpleQueue[Any]) -> None:
-    while True:
-        try:
-            out.get_nowait()
-        except Empty:
-            return

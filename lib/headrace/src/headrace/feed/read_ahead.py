@@ -2,39 +2,128 @@
 
 There are no borders between windows: a window is only what is planned in one go. A fetch starts as soon as its slot is
 free, as far ahead as :data:`AHEAD` steps. What is fetched, and what makes room for it, follows from the plan and the
-number of slots alone (index/residency.py); only the moment of a fetch depends on how far the batches have come.
+number of slots alone (order/residency.py); only the moment of a fetch depends on how far the batches have come.
+
+A block is a chunk of tokens and, where sources say which tokens are trained on, the chunk of their mask. Both are
+fetched together, once, straight into their slots (feed/gathering.py), and stay as long. All are under one byte budget.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.feed.block_cache import BlockCache
-from headrace.feed.diagnosis import LEAST_S, Wait, WaitLog
-from headrace.feed.plan import WindowPlan
-from headrace.index.residency import Residency
-from headrace.stalls import Cause
+from headrace.errors import HeadraceError, ReadError
+from headrace.feed.gathering import Gathering, Pending, Slots, Workers
+from headrace.feed.plan import BlockSpace, WindowPlan
+from headrace.metrics import ReadStats
+from headrace.order.residency import Residency
+from headrace.stalls import LEAST_S, Cause, Wait, WaitLog
+from headrace.store.requests import reason
 from headrace.store.retry import own_counts
 
 AHEAD = 64
 _RAMP = 8
+_POLL_S = 0.1
+
+
+class BlockCache:
+    """Blocks of a :class:`~headrace.feed.plan.BlockSpace`, at most ``max_bytes`` of them. For one thread.
+
+    ``kinds`` is the memory of the tokens and, if there are any, of their masks; see :class:`Slots` for the arguments.
+    """
+
+    def __init__(
+        self, space: BlockSpace, max_bytes: int, stats: ReadStats, workers: Workers, *, mapping: bool = True
+    ) -> None:
+        self.space, self.stats = space, stats
+        self.kinds = [Slots(arrays, space.chunk, stats, workers, mapping=mapping) for arrays in space.kinds]
+        self.slot_bytes = space.slot_bytes
+        self.num_slots = min(max_bytes // self.slot_bytes, int(space.first_block[-1]))
+        self.max_bytes = max_bytes
+        for kind in self.kinds:
+            kind.allocate(self.num_slots)
+        self._pending: dict[int, tuple[int, list[tuple[Slots, Pending]]]] = {}  # by block: its slot, what it waits for
+        self._interrupted = threading.Event()
+
+    def start(self, block: int, slot: int) -> None:
+        """Starts fetching a block into a slot. The step that used the slot last must have been gathered."""
+        number, chunk = self.space.place_of(block)
+        self.stats.block_fetches += 1
+        started = [(kind, kind.start(number, chunk, slot)) for kind in self.kinds]
+        self._pending[block] = slot, [(kind, pending) for kind, pending in started if pending is not None]
+
+    def ready(self, blocks: list[int]) -> bool:
+        """Whether :meth:`wait` would return at once, and without an error."""
+        for block in blocks:
+            for _, pending in self._pending.get(block, (0, []))[1]:
+                try:
+                    if pending.result(0) is False:
+                        return False
+                except Exception:  # noqa: BLE001  # not there, or an error, which wait() reports
+                    return False
+        return True
+
+    def wait(self, blocks: list[int], step: int) -> None:
+        """Waits until blocks that were started have arrived; ``step`` needs them."""
+        for block in blocks:
+            if block not in self._pending:
+                continue
+            slot, waiting = self._pending[block]
+            number, chunk = self.space.place_of(block)
+            for kind, pending in waiting:
+                try:
+                    if self._arrived(pending) is False:  # not what its checksum says: TensorStore tells, or reads it
+                        self.stats.mapped_blocks -= 1
+                        self._arrived(kind.read(number, chunk, slot))
+                except HeadraceError as error:
+                    array = kind.arrays[number]
+                    raise ReadError(
+                        f"chunk {chunk} cannot be read for step {step} ({reason(error.__cause__ or error)})",
+                        field="array",
+                        value=None if array is None else array.url,
+                        cure="Check that the store can be reached and that the cache was copied whole, then go on from"
+                        " this step.",
+                    ) from error
+            del self._pending[block]
+
+    def interrupt(self) -> None:
+        """Makes :meth:`wait` give up, now and from now on. For any thread."""
+        self._interrupted.set()
+
+    def gather(self, steps: Sequence[Gathering], into: Sequence[np.ndarray]) -> Callable[[], None]:
+        """What copies the rows of some steps into one array for each of :attr:`kinds`, see :meth:`Slots.gather`."""
+        parts = [kind.gather(steps, out) for kind, out in zip(self.kinds, into, strict=True)]
+        return partial(_run_each, parts)
+
+    def close(self) -> None:
+        """Gives the memory back. Reads in flight are abandoned; each keeps alive what it may still write into."""
+        self._pending.clear()
+        for kind in self.kinds:
+            kind.allocate(0)
+
+    def _arrived(self, pending: Pending) -> Any:
+        while not self._interrupted.is_set():
+            try:
+                return pending.result(_POLL_S)
+            except TimeoutError:
+                continue
+        raise ReadError("the loader was closed while it was read")
+
+
+def _run_each(parts: Sequence[Callable[[], None]]) -> None:
+    for part in parts:
+        part()
 
 
 class Step(NamedTuple):
-    """A step whose blocks have slots.
-
-    Attributes:
-        plan: The plan that it belongs to.
-        number: Its number within the plan.
-        slots: Slot of each of its pieces.
-        fetched: Blocks that are fetched for it.
-    """
+    """A step of a plan, by its number there, with the slot of each of its pieces and the blocks fetched for it."""
 
     plan: WindowPlan
     number: int
@@ -55,32 +144,19 @@ class _Fetch(NamedTuple):
 
 
 class _Started(NamedTuple):
-    """What is known of a fetch that is under way.
-
-    Attributes:
-        at: When it began.
-        held_s: Seconds that it had to wait for its slot.
-        mapped: Whether it is a copy of mapped memory, and no read.
-        retries: Of this process until then,
-        decode_s: and its seconds of decoding.
-    """
+    """A fetch that is under way."""
 
     at: float
-    held_s: float
-    mapped: bool
-    retries: int
-    decode_s: float
+    waited_s: float  # for its slot
+    mapped: bool  # a copy of mapped memory, and no read
+    retries: int  # of this process until then
+    decode_s: float  # likewise
 
 
 class ReadAhead:
-    """The steps of a run, in order, their fetches running ahead.
+    """The steps ``first_step .. stop_step`` (None: no end), in order, their fetches running ahead.
 
-    Args:
-        plan: Plans so many steps from a step on (fewer at the end of a phase).
-        cache: Fetches.
-        first_step: First step.
-        stop_step: One past the last; None: no end.
-        waits: Gets the long waits for plans and blocks.
+    ``plan`` plans so many steps from a step on (fewer at the end of a phase); ``waits`` gets the long waits.
     """
 
     def __init__(
@@ -141,11 +217,7 @@ class ReadAhead:
         return started and self._cache.ready(step.fetched)
 
     def begin(self) -> Step:
-        """The next step, its blocks all there. Those before it must have been gathered unless :meth:`may_begin`.
-
-        Raises:
-            ReadError: a block cannot be read.
-        """
+        """The next step, its blocks all there. Those before it must have been gathered unless :meth:`may_begin`."""
         step = self._steps.popleft()
         for block in step.fetched:
             self._wait(block, step.step)
@@ -163,10 +235,8 @@ class ReadAhead:
             stats = self._cache.stats
             mapped, now = stats.mapped_blocks, time.perf_counter()
             self._cache.start(fetch.block, fetch.slot)
-            counts = own_counts()
-            self._started[fetch.block] = _Started(
-                now, now - fetch.wanted, stats.mapped_blocks > mapped, counts.retries, counts.decode_s
-            )
+            counts, is_mapped = own_counts(), stats.mapped_blocks > mapped
+            self._started[fetch.block] = _Started(now, now - fetch.wanted, is_mapped, counts.retries, counts.decode_s)
 
     def _wait(self, block: int, step: int) -> None:
         began, started = time.perf_counter(), self._started.pop(block)
@@ -185,10 +255,10 @@ class ReadAhead:
         """
         number, chunk = self._cache.space.place_of(block)
         array = self._cache.space.arrays[number]
-        held, took = started.held_s >= ended - began, f"{(ended - started.at) * 1000:.0f} ms"
+        no_room, took = started.waited_s >= ended - began, f"{(ended - started.at) * 1000:.0f} ms"
         detail = f"copy and check took {took}" if started.mapped else f"read took {took}"
-        if held:
-            detail = f"{detail}, and had waited {started.held_s * 1000:.0f} ms for room"
+        if no_room:
+            detail = f"{detail}, and had waited {started.waited_s * 1000:.0f} ms for room"
         counts = own_counts()
         retries, decode_s = counts.retries - started.retries, counts.decode_s - started.decode_s
         if retries:
@@ -196,7 +266,7 @@ class ReadAhead:
         if decode_s >= LEAST_S:
             detail = f"{detail}, {decode_s * 1000:.0f} ms of it decoding"
         decoding = decode_s > (ended - started.at) / 2
-        cause: Cause = "budget" if held else "check" if started.mapped else "decode" if decoding else "store"
+        cause: Cause = "budget" if no_room else "check" if started.mapped else "decode" if decoding else "store"
         return Wait(cause, began, ended, array.url, chunk, detail)
 
     def _extend(self) -> None:

@@ -1,34 +1,35 @@
 """Host batches, step after step: plan, read ahead, gather. No devices.
 
 Fetches run ahead of the batches (feed/read_ahead.py), and while some batches are on their way to the devices the next
-ones are gathered in a thread. Batches that functions make are in feed/function_batches.py.
+ones are gathered in a thread. Where a dataset is planned below functions of ``map``, ``MappedReader`` has it read as
+planned and passes the batches through them. ``AsyncReader`` serves any dataset: one call of ``get_batch`` a step.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from headrace.data.batch import PackedBatch
-from headrace.data.batch_order import RowOrder
-from headrace.data.dataset import PlannedDataset
+from headrace.batch.packed_batch import PackedBatch
+from headrace.data.async_dataset import AsyncDataset, function_name, run_blocking
+from headrace.data.dataset import BatchOrder, PlannedDataset
 from headrace.errors import ConfigError
-from headrace.feed.block_cache import BlockCache
-from headrace.feed.buffers import ALIGNMENT, Buffers
-from headrace.feed.diagnosis import WaitLog
-from headrace.feed.placement import Placement
+from headrace.feed.exchange import PooledRows, RowExchange
+from headrace.feed.gathering import ALIGNMENT, Buffers, Gathering, Job, Workers
+from headrace.feed.placement import HostRows, Placement
 from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
-from headrace.feed.read_ahead import ReadAhead, Step
-from headrace.feed.slots import Gathering
-from headrace.feed.workers import Job, Workers
-from headrace.index.residency import Residency
-from headrace.index.schedule import BatchSchedule
-from headrace.metrics import ReadStats, Stopwatch
+from headrace.feed.read_ahead import BlockCache, ReadAhead, Step
+from headrace.metrics import IterationStats
+from headrace.mix.schedule import BatchSchedule, RowOrder
+from headrace.order.residency import Residency
 
 GROUP = 8
 """Steps gathered together: one handover between threads, and code that is still warm for the next batch."""
@@ -36,40 +37,22 @@ GATHERING = 4
 """Groups that are gathered, or wait for it, while the ones before are delivered: so many that the thread has work until
 the next window is planned.
 """
+
+
+class Grouping(NamedTuple):
+    """Most steps that are gathered together, in a thread of their own, and groups in flight.
+
+    0 steps: all is done by whoever asks for a batch, step by step.
+    """
+
+    steps: int = GROUP
+    in_flight: int = GATHERING
+
+
+DEFAULT_GROUPING = Grouping()
 _THRASHING = 3.0
 _UNTRAINED = 0.2
 _MANY = 256
-
-
-class HostRows(NamedTuple):
-    """This process's rows of one batch, as they travel to the devices.
-
-    Attributes:
-        tokens: ``[local rows, local columns]`` in the stores' dtype; padding rows are zeros.
-        source_id: int32 ``[local rows]``; -1 for padding rows.
-        batch_size: Rows of the global batch.
-        seq_len: Elements of a whole row, of which ``tokens`` has those that this process holds.
-        segment_lengths: int32 ``[local rows, M]``, or None if the sources do not know their segments.
-        token_mask: uint8 ``[local rows, local columns]``, 0 where a token is not trained on, or None if all are.
-    """
-
-    tokens: np.ndarray
-    source_id: np.ndarray
-    batch_size: int
-    seq_len: int
-    segment_lengths: np.ndarray | None = None
-    token_mask: np.ndarray | None = None
-
-    def batch(self, dataset: PlannedDataset) -> PackedBatch:
-        """The same as a batch of ``dataset``, on the host."""
-        return PackedBatch(
-            self.tokens,
-            self.source_id,
-            segment_lengths=self.segment_lengths,
-            eos_id=dataset.eos_id,
-            token_mask=self.token_mask,
-            pairs=dataset.pairs,
-        )
 
 
 class BatchReader(ABC):
@@ -85,18 +68,16 @@ class BatchReader(ABC):
             while group:  # what was taken is not kept
                 yield group.pop(0)
 
-    @abstractmethod
-    def interrupt(self) -> None:
+    def interrupt(self) -> None:  # noqa: B027  # a reader need not be able to
         """Makes a read that is waited for fail, so that :meth:`groups` ends. For any thread."""
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # there need be nothing to close
         """Abandons reads in flight and gives the memory back."""
 
     @property
-    @abstractmethod
     def resident_bytes(self) -> int:
         """Bytes of stored blocks in memory."""
+        return 0
 
 
 class _Group(NamedTuple):
@@ -108,61 +89,44 @@ class _Group(NamedTuple):
 
 
 class PlannedReader(BatchReader):
-    """Reads a planned dataset through a block cache.
+    """Reads batches of a planned dataset: the rows of ``placement``, through at most ``max_bytes`` of stored blocks.
 
-    Args:
-        dataset: The dataset.
-        schedule: Batch sizes.
-        placement: Which rows this process holds.
-        row_order: Order of rows within a batch.
-        max_bytes: Budget for stored blocks in memory and in flight.
-        stats: Counters to add to.
-        watch: Gets the phases ``plan``, ``read`` and ``gather``.
-        group: Most steps that are gathered together, in a thread of their own while those before are handed on; 0: all
-            is done by whoever asks for a batch, step by step.
-        gathering: Groups that are gathered, or wait for it, while the ones before are delivered.
-        mapping: Whether blocks of local uncompressed arrays are copied from memory-mapped files.
-        waits: Gets the long waits.
+    ``mapping``: whether blocks of local uncompressed arrays are copied from memory-mapped files. ``exchange``: which
+    rows are read for other processes, and by others for this one; their batches come as :class:`PooledRows`.
     """
 
     def __init__(
         self,
-        dataset: PlannedDataset,
-        schedule: BatchSchedule,
+        order: BatchOrder,
         placement: Placement,
-        row_order: RowOrder,
         max_bytes: int,
-        stats: ReadStats,
-        watch: Stopwatch,
-        group: int = GROUP,
-        gathering: int = GATHERING,
+        stats: IterationStats | None = None,
+        grouping: Grouping = DEFAULT_GROUPING,
         *,
         mapping: bool = True,
-        waits: WaitLog | None = None,
+        exchange: RowExchange | None = None,
     ) -> None:
-        self._waits = waits or WaitLog()
-        self._dataset, self._schedule, self._placement = dataset, schedule, placement
-        self._row_order: RowOrder = row_order
-        self._stats, self._watch = stats, watch
+        dataset = order.planned
+        assert dataset is not None
+        self._exchange = exchange
+        self._loose = not order.functions  # these see rows without data as they see those of a run's last batch
+        stats = stats or IterationStats()
+        self._stats, self._watch, self._waits = stats.reads, stats.watch, stats.waits
+        self._dataset, self._schedule, self._placement = dataset, order.schedule, placement
+        self._row_order: RowOrder = order.row_order
         self._space = BlockSpace(dataset.sources)
-        self._copiers, self._gatherer = Workers(min(group, 1)), Workers(min(group, 1))
-        self._cache = BlockCache(self._space, max_bytes, stats, self._copiers, mapping=mapping)
+        self._copiers, self._gatherer = Workers(min(grouping.steps, 1)), Workers(min(grouping.steps, 1))
+        self._cache = BlockCache(self._space, max_bytes, stats.reads, self._copiers, mapping=mapping)
         self._residency: Residency | None = None
         self._buffers = [Buffers() for _ in self._cache.kinds]
-        self._group, self._gathering = group, gathering
+        self._grouping = grouping
         self._said: set[str] = set()
 
     @property
     def resident_bytes(self) -> int:
         return self._residency.resident * self._cache.slot_bytes if self._residency is not None else 0
 
-    def groups(self, first_step: int, stop_step: int | None) -> Iterator[list[HostRows]]:
-        """The steps ``first_step .. stop_step`` (without end if None), in order. To be called once.
-
-        Raises:
-            ConfigError: the budget is less than the blocks of one batch.
-            ReadError: a block cannot be read.
-        """
+    def groups(self, first_step: int, stop_step: int | None) -> Iterator[list[HostRows | PooledRows]]:
         try:
             yield from self._groups(first_step, stop_step)
         finally:
@@ -180,7 +144,7 @@ class PlannedReader(BatchReader):
         self._copiers.close()
         self._gatherer.close()
 
-    def _groups(self, first_step: int, stop_step: int | None) -> Iterator[list[HostRows]]:
+    def _groups(self, first_step: int, stop_step: int | None) -> Iterator[list[HostRows | PooledRows]]:
         ahead = ReadAhead(self._plan, self._cache, first_step, stop_step, self._waits)
         self._residency = ahead.residency
         under_way: deque[_Group] = deque()
@@ -192,14 +156,14 @@ class PlannedReader(BatchReader):
             with self._watch.phase("read"):
                 begun = [ahead.begin()]
             step += 1
-            while len(begun) < min(self._group, step - first_step) and (stop_step is None or step < stop_step):
+            while len(begun) < min(self._grouping.steps, step - first_step) and (stop_step is None or step < stop_step):
                 ahead.run(step)
                 if not (ahead.may_begin() and self._alike(begun[0], ahead.next)):
                     break
                 begun.append(ahead.begin())
                 step += 1
             under_way.append(self._gather(begun))
-            if len(under_way) > self._gathering or not self._group or begun[0].step == first_step:
+            if len(under_way) > self._grouping.in_flight or not self._grouping.steps or begun[0].step == first_step:
                 yield self._gathered(under_way.popleft(), ahead)
         while under_way:
             yield self._gathered(under_way.popleft(), ahead)
@@ -207,8 +171,9 @@ class PlannedReader(BatchReader):
     def _plan(self, first_step: int, steps: int) -> WindowPlan:
         with self._watch.phase("plan"):
             plan = plan_window(
-                self._dataset, self._space, self._schedule, self._placement, first_step, steps, self._row_order
-            )
+                self._dataset, self._space, self._schedule, self._placement, first_step, steps, self._row_order,
+                self._exchange,
+            )  # fmt: skip
         self._check_fits(plan)
         return plan
 
@@ -227,7 +192,7 @@ class PlannedReader(BatchReader):
             )
 
     def _local_rows(self, step: Step) -> int:
-        return self._placement.local_rows(int(step.plan.batch_sizes[step.number])).size
+        return self._placement.local_rows(int(step.plan.array_sizes[step.number])).size
 
     def _alike(self, one: Step, other: Step) -> bool:
         """Whether two steps may share a buffer: equal shapes, the second as well aligned as the first."""
@@ -242,11 +207,11 @@ class PlannedReader(BatchReader):
             buffers.take(rows * len(steps), length, kind.dtype)
             for buffers, kind in zip(self._buffers, self._cache.kinds, strict=True)
         ]
-        located = [Gathering(s.plan, s.number, s.slots, rows) for s in steps]
+        located = [Gathering(s.plan, s.number, s.slots, rows, self._loose and not s.plan.padded) for s in steps]
         with self._watch.phase("gather"), self._waits.during("gather"):
             return _Group(steps, values, self._gatherer.submit(self._cache.gather(located, values)))
 
-    def _gathered(self, group: _Group, ahead: ReadAhead) -> list[HostRows]:
+    def _gathered(self, group: _Group, ahead: ReadAhead) -> list[HostRows | PooledRows]:
         with self._watch.phase("gather"), self._waits.during("gather"):
             group.job.result()
         ahead.gathered(group.steps[-1].step)
@@ -256,27 +221,38 @@ class PlannedReader(BatchReader):
             for number, step in enumerate(group.steps)
         ]
 
-    def _host_rows(self, step: Step, tokens: np.ndarray, mask: np.ndarray | None = None) -> HostRows:
+    def _host_rows(self, step: Step, tokens: np.ndarray, mask: np.ndarray | None = None) -> HostRows | PooledRows:
         plan, k = step.plan, step.number
         rows = slice(int(plan.row_bounds[k]), int(plan.row_bounds[k + 1]))
+        count = rows.stop - rows.start
+        place = slice(0, count) if plan.row_place is None else plan.row_place[rows]
         source_id = np.full(tokens.shape[0], -1, np.int32)
-        source_id[: rows.stop - rows.start] = plan.source[rows]
-        stats = self._stats
-        stats.examples_requested += rows.stop - rows.start
-        stats.unique_examples += int(plan.distinct[k])
-        stats.coalesced_ranges += int(plan.ranges[k])
+        source_id[place] = plan.source[rows]
         row_bytes = tokens[:1].nbytes + (0 if mask is None else mask[:1].nbytes)
-        stats.bytes_delivered += (rows.stop - rows.start) * row_bytes
+        self._count(plan, k, row_bytes)
         segments = None
         if plan.segments is not None:
             segments = np.zeros((tokens.shape[0], plan.segments.shape[1]), np.int32)
-            segments[: rows.stop - rows.start] = plan.segments[rows]
+            segments[place] = plan.segments[rows]
         if mask is not None and mask.dtype != np.uint8:  # as Levanter's caches have it
             mask = (mask != 0).view(np.uint8)
         if mask is not None and mask.shape[1] == plan.seq_len:
-            stats.untrained_examples += int((~mask[: rows.stop - rows.start].any(axis=1)).sum())
+            self._stats.untrained_examples += int((~mask[place].any(axis=1)).sum())
         self._warn()
-        return HostRows(tokens, source_id, int(plan.batch_sizes[k]), plan.seq_len, segments, mask)
+        host = HostRows(tokens, source_id, int(plan.array_sizes[k]), plan.seq_len, segments, mask)
+        return (
+            host if plan.origin is None else PooledRows(host, plan.origin[k], int(plan.batch_sizes[k]), host.batch_size)
+        )
+
+    def _count(self, plan: WindowPlan, k: int, row_bytes: int) -> None:
+        stats, count = self._stats, int(plan.row_bounds[k + 1] - plan.row_bounds[k])
+        stats.examples_requested += count
+        stats.unique_examples += int(plan.distinct[k])
+        stats.coalesced_ranges += int(plan.ranges[k])
+        stats.bytes_delivered += count * row_bytes
+        if plan.sent is not None:
+            stats.exchanged_examples += int(plan.sent[k])
+            stats.exchanged_bytes += int(plan.sent[k]) * row_bytes
 
     def _warn(self) -> None:
         """Says, once each, that the budget is too small for the order, when more than a cold start has been read, and
@@ -302,3 +278,116 @@ class PlannedReader(BatchReader):
         if what not in self._said:
             self._said.add(what)
             logging.getLogger(__name__).warning(message)
+
+
+class MappedReader(BatchReader):
+    """Passes the batches of a planned dataset through functions, one after the other; each is a group of its own."""
+
+    def __init__(
+        self,
+        reader: PlannedReader,
+        dataset: PlannedDataset,
+        functions: Sequence[Callable[[Any], Any]],
+        schedule: BatchSchedule,
+        stats: IterationStats,
+    ) -> None:
+        self._reader, self._dataset = reader, dataset
+        self._functions = [(f, f"map({function_name(f)})") for f in functions]  # a name may hold digests of arrays
+        self._schedule, self._watch, self._waits = schedule, stats.watch, stats.waits
+
+    @property
+    def resident_bytes(self) -> int:
+        return self._reader.resident_bytes
+
+    def groups(self, first_step: int, stop_step: int | None) -> Iterator[list[Any]]:
+        for step, read in enumerate(self._reader.batches(first_step, stop_step), start=first_step):
+            host = read.arrays if isinstance(read, PooledRows) else read
+            inside = host.source_id >= 0
+            batch: Any = host.batch(self._dataset)
+            for function, name in self._functions:
+                with self._watch.phase("map"), self._waits.during("dataset", name):
+                    batch = function(batch)
+                if not jax.tree.leaves(batch):
+                    cure = "Has it lost its `return`?"
+                    raise ConfigError("gives no arrays", field=name, value=batch, cure=cure)
+            batch = _padded(batch, inside, self._dataset.length, self._schedule, step)
+            yield [read._replace(arrays=batch) if isinstance(read, PooledRows) else batch]
+
+    def interrupt(self) -> None:
+        self._reader.interrupt()
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class AsyncReader(BatchReader):
+    """Reads any dataset with ``get_batch``: one call a batch, for the rows of this process.
+
+    The batch must be a pytree of arrays with the requested rows along the first axis. ``get_batch`` is not ours to
+    interrupt; nothing is open between batches.
+    """
+
+    def __init__(
+        self,
+        dataset: AsyncDataset[Any],
+        schedule: BatchSchedule,
+        placement: Placement,
+        stats: IterationStats,
+    ) -> None:
+        self._dataset, self._schedule, self._placement = dataset, schedule, placement
+        self._stats, self._watch, self._waits = stats.reads, stats.watch, stats.waits
+
+    def groups(self, first_step: int, stop_step: int | None) -> Iterator[list[Any]]:
+        for step in itertools.count(first_step) if stop_step is None else range(first_step, stop_step):
+            yield [self._batch(step)]
+
+    def _batch(self, step: int) -> Any:
+        begin, size = self._schedule.rows_at(step)
+        rows = begin + self._placement.local_rows(size)
+        length = self._dataset.length
+        inside = np.ones(rows.size, bool) if length is None else rows < length
+        with self._watch.phase("read"), self._waits.during("dataset", f"get_batch of {type(self._dataset).__name__}"):
+            batch = run_blocking(self._dataset.get_batch(np.where(inside, rows, 0)))
+        self._stats.examples_requested += int(inside.sum())
+        self._stats.unique_examples += int(inside.sum())
+        return _padded(batch, inside, length, self._schedule, step)
+
+
+def _padded(batch: Any, inside: np.ndarray, length: int | None, schedule: BatchSchedule, step: int) -> Any:
+    """The batch of a step, with rows that are not ``inside`` the dataset marked as padding.
+
+    That batches cannot mark it is said at any step: a run is not to fail at the end of its data.
+    """
+    if length is None:
+        return batch
+    last = int(schedule.step_of(np.asarray([length - 1]))[0])
+    begin, size = schedule.rows_at(last)
+    if begin + size <= length:
+        return batch
+    if not isinstance(batch, PackedBatch):
+        raise ConfigError(
+            f"fills its last batch, step {last}, only to {length - begin} of {size} rows, and its batches cannot mark"
+            " padding",
+            field="dataset",
+            cure=f"Use .take({begin}), or map to a PackedBatch.",
+        )
+    return batch if step < last else replace(batch, source_id=np.where(inside, batch.source_id, -1).astype(np.int32))
+
+
+def open_reader(
+    order: BatchOrder,
+    placement: Placement,
+    max_bytes: int,
+    stats: IterationStats,
+    grouping: Grouping = DEFAULT_GROUPING,
+    *,
+    mapping: bool = True,
+    exchange: RowExchange | None = None,
+) -> BatchReader:
+    """What reads this process's part of the batches of ``order``."""
+    if order.planned is None:
+        return AsyncReader(order.dataset, order.schedule, placement, stats)
+    reader = PlannedReader(order, placement, max_bytes, stats, grouping, mapping=mapping, exchange=exchange)
+    if not order.functions:
+        return reader
+    return MappedReader(reader, order.planned, order.functions, order.schedule, stats)

@@ -1,4 +1,4 @@
-"""A loader's counters in the folder of its run, for ``headrace report``: JSON lines, one every so many steps.
+"""A loader's counters in the folder of its run, for ``headrace report``; or in TensorBoard, W&B or Prometheus.
 
 ::
 
@@ -8,7 +8,7 @@
             state = train_step(state, batch)
             log(step)
 
-Each host writes ``stats/host-00000.jsonl`` in the folder, whose lines are of three kinds:
+Each host writes ``stats/host-00000.jsonl`` in the folder, JSON lines of three kinds:
 
 - ``start``: a process began: its host, the number of hosts, the time, the config as YAML (or null);
 - ``stats``: the step, the time and all counters of :meth:`headrace.metrics.LoaderStats.to_json`, since ``start``;
@@ -20,25 +20,30 @@ end training: it is said once, and counted in ``failed``.
 
 Price: 0.2 ms every ``every`` steps, about 900 bytes a time. Object stores have no appending: there whole objects of up
 to 1 MB are written again, at most every 30 s, by a thread of its own.
+
+:class:`LogStats` takes one snapshot (about 0.1 ms) for any number of writers. A writer is any function of a step and a
+dict of numbers, so whatever else collects figures needs one line. The names are those of the table in
+:mod:`headrace.metrics`, which says what high and low mean.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import jax
 
-from headrace.errors import ConfigError, HeadraceError
-from headrace.feed.callbacks import HasStats
+from headrace.errors import ConfigError, HeadraceError, check_at_least, install_command
+from headrace.metrics import LoaderStats
 from headrace.store import files
 
 FOLDER = "stats"
@@ -46,6 +51,14 @@ FORMAT_VERSION = 1
 _OBJECT_BYTES = 1_000_000
 _OBJECT_EVERY_S = 30.0
 _LOG = logging.getLogger(__name__)
+
+Writer: TypeAlias = Callable[[int, Mapping[str, float]], None]
+
+
+class HasStats(Protocol):
+    """Whatever has counters: a ``DataLoader``."""
+
+    def stats(self) -> LoaderStats: ...
 
 
 class HasYaml(Protocol):
@@ -59,7 +72,7 @@ class RunLog:
 
     Args:
         loader: The loader.
-        folder: Path or URL of the run's folder, as :func:`headrace.state.open_run` was given.
+        folder: Path or URL of the run's folder, as :func:`headrace.run.manifest.open_run` was given.
         config: The config of the run. With it ``headrace report FOLDER`` needs nothing else.
         every: Steps from one line to the next; the first call always writes, and so does :meth:`close`.
         host: The number of this host; None: what jax says.
@@ -93,8 +106,7 @@ class RunLog:
         host: int | None = None,
         hosts: int | None = None,
     ) -> None:
-        if every < 1:
-            raise ConfigError("must be at least 1", field="every", value=every, cure="Count in steps.")
+        check_at_least("every", every, cure="Count in steps.")
         self._loader, self._every = loader, every
         self._host = jax.process_index() if host is None else host
         hosts = jax.process_count() if hosts is None else hosts
@@ -160,17 +172,14 @@ class _File:
     def add(self, lines: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab+") as file:
-            if file.tell() and not self._ends_a_line(file):
-                lines = b"\n" + lines  # behind what a killed process left
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    lines = b"\n" + lines  # behind what a killed process left
             file.write(lines)
 
     def close(self) -> None:
         """Nothing is held."""
-
-    @staticmethod
-    def _ends_a_line(file: Any) -> bool:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
 
 
 class _Objects:
@@ -200,8 +209,128 @@ class _Objects:
             self._pool.shutdown()
 
     def _send(self) -> None:
-        before, self._sent = self._sending, time.monotonic()
+        previous, self._sent = self._sending, time.monotonic()
         url, lines = f"{self._base}-{self._number:05d}.jsonl", self._lines
         self._sending = self._pool.submit(files.write_atomic, url, lines) if lines else None
-        if before is not None:
-            before.result()  # so that its error is said
+        if previous is not None:
+            previous.result()  # so that its error is said
+
+
+class LogStats:
+    """Hands the counters of a loader to writers, every so many steps.
+
+    ::
+
+        log = LogStats(loader, tensorboard("runs/7"), wandb_run(run), every=10)
+
+    Args:
+        loader: The loader.
+        writers: Each gets the step and the figures.
+        every: Steps from one time to the next; the first call always writes.
+        prefix: Put before every name.
+
+    Raises:
+        ConfigError: ``every`` is below 1.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace import DataLoader, TokenSeqDataset
+        >>> loader = DataLoader(TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), batch_size=8)
+        >>> log = LogStats(loader, lambda step, figures: print(step, figures["data/batches"]), every=2)
+        >>> for step, batch in zip(range(4), loader):
+        ...     log(step)
+        0 1.0
+        2 3.0
+    """
+
+    def __init__(self, loader: HasStats, *writers: Writer, every: int = 10, prefix: str = "data/") -> None:
+        check_at_least("every", every, cure="Count in steps.")
+        self._loader, self._writers, self._every, self._prefix = loader, writers, every, prefix
+        self._next: int | None = None
+
+    def __call__(self, step: int) -> None:
+        """Says that a step is done."""
+        if self._next is not None and step < self._next:
+            return
+        self._next = step + self._every
+        figures = {self._prefix + name: float(value) for name, value in self._loader.stats().to_json().items()}
+        for write in self._writers:
+            write(step, figures)
+
+
+def tensorboard(target: str | Path | Any) -> Writer:
+    """Writes scalars for TensorBoard.
+
+    Args:
+        target: A folder (written with tensorboardX), or a writer that is there already: whatever has
+            ``add_scalar(name, value, step)``, as those of torch and tensorboardX do.
+
+    Raises:
+        ConfigError: a folder is given and tensorboardX is not installed.
+    """
+    writer: Any = target
+    if isinstance(target, str | Path):
+        writer = _library("tensorboardX", "tensorboard").SummaryWriter(str(target))
+
+    def write(step: int, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    return write
+
+
+def wandb_run(run: Any = None) -> Writer:
+    """Logs to a Weights & Biases run.
+
+    Args:
+        run: What ``wandb.init`` gave; None: the run that is under way.
+
+    Raises:
+        ConfigError: no run is given, and wandb is not installed or none is under way.
+    """
+    if run is None:
+        run = _library("wandb", "wandb").run
+    if run is None:
+        raise ConfigError("is not under way", field="run", cure="Call wandb.init first, or give the run.")
+
+    def write(step: int, figures: Mapping[str, float]) -> None:
+        run.log(dict(figures), step=step)
+
+    return write
+
+
+def prometheus(registry: Any = None, labels: Mapping[str, str] | None = None) -> Writer:
+    """Sets gauges that Prometheus scrapes; serve them with ``prometheus_client.start_http_server``.
+
+    Args:
+        registry: A ``prometheus_client.CollectorRegistry``; None: the library's default one.
+        labels: Labels of every gauge, the host's number for example.
+
+    Raises:
+        ConfigError: prometheus_client is not installed.
+    """
+    client = _library("prometheus_client", "prometheus")
+    registry = client.REGISTRY if registry is None else registry
+    labels = dict(labels or {})
+    gauges: dict[str, Any] = {}
+
+    def gauge(name: str) -> Any:
+        if name not in gauges:
+            known = f"headrace_{name.replace('/', '_')}"
+            made = client.Gauge(known, "See headrace.metrics.", tuple(labels), registry=registry)
+            gauges[name] = made.labels(**labels) if labels else made
+        return gauges[name]
+
+    def write(step: int, figures: Mapping[str, float]) -> None:
+        for name, value in {"step": step, **figures}.items():
+            gauge(name).set(value)
+
+    return write
+
+
+def _library(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError("is not installed", field=module, cure=install_command(f"headrace[{extra}]")) from error

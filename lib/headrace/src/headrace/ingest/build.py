@@ -18,31 +18,41 @@ Price of resuming: one small read a part, and what was done of one part (64 MiB 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from headrace.errors import CacheError, ConfigError, SourceError, redact
-from headrace.ingest.chat_template import find_template
-from headrace.ingest.documents import with_mask_settled
-from headrace.ingest.engine import BuildJob
-from headrace.ingest.engines import Engine, check_engine, run_on
-from headrace.ingest.kinds import LOSS_MASK, NEEDS_TEMPLATE, make_kind
-from headrace.ingest.plan import DEFAULT_PART_BYTES, PartTask, plan_parts, source_records, tasks_from_records
-from headrace.ingest.progress import show_progress
-from headrace.ingest.readers.registry import described, split_file
-from headrace.ingest.resume import changed_sources, check_same_build
-from headrace.ingest.same_tokenizer import FILE_NAME
+from msgspec import structs
+
+from headrace.errors import SourceError, redact
+from headrace.ingest.base_tokenizer import FILE_NAME, Tokenizer
+from headrace.ingest.choices import Engine
+from headrace.ingest.documents import described, split_file, with_mask_settled
+from headrace.ingest.engine import BuildJob, run_parts
+from headrace.ingest.engines import check_engine, choose_engine, run_tasks
+from headrace.ingest.kinds import LOSS_MASK, make_kind, template_of
+from headrace.ingest.plan import (
+    DEFAULT_PART_BYTES,
+    PartTask,
+    changed_sources,
+    check_same_build,
+    content_hashes,
+    plan_parts,
+    source_records,
+    tasks_from_records,
+    with_hashes,
+)
+from headrace.ingest.progress import Progress, show_progress
 from headrace.ingest.schedule import ATTEMPTS_FOLDER
-from headrace.ingest.source import Kind, SourceConfig, SourceFile
-from headrace.ingest.source_hash import content_hashes, with_hashes
-from headrace.ingest.tokenize import Tokenizer, TokenizerConfig, load_tokenizer, tokenizer_folder
+from headrace.ingest.source import SourceConfig, SourceFile
+from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, Compression
-from headrace.store.lease import Lease, is_lease, lease
+from headrace.store.lease import Lease, check_vacant, lease
 from headrace.store.ledger import (
     LEDGER_NAME,
     PART_RECORD_NAME,
@@ -53,7 +63,7 @@ from headrace.store.ledger import (
     read_part_record,
     write_ledger,
 )
-from headrace.store.wire import Wire, wire
+from headrace.store.retry import Wire, wire
 
 INGEST_VERSION = 3
 """Changes when the same input would give other tokens or another layout: a build is not resumed across it."""
@@ -99,13 +109,33 @@ class BuildReport:
     parts_reused: int
     tokens_built: int
     bytes_built: int
-    requests: int
-    failed_requests: int
-    seconds: float
+    requests: int = 0
+    failed_requests: int = 0
+    seconds: float = 0.0
     left_out_files: dict[str, int] = field(default_factory=dict[str, int])
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class BuildOptions(TypedDict, total=False):
+    """What is seldom given to :func:`build_cache`.
+
+    Attributes:
+        dtype: Name of the stored dtype; None, the default: the narrowest that holds the vocabulary.
+        chunk_tokens: Tokens in a chunk, the unit of reading; 65,536 by default.
+        shard_chunks: Chunks in a file; 256 by default.
+        compression: ``none``, the default, or ``zstd``.
+        hash_sources: Keep a hash of each source file in the ledger, and tell by it whether a file has changed.
+        progress: Show a bar, if stderr is a terminal (the default).
+    """
+
+    dtype: str | None
+    chunk_tokens: int
+    shard_chunks: int
+    compression: Compression
+    hash_sources: bool
+    progress: bool
 
 
 def build_cache(
@@ -113,16 +143,11 @@ def build_cache(
     tokenizer: TokenizerConfig,
     output: str,
     *,
-    dtype: str | None = None,
-    chunk_tokens: int = DEFAULT_CHUNK,
-    shard_chunks: int = DEFAULT_SHARD_CHUNKS,
-    compression: Compression = "none",
     part_bytes: int = DEFAULT_PART_BYTES,
     engine: Engine = "auto",
     workers: int | None = None,
-    hash_sources: bool = False,
     restart: bool = False,
-    progress: bool = True,
+    **options: Unpack[BuildOptions],
 ) -> BuildReport:
     """Builds a token cache, or finishes one that was begun with the same arguments.
 
@@ -130,18 +155,14 @@ def build_cache(
         source: Where the documents come from.
         tokenizer: How they become ids.
         output: Folder or URL of the cache.
-        dtype: Name of the stored dtype; the narrowest that holds the vocabulary if None.
-        chunk_tokens: Tokens in a chunk, the unit of reading.
-        shard_chunks: Chunks in a file.
-        compression: ``none`` or ``zstd``.
         part_bytes: Source bytes in a part, the unit of work and of resuming.
         engine: Who builds the parts: ``pool``, worker processes of this machine; ``inline``, this process; ``ray``, a
-            Ray cluster (``RAY_ADDRESS``, or one started here); ``auto``, a pool unless there is too little to do. No
-            effect on the result.
+            Ray cluster (``RAY_ADDRESS``, or one started here); ``zephyr``, a pipeline of Marin's Zephyr (on the current
+            Fray client's cluster, or in threads here); ``auto``, a pool unless there is too little to do. No effect on
+            the result.
         workers: How many at once; as many as there are cores and memory for if None. No effect on the result.
-        hash_sources: Keep a hash of each source file in the ledger, and tell by it whether a file has changed.
         restart: Delete what is there and begin anew.
-        progress: Show a bar, if stderr is a terminal.
+        options: What is seldom given, by keyword: see :class:`BuildOptions`.
 
     Returns:
         What was done. If the cache is finished already, nothing was, and ``parts_built`` is 0.
@@ -150,137 +171,130 @@ def build_cache(
         SourceError: the source is missing, empty, unreadable, bad in a line, or changed.
         ConfigError: a setting is not usable, or is not the one that the folder was begun with.
         CacheError: the output cannot be written, holds something else, or is being built by another process.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from headrace import SourceConfig, TokenizerConfig
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "greeting.txt").write_text("hello")
+        ...     source = SourceConfig([f"{folder}/greeting.txt"])
+        ...     report = build_cache(source, TokenizerConfig("bytes"), f"{folder}/cache", progress=False)
+        >>> report.documents, report.tokens  # five bytes and the end of the text
+        (1, 6)
     """
+    if unknown := options.keys() - BuildOptions.__annotations__.keys():
+        raise TypeError(f"build_cache got an unexpected keyword argument {min(unknown)!r}")
     began, before = time.monotonic(), wire()
     output = str(output)
-    if output.startswith(("http://", "https://")):
-        raise ConfigError(
-            "can be read from, not written to", field="output", value=output, cure="Use a local path, gs:// or s3://."
-        )
+    files.check_writable(output)
     check_engine(engine, workers)
+    work, wanted, left_out = plan_build(source, tokenizer, output, part_bytes, options)
+    work = replace(work, engine=engine, workers=workers, restart=restart)
+    try:
+        begun = read_ledger(output)
+        if begun is None:
+            check_vacant(output)
+        with lease(output) as held:
+            done = _build(work, wanted, held)
+    except OSError as error:  # sources raise SourceError, so this is the output
+        raise files.not_written(output, error) from error
+    spent = sum(work.sent, wire() - before)
+    return replace(
+        done,
+        requests=spent.requests,
+        failed_requests=spent.failed,
+        seconds=time.monotonic() - began,
+        left_out_files=dict(sorted(left_out.items())),
+    )
+
+
+def plan_build(
+    source: SourceConfig, tokenizer: TokenizerConfig, output: str, part_bytes: int, options: BuildOptions
+) -> tuple[_Work, Ledger, Counter[str]]:
+    """What a build has in hand, the ledger that it begins with, and the endings of files that are left out."""
     loaded = load_tokenizer(tokenizer)
-    layout = CacheLayout(dtype or loaded.dtype.name, chunk_tokens, shard_chunks, compression)
+    layout = CacheLayout(
+        options.get("dtype") or loaded.dtype.name,
+        options.get("chunk_tokens", DEFAULT_CHUNK),
+        options.get("shard_chunks", DEFAULT_SHARD_CHUNKS),
+        options.get("compression", "none"),
+    )
     layout.check_vocabulary(loaded.vocab_size)
     left_out: Counter[str] = Counter()
     listed = [described(f) for f in source.files(left_out)]
     kind = source.kind_of(listed)
     source = with_mask_settled(source, kind, listed)
-    template = _template(source, kind, tokenizer)
-    leaves = [spec.to_json() for spec in make_kind(source, kind, loaded, template).specs]
-    tasks = plan_parts(listed, part_bytes, split_file)
-    wanted = _planned(source, loaded, layout, part_bytes, tasks, leaves, template)
-    if hash_sources:
-        wanted = replace(wanted, sources=with_hashes(wanted.sources, content_hashes(listed)))
-    work = _Work(source, {f.shown_path: f for f in listed}, loaded, output, kind, template, engine, workers)
-    try:
-        begun = read_ledger(output)
-        if begun is None:
-            _check_vacant(output)
-        with lease(output) as held:
-            done = _build(work, wanted, restart, progress, held)
-    except OSError as error:  # sources raise SourceError, so this is the output
-        raise CacheError(
-            f"cannot be written ({error.strerror or error})",
-            field="output",
-            value=output,
-            cure="Check permissions and free space, then run the same command again: finished parts are kept.",
-        ) from error
-    spent = sum(work.sent, wire() - before)
-    took = time.monotonic() - began
-    others = dict(sorted(left_out.items()))
-    return replace(done, requests=spent.requests, failed_requests=spent.failed, seconds=took, left_out_files=others)
+    job = BuildJob(output, source, loaded.record(), layout, kind, template_of(source, kind, tokenizer))
+    wanted = _planned(job, loaded, listed, part_bytes)
+    if options.get("hash_sources"):
+        wanted = structs.replace(wanted, sources=with_hashes(wanted.sources, content_hashes(listed)))
+    shows = options.get("progress", True) and sys.stderr.isatty()
+    return _Work(job, {f.shown_path: f for f in listed}, loaded, shows), wanted, left_out
 
 
 @dataclass(frozen=True)
 class _Work:
     """What a build has in hand, besides what its ledger says; ``sent``: the requests of its workers."""
 
-    source: SourceConfig
+    job: BuildJob
     listed: dict[str, SourceFile]
     tokenizer: Tokenizer
-    output: str
-    kind: Kind
-    template: dict[str, Any] | None
-    engine: Engine
-    workers: int | None
+    shows_progress: bool
+    engine: Engine = "auto"
+    workers: int | None = None
+    restart: bool = False
     sent: list[Wire] = field(default_factory=list[Wire])
 
 
-def _template(source: SourceConfig, kind: Kind, tokenizer: TokenizerConfig) -> dict[str, Any] | None:
-    """The chat template, where one is needed; prompts and pairs may be plain texts, which need none."""
-    if kind not in NEEDS_TEMPLATE:
-        return None
-    try:
-        return find_template(source.chat, tokenizer_folder(tokenizer))
-    except ConfigError:
-        if kind == "chat" or source.chat.template is not None:
-            raise
-        return None
-
-
-def _planned(
-    source: SourceConfig,
-    tokenizer: Tokenizer,
-    layout: CacheLayout,
-    part_bytes: int,
-    tasks: Sequence[PartTask],
-    leaves: list[dict[str, Any]],
-    template: dict[str, Any] | None,
-) -> Ledger:
-    settings = {k: v for k, v in asdict(source).items() if k != "paths"}
+def _planned(job: BuildJob, tokenizer: Tokenizer, listed: Sequence[SourceFile], part_bytes: int) -> Ledger:
+    leaves = [spec.to_json() for spec in make_kind(job.source, job.kind, tokenizer, job.template).specs]
     return Ledger(
         finished=False,
-        tokenizer=tokenizer.record(),
-        layout=layout.to_json(),
-        sources=source_records(tasks),
+        tokenizer=job.tokenizer,
+        layout=job.layout.to_json(),
+        sources=source_records(plan_parts(listed, part_bytes, split_file)),
         leaves=leaves,
         metadata={
-            "paths": [redact(str(p)) for p in source.paths],
-            "source": settings,
-            "template": template,
+            "paths": [redact(str(p)) for p in job.source.paths],
+            "source": {k: v for k, v in asdict(job.source).items() if k != "paths"},
+            "template": job.template,
             "part_bytes": part_bytes,
             "ingest_version": INGEST_VERSION,
         },
     )
 
 
-def _build(work: _Work, wanted: Ledger, restart: bool, progress: bool, held: Lease) -> BuildReport:
-    output = work.output
+def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
+    output = work.job.root
     begun = read_ledger(output)
+    tokenizer_file = files.join(output, FILE_NAME)
     if files.is_local(output):  # what a kill within an atomic write left; object stores have no such thing
         for name in (LEDGER_NAME, FILE_NAME):
-            left = files.join(output, f"{name}.tmp")
-            if files.exists(left):
-                files.remove_tree(left)
-    if begun is not None and restart:
+            files.remove_tree(files.join(output, f"{name}.tmp"))
+    if begun is not None and work.restart:
         _clear(output, begun)
         begun = None
-    if files.exists(files.join(output, ATTEMPTS_FOLDER)):  # a builder was killed while a part was built twice
-        files.remove_tree(files.join(output, ATTEMPTS_FOLDER))
+    files.remove_tree(files.join(output, ATTEMPTS_FOLDER))  # a builder was killed while a part was built twice
     ledger, tasks, done = _begin(output, wanted, begun, work.listed)
     content = work.tokenizer.content
-    if content is not None and not files.exists(files.join(output, FILE_NAME)):
-        files.write_atomic(files.join(output, FILE_NAME), content)
-    job = BuildJob(output, work.source, ledger.tokenizer, CacheLayout(**ledger.layout), work.kind, work.template)
+    if content is not None and not files.exists(tokenizer_file):
+        files.write_atomic(tokenizer_file, content)
+    job = replace(work.job, tokenizer=ledger.tokenizer)
     missing = [t for t in tasks if t.name not in done]
     built: dict[str, PartRecord] = {}
+    bar = show_progress(sum(t.stored_bytes for t in missing)) if missing and work.shows_progress else nullcontext()
     with (
-        show_progress(missing, progress) as report,
-        closing(
-            run_on(work.engine, job, missing, work.tokenizer, report, work.workers, work.sent.append)
-        ) as finished_parts,
+        bar as report,
+        closing(_run(work, job, missing, report)) as finished_parts,
     ):
         for record in finished_parts:
             built[record.name] = record
             held.check()
     records = [built.get(t.name) or done[t.name] for t in tasks]
-    result = _report(output, records, built)
+    result = report_of(output, records, built)
     if result.documents == 0:
-        why = (
-            f"; {result.skipped_lines} lines were skipped, first: {result.first_skipped}"
-            if result.skipped_lines
-            else ""
-        )
+        skipped = f"; {result.skipped_lines} lines were skipped, first: {result.first_skipped}"
+        why = skipped if result.skipped_lines else ""
         if result.ignored_records:
             why += "; of no text are " + ", ".join(f"{n} {what}" for what, n in result.ignored_records.items())
         raise SourceError(
@@ -300,6 +314,18 @@ def _build(work: _Work, wanted: Ledger, restart: bool, progress: bool, held: Lea
     return result
 
 
+def _run(
+    work: _Work, job: BuildJob, tasks: Sequence[PartTask], report: Callable[[Progress], None] | None
+) -> Generator[PartRecord]:
+    """Builds parts with an engine; yields the record of each when it is complete, in any order."""
+    listed = [file for task in tasks for file in task.files]
+    sizes = [None if any(f.num_bytes is None for f in t.files) else t.stored_bytes for t in tasks]
+    engine = choose_engine(work.engine, job, sizes, (f.path for f in listed), work.workers)
+    if engine == "inline" or not tasks:  # one pipeline over all parts
+        return run_parts(job, tasks, tokenizer=work.tokenizer, report=report)
+    return run_tasks(engine, job, tasks, work.workers, report, work.sent.append)
+
+
 def _begin(
     output: str, wanted: Ledger, begun: Ledger | None, listed: dict[str, SourceFile]
 ) -> tuple[Ledger, list[PartTask], dict[str, PartRecord]]:
@@ -313,37 +339,15 @@ def _begin(
     sources = changed_sources(output, begun.sources, wanted.sources, done)
     ledger = begun
     if sources != begun.sources or (begun.finished and len(done) < len(names)):
-        ledger = replace(begun, finished=False, parts=[], sources=sources)
+        ledger = structs.replace(begun, finished=False, parts=[], sources=sources)
         write_ledger(output, ledger)
     return ledger, tasks_from_records(sources, listed), done
-
-
-def _check_vacant(output: str) -> None:
-    """Nothing of anybody else's is ever mixed up with a cache, or deleted."""
-    # The ledger is the first write; a build killed within it leaves its temporary file, or an empty folder.
-    others = [name for name in _names_in(output) if name != f"{LEDGER_NAME}.tmp" and not is_lease(name)]
-    if others:
-        raise CacheError(
-            f"holds other things than a token cache ({', '.join(others[:4])}{', ...' if len(others) > 4 else ''})",
-            field="output",
-            value=output,
-            cure="Choose a folder that is new or empty.",
-        )
-
-
-def _names_in(output: str) -> list[str]:
-    fs, path = files.filesystem(output)
-    if not fs.exists(path):
-        return []
-    if not fs.isdir(path):
-        raise CacheError("is a file", field="output", value=output, cure="Choose a folder that is new or empty.")
-    return sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False))
 
 
 def _clear(output: str, begun: Ledger) -> None:
     """Deletes a cache, ledger last: killed within it, what is left is an unfinished cache, not a broken one."""
     if begun.finished:
-        write_ledger(output, replace(begun, finished=False, parts=[]))
+        write_ledger(output, structs.replace(begun, finished=False, parts=[]))
     for name in {str(s["part"]) for s in begun.sources}:  # a part without its record is never taken for complete
         files.remove_tree(files.join(part_folder(output, name), PART_RECORD_NAME))
     files.remove_tree(files.join(output, "parts"))
@@ -351,7 +355,7 @@ def _clear(output: str, begun: Ledger) -> None:
         files.remove_tree(files.join(output, name))
 
 
-def _report(output: str, records: Sequence[PartRecord], built: dict[str, PartRecord]) -> BuildReport:
+def report_of(output: str, records: Sequence[PartRecord], built: dict[str, PartRecord]) -> BuildReport:
     """What was done, but for what it took."""
 
     def total(key: str) -> int:
@@ -375,7 +379,4 @@ def _report(output: str, records: Sequence[PartRecord], built: dict[str, PartRec
         parts_reused=len(records) - len(built),
         tokens_built=sum(r.tokens for r in built.values()),
         bytes_built=sum(int(r.extra["text_bytes"]) for r in built.values()),
-        requests=0,
-        failed_requests=0,
-        seconds=0.0,
     )

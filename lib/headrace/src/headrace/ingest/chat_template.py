@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, install_command
 from headrace.ingest.records import BadRecordError, one_line
 from headrace.ingest.source import ChatConfig
 from headrace.store import files
@@ -37,10 +37,6 @@ Spans = tuple[tuple[int, int], ...]
 
 def find_template(config: ChatConfig, tokenizer_folder: str | None) -> dict[str, Any]:
     """The template of a build, and the special tokens that it may name: JSON values, which the ledger keeps.
-
-    Args:
-        config: Says which template.
-        tokenizer_folder: Where the tokenizer's files lie; None if it has none.
 
     Raises:
         ConfigError: there is no template.
@@ -98,10 +94,6 @@ def _declared(value: Any) -> str | None:
 class ChatTemplate:
     """A compiled template.
 
-    Args:
-        record: What :func:`find_template` gave.
-        variables: More variables for it.
-
     Raises:
         ConfigError: it is no template, or Jinja is not installed.
 
@@ -118,7 +110,7 @@ class ChatTemplate:
             jinja: Any = importlib.import_module("jinja2")
         except ImportError as error:
             raise ConfigError(
-                "needs the package jinja2", field="chat.template", cure="pip install 'headrace[chat]'"
+                "needs the package jinja2", field="chat.template", cure=install_command("headrace[chat]")
             ) from error
         self._jinja = jinja
         environment = sandbox.ImmutableSandboxedEnvironment(
@@ -135,11 +127,6 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], tools: Any = None, *, ask: bool = False) -> str:
         """The text of a conversation.
-
-        Args:
-            messages: Mappings with a ``role``.
-            tools: Given to the template.
-            ask: End with the header of the assistant's turn (``add_generation_prompt``).
 
         Raises:
             BadRecordError: the template refuses it.

@@ -6,17 +6,36 @@ stops the build or counts. Price: that of the container's reader; memory is boun
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from headrace.errors import SourceError
-from headrace.ingest.readers.registry import open_reader, stat_source
-from headrace.ingest.records import BadRecordError, Fields, Reader
-from headrace.ingest.source import PRE_TOKENIZED, Kind, SourceConfig, SourceFile
+from headrace.errors import ConfigError, SourceError
+from headrace.ingest.choices import Kind
+from headrace.ingest.listing import stat_file
+from headrace.ingest.readers.columnar import ArrowReader, ParquetReader
+from headrace.ingest.readers.datasets import DatasetReader, FunctionReader, HubReader
+from headrace.ingest.readers.shards import MegatronReader, NmoeReader, index_path
+from headrace.ingest.readers.streams import BlockReader, JsonlReader, TextReader, WarcReader
+from headrace.ingest.records import BadRecordError, Fields, Reader, Slice
+from headrace.ingest.source import PRE_TOKENIZED, SourceConfig, SourceFile
+
+READERS: dict[str, type[Reader]] = {
+    "jsonl": JsonlReader,
+    "text": TextReader,
+    "warc": WarcReader,
+    "parquet": ParquetReader,
+    "arrow": ArrowReader,
+    "megatron": MegatronReader,
+    "nmoe": NmoeReader,
+    "hf": HubReader,
+    "python": FunctionReader,
+}
+"""By the format of the file."""
+MIN_SLICE_BYTES = 1 << 20
+"""Smaller slices are not worth a reader: it reads that much at once."""
 
 
 class Document(NamedTuple):
@@ -61,37 +80,22 @@ class DocumentMaker(Protocol):
 
 
 class DocumentReader:
-    """Iterates over the documents of one file or slice, once.
-
-    Args:
-        file: The file, as listed.
-        config: The source.
-        maker: Makes documents of records.
-
-    Attributes:
-        stored_bytes: Bytes of the file consumed so far, as stored (for progress).
-        skipped_lines: Records left out so far (``on_bad_line="skip"``).
-        first_skipped: Why the first of them was.
-        ignored: Records that hold no text, by what they are.
-    """
+    """Iterates over the documents of one file or slice, once."""
 
     def __init__(self, file: SourceFile, config: SourceConfig, maker: DocumentMaker) -> None:
         self.file, self.config, self._maker = file, config, maker
         self.skipped_lines = 0
         self.first_skipped = ""
         self._reader: Reader = open_reader(file, maker.columns, maker.optional)
+        self.ignored = self._reader.ignored
         self._ended = False
 
     @property
     def stored_bytes(self) -> int:
-        known = self.file.num_bytes
-        if known is None:
+        size = self.file.num_bytes
+        if size is None:
             return self._reader.stored_bytes
-        return known if self._ended else min(known, self._reader.stored_bytes)
-
-    @property
-    def ignored(self) -> Counter[str]:
-        return self._reader.ignored
+        return size if self._ended else min(size, self._reader.stored_bytes)
 
     def __iter__(self) -> Iterator[Document]:
         """The documents, in order.
@@ -156,3 +160,65 @@ def with_mask_settled(source: SourceConfig, kind: Kind, listed: Sequence[SourceF
                 there = record.get(field) is not None
                 return replace(source, fields={**source.fields, "loss_mask": field}) if there else source
     return source
+
+
+def open_reader(file: SourceFile, columns: Sequence[str], optional: Collection[str] = ()) -> Reader:
+    """The reader of some fields of a file or slice, some of which need not be there.
+
+    Raises:
+        ConfigError: the file is compressed as a whole, and such files cannot be.
+    """
+    kind = READERS[file.format]
+    if issubclass(kind, BlockReader):
+        reader: Reader = kind(file.path, file.part, columns, file.compression)
+    elif file.compression == "none":
+        reader = kind(file.path, file.part, columns)
+    else:
+        raise ConfigError(
+            f"is a {file.format} file packed with {file.compression}", field=file.path, cure="Unpack it first."
+        )
+    reader.optional = optional
+    return reader
+
+
+def split_file(file: SourceFile, target_bytes: int) -> list[SourceFile]:
+    """The slices of a file that is larger than ``target_bytes`` (1 MiB at least), in order; or the file.
+
+    A function of the file and of ``target_bytes`` alone. Opens large files of formats that have an index in them.
+    """
+    target_bytes = max(target_bytes, MIN_SLICE_BYTES)
+    reader, slices = READERS[file.format], list[Slice]()
+    if issubclass(reader, DatasetReader):
+        _, _, slices = reader.describe(file.path, target_bytes)
+    elif file.size is not None and file.size > target_bytes and file.compression == "none":
+        slices = reader.split(file.path, file.size, target_bytes)
+    return [replace(file, part=s) for s in slices] if len(slices) > 1 else [file]
+
+
+def described(file: SourceFile) -> SourceFile:
+    """A listed file with what its name alone does not tell: the size of a dataset, the version of an index."""
+    reader = READERS[file.format]
+    if issubclass(reader, DatasetReader):
+        size, version, _ = reader.describe(file.path, 1 << 62)
+    elif file.format in PRE_TOKENIZED:
+        size, version = stat_source(file)
+    else:
+        return file
+    return replace(file, size=size, version=version)
+
+
+def stat_source(file: SourceFile) -> tuple[int | None, str]:
+    """Size and version of a file as it is now.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    if issubclass(READERS[file.format], DatasetReader):
+        return file.size, file.version
+    size, version = stat_file(file.path)
+    if file.format in PRE_TOKENIZED:
+        try:
+            version = f"{version} idx {stat_file(index_path(file.path))[1]}"
+        except FileNotFoundError:
+            return size, version  # the reader says it better
+    return size, version

@@ -19,20 +19,23 @@ Price: a thread switch and a few queue operations a batch (0.5 MiB of text on tw
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from headrace.ingest.base_tokenizer import Tokenizer
+from headrace.ingest.choices import Kind
 from headrace.ingest.documents import Document, DocumentReader
 from headrace.ingest.kinds import LOSS_MASK, DocumentKind, EncodedBatch, make_kind
-from headrace.ingest.pieces import batch_chars, encoding_threads
 from headrace.ingest.plan import PartTask
-from headrace.ingest.source import Kind, SourceConfig
-from headrace.ingest.tokenize import Tokenizer, recorded_tokenizer
+from headrace.ingest.progress import Progress
+from headrace.ingest.schedule import BuildPart
+from headrace.ingest.source import SourceConfig
+from headrace.ingest.tokenize import batch_chars, encoding_threads, recorded_tokenizer
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import PartRecord
 from headrace.store.ragged import PartWriter
@@ -41,22 +44,15 @@ from headrace.store.retry import RetryPolicy, policy
 T = TypeVar("T")
 R = TypeVar("R")
 
+WORKER_BYTES = 512 << 20
 ENCODERS = 3
 QUEUE_BATCHES = 4
 
 
 @dataclass(frozen=True)
 class BuildJob:
-    """What all parts of a build have in common. Picklable: all that a worker needs besides its task.
-
-    Attributes:
-        root: Folder or URL of the cache.
-        source: How files are read.
-        tokenizer: The ledger's record; the tokenizer itself is read from the cache's copy.
-        layout: Layout of the token leaf.
-        kind: What records become.
-        template: The chat template, as the ledger keeps it; None if there is none.
-        retries: How stores are asked again; the policy of the process that builds.
+    """What all parts of a build have in common. Picklable: all that a worker needs besides its task, but for the
+    tokenizer itself, which is read from the cache's copy.
     """
 
     root: str
@@ -67,46 +63,57 @@ class BuildJob:
     template: dict[str, Any] | None = None
     retries: RetryPolicy = field(default_factory=policy)
 
+    @property
+    def worker_bytes(self) -> int:
+        """Memory of a worker: one that reads and encodes, and two shards of each leaf."""
+        bytes_each = np.dtype(self.layout.dtype).itemsize + 2 * len(self.source.leaves) + 1
+        return WORKER_BYTES + 2 * self.layout.shard_elements * bytes_each
 
-@dataclass(frozen=True)
-class Progress:
-    """What came through the pipeline since the last report.
+    def part_builder(self) -> BuildPart:
+        """Builds parts with the cache's copy of the tokenizer, which is there when the first part is begun."""
+        tokenizer = recorded_tokenizer(self.root, self.tokenizer)
 
-    Attributes:
-        documents: Documents written.
-        tokens: Tokens written.
-        text_bytes: Bytes of their texts (UTF-8).
-        stored_bytes: Bytes consumed of the source files, as stored.
-    """
+        def build(task: PartTask, root: str, report: Callable[[Progress], None]) -> PartRecord:
+            (record,) = run_parts(replace(self, root=root), [task], tokenizer=tokenizer, report=report)
+            return record
 
-    documents: int
-    tokens: int
-    text_bytes: int
-    stored_bytes: int
-
-    def __add__(self, other: Progress) -> Progress:
-        return Progress(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
-
-    def __neg__(self) -> Progress:
-        return Progress(*(-n for n in vars(self).values()))
+        return build
 
 
-NOTHING = Progress(0, 0, 0, 0)
+@dataclass
+class _Counts:
+    """What a part's record keeps besides documents and tokens."""
+
+    empty_documents: int = 0
+    skipped_lines: int = 0
+    first_skipped: str = ""
+    text_bytes: int = 0
+    trained_tokens: int = 0
+    untrained_documents: int = 0
+    ignored: dict[str, int] = field(default_factory=dict[str, int])
+
+    def add_trained(self, encoded: EncodedBatch) -> None:
+        if LOSS_MASK.name in encoded.leaves:
+            so_far = np.concatenate([[0], np.cumsum(encoded.leaves[LOSS_MASK.name][0], dtype=np.int64)])
+            trained = np.diff(so_far[np.concatenate([[0], np.cumsum(encoded.lengths)])])
+            self.trained_tokens += int(trained.sum())
+            self.untrained_documents += int(((trained == 0) & (encoded.lengths > 0)).sum())
 
 
 @dataclass
 class _Batch:
-    """Documents of one part, on their way; the last batch of a part closes it (and may hold none)."""
+    """Documents of one part, on their way; the last batch of a part closes it (and may hold none).
+
+    ``counts`` are those of the part, complete when it is closed; until then they are the reader's thread's, but for
+    what is trained on.
+    """
 
     task: PartTask
+    counts: _Counts
     documents: list[Document] = field(default_factory=list[Document])
     weight: int = 0
     text_bytes: int = 0
     stored_bytes: int = 0
-    empty_documents: int = 0
-    skipped_lines: int = 0
-    first_skipped: str = ""
-    ignored: Counter[str] = field(default_factory=Counter[str])
     closes: bool = False
 
 
@@ -119,13 +126,6 @@ def run_parts(
     batch_bytes: int | None = None,
 ) -> Generator[PartRecord]:
     """Builds the parts of ``tasks``, one after the other, each from its start.
-
-    Args:
-        job: What they have in common.
-        tasks: The parts to build.
-        tokenizer: The job's tokenizer, if it is at hand.
-        report: Called now and then with what was done since its last call.
-        batch_bytes: Bytes of text to encode at once; by the number of cores if None. No effect on the result.
 
     Yields:
         The record of each part, when it is complete on disk.
@@ -145,74 +145,46 @@ def run_parts(
     pool = ThreadPoolExecutor(encoders, thread_name_prefix="headrace-encode")
     try:
         writer: PartWriter | None = None
-        counts = _Counts()
-        for batch, encoded in _map_ahead(pool, lambda b: _encode(kind, b), reading, 2 * encoders):
+        for batch, encoded in _map_ahead(pool, lambda b: (b, kind.encode(b.documents)), reading, 2 * encoders):
             if writer is None:
-                writer, counts = PartWriter(job.root, batch.task.name, job.layout, kind.specs), _Counts()
+                writer = PartWriter(job.root, batch.task.name, job.layout, kind.specs)
             writer.append(*encoded)
-            counts.add(batch, encoded)
+            batch.counts.add_trained(encoded)
             if report is not None:
                 moved = len(batch.documents), int(encoded.tokens.size), batch.text_bytes, batch.stored_bytes
                 report(Progress(*moved))
             if batch.closes:
-                yield writer.close(**vars(counts))
+                yield writer.close(**vars(batch.counts))
                 writer = None
     finally:
         reading.close()
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-@dataclass
-class _Counts:
-    """What a part's record keeps besides documents and tokens."""
-
-    empty_documents: int = 0
-    skipped_lines: int = 0
-    first_skipped: str = ""
-    text_bytes: int = 0
-    trained_tokens: int = 0
-    untrained_documents: int = 0
-    ignored: dict[str, int] = field(default_factory=dict[str, int])
-
-    def add(self, batch: _Batch, encoded: EncodedBatch) -> None:
-        if LOSS_MASK.name in encoded.leaves:
-            so_far = np.concatenate([[0], np.cumsum(encoded.leaves[LOSS_MASK.name][0], dtype=np.int64)])
-            trained = np.diff(so_far[np.concatenate([[0], np.cumsum(encoded.lengths)])])
-            self.trained_tokens += int(trained.sum())
-            self.untrained_documents += int(((trained == 0) & (encoded.lengths > 0)).sum())
-        self.empty_documents += batch.empty_documents
-        self.skipped_lines += batch.skipped_lines
-        self.first_skipped = self.first_skipped or batch.first_skipped
-        self.text_bytes += batch.text_bytes
-        for what, count in batch.ignored.items():
-            self.ignored[what] = self.ignored.get(what, 0) + count
-
-
-def _encode(kind: DocumentKind, batch: _Batch) -> tuple[_Batch, EncodedBatch]:
-    return batch, kind.encode(batch.documents)
-
-
 def _batches(source: SourceConfig, kind: DocumentKind, tasks: Iterable[PartTask], limit: int) -> Iterator[_Batch]:
     """All documents of all tasks, in order, in batches of about ``limit`` bytes that never span two parts."""
     for task in tasks:
-        batch = _Batch(task)
+        counts = _Counts()
+        batch = _Batch(task, counts)
         for file in task.files:
             reader = DocumentReader(file, source, kind)
             consumed = 0
             for document in reader:
                 batch.documents.append(document)
                 batch.text_bytes += document.num_bytes
+                counts.text_bytes += document.num_bytes
                 batch.weight += document.num_bytes + sum(v.nbytes for v in document.leaves)
-                batch.empty_documents += not document.num_bytes
+                counts.empty_documents += not document.num_bytes
                 if batch.weight >= limit or len(batch.documents) >= limit // 64:
                     batch.stored_bytes += reader.stored_bytes - consumed
                     consumed = reader.stored_bytes
                     yield batch
-                    batch = _Batch(task)
+                    batch = _Batch(task, counts)
             batch.stored_bytes += reader.stored_bytes - consumed
-            batch.skipped_lines += reader.skipped_lines
-            batch.first_skipped = batch.first_skipped or reader.first_skipped
-            batch.ignored.update(reader.ignored)
+            counts.skipped_lines += reader.skipped_lines
+            counts.first_skipped = counts.first_skipped or reader.first_skipped
+            for what, count in reader.ignored.items():
+                counts.ignored[what] = counts.ignored.get(what, 0) + count
         batch.closes = True
         yield batch
 
@@ -222,20 +194,14 @@ def _map_ahead(pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iter
     pending: deque[Future[R]] = deque()
     stream = iter(items)
     failure: Exception | None = None
-    while True:
+    while failure is None:
         try:
-            item = next(stream)
-        except StopIteration:
-            break
-        except Exception as error:  # noqa: BLE001 (the reader's; what it read before is still written)
+            pending.append(pool.submit(function, next(stream)))
+        except Exception as error:  # noqa: BLE001 (the end, or the reader's; what it read before is still written)
             failure = error
-            break
-        pending.append(pool.submit(function, item))
-        if len(pending) > ahead:
+        while len(pending) > (ahead if failure is None else 0):
             yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
-    if failure is not None:
+    if not isinstance(failure, StopIteration):
         raise failure
 
 

@@ -1,77 +1,68 @@
-"""The ways to build parts: in this process, in a pool of processes here, or on a Ray cluster.
-
-All run the same :func:`~headrace.ingest.engine.run_parts` on the same tasks, so the cache does not tell which it was.
-"""
+"""Who builds parts: this process, worker processes of this machine, a Ray cluster or a Zephyr pipeline."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import get_args
 
-from headrace.errors import ConfigError, did_you_mean
-from headrace.ingest.engine import BuildJob, Progress, run_parts
-from headrace.ingest.plan import PartTask
+from headrace.errors import check_at_least, check_choice
+from headrace.ingest.choices import Engine
 from headrace.ingest.pool import PoolWorkers, workers_for
+from headrace.ingest.progress import Progress
 from headrace.ingest.ray_workers import RayWorkers
-from headrace.ingest.schedule import Scheduler
-from headrace.ingest.tokenize import Tokenizer
+from headrace.ingest.schedule import Job, Scheduler, Task
+from headrace.ingest.zephyr_engine import build_on_zephyr
 from headrace.store.ledger import PartRecord
-from headrace.store.wire import Wire
-
-Engine: TypeAlias = Literal["auto", "pool", "inline", "ray"]
+from headrace.store.retry import Wire
 
 POOL_FROM_BYTES = 32 << 20
-"""Sources smaller than this are built before worker processes would have started."""
+"""Less than this is built before worker processes would have started."""
 _ONLY_HERE = ("memory://", "local-memory://")
 
 
-def check_engine(engine: str, workers: int | None) -> None:
-    """Refuses what is no engine, or no number of workers.
+def check_engine(engine: Engine, workers: int | None) -> None:
+    """Raises ConfigError if there is no such engine, or no such number of workers."""
+    check_choice("engine", engine, get_args(Engine), "is no engine")
+    check_at_least("workers", workers, cure="Leave it out: one a core.")
 
-    Raises:
-        ConfigError: it is none.
+
+def choose_engine(
+    engine: Engine, job: Job, sizes: Sequence[int | None], paths: Iterable[str], workers: int | None
+) -> Engine:
+    """The engine, ``auto`` settled: a pool, unless there is too little to do for one.
+
+    Args:
+        engine: What the user says.
+        job: What is to be built.
+        sizes: Bytes to read for each part; None where that is not known.
+        paths: All that is read and written.
+        workers: How many workers the user wants; None: as many as fit.
     """
-    if engine not in get_args(Engine):
-        raise ConfigError(
-            "is no engine", field="engine", value=engine, cure=did_you_mean(str(engine), get_args(Engine))
-        )
-    if workers is not None and workers < 1:
-        raise ConfigError("must be at least 1", field="workers", value=workers, cure="Leave it out: one a core.")
+    if engine != "auto":
+        return engine
+    if any(path.startswith(_ONLY_HERE) for path in (job.root, *paths)):  # what no other process sees
+        return "inline"
+    little = None not in sizes and sum(size or 0 for size in sizes) < POOL_FROM_BYTES
+    return "inline" if little or (workers or workers_for(job, len(sizes))) == 1 else "pool"
 
 
-def run_on(
+def run_tasks(
     engine: Engine,
-    job: BuildJob,
-    tasks: Sequence[PartTask],
-    tokenizer: Tokenizer,
-    report: Callable[[Progress], None] | None,
+    job: Job,
+    tasks: Sequence[Task],
     workers: int | None,
+    report: Callable[[Progress], None] | None,
     sent: Callable[[Wire], None] | None = None,
 ) -> Generator[PartRecord]:
-    """Builds parts with an engine; yields the record of each when it is complete, in any order.
-
-    Raises:
-        SourceError: a source cannot be read. Parts that were yielded are complete.
-        CacheError: the cache cannot be written, or workers are lost again and again.
-        ConfigError: the engine cannot be used.
-    """
-    if engine == "auto":
-        engine = _choose(job, tasks, workers)
+    """Builds parts with an engine that is not ``auto``; yields the record of each when it is complete, in any order."""
     if engine == "inline" or not tasks:
-        yield from run_parts(job, tasks, tokenizer=tokenizer, report=report)
+        build = job.part_builder() if tasks else None
+        for task in tasks:
+            assert build is not None
+            yield build(task, job.root, report or (lambda _: None))
         return
-    if engine == "ray":
-        yield from Scheduler(job, tasks, RayWorkers(job, workers), report, sent=sent).run()
+    if engine == "zephyr":
+        yield from build_on_zephyr(job, tasks, workers, report, sent)
         return
-    pool = PoolWorkers(job, workers or workers_for(job, len(tasks)))
+    pool = RayWorkers(job, workers) if engine == "ray" else PoolWorkers(job, workers or workers_for(job, len(tasks)))
     yield from Scheduler(job, tasks, pool, report, sent=sent).run()
-
-
-def _choose(job: BuildJob, tasks: Sequence[PartTask], workers: int | None) -> Engine:
-    places = [job.root, *(f.path for t in tasks for f in t.files)]
-    if any(p.startswith(_ONLY_HERE) for p in places):  # what no other process sees
-        return "inline"
-    sizes = [f.num_bytes for t in tasks for f in t.files]
-    little = None not in sizes and sum(s or 0 for s in sizes) < POOL_FROM_BYTES
-    alone = (workers or workers_for(job, len(tasks))) == 1
-    return "inline" if little or alone else "pool"

@@ -26,33 +26,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headrace.batch.masks import trained_turns
 from headrace.errors import ConfigError
-from headrace.index.train_on import trained_turns
-from headrace.ingest.chat_template import ChatTemplate, Message, Spans, check_messages
+from headrace.ingest.base_tokenizer import Tokenizer
+from headrace.ingest.chat_template import ChatTemplate, Message, Spans, check_messages, find_template
+from headrace.ingest.choices import Kind
 from headrace.ingest.documents import Document
-from headrace.ingest.fill_in_middle import content_keys, fill_in_middle
-from headrace.ingest.leaves import joined, numbers
-from headrace.ingest.pieces import MAX_PIECE_CHARS
-from headrace.ingest.records import BadRecordError, Fields, lookup, string_of, type_name, utf8_length
-from headrace.ingest.source import ChatConfig, Kind, SourceConfig
-from headrace.ingest.tokenize import Tokenizer
+from headrace.ingest.fim import content_keys, fill_in_middle
+from headrace.ingest.records import BadRecordError, Fields, joined, lookup, numbers, string_of, type_name, utf8_length
+from headrace.ingest.source import ChatConfig, SourceConfig
+from headrace.ingest.tokenize import MAX_PIECE_CHARS, TokenizerConfig, tokenizer_folder
 from headrace.store.layout import LeafSpec
 from headrace.store.ragged import LeafValues
 
 LOSS_MASK = LeafSpec("loss_mask", "uint8", "ragged")
 PROMPT_LENGTH = LeafSpec("prompt_length", "int32", "fixed")
 CHOSEN = LeafSpec("chosen", "uint8", "fixed")
-NEEDS_TEMPLATE = ("chat", "preference", "prompts")
 
 
 class EncodedBatch(NamedTuple):
-    """Documents as a part takes them.
-
-    Attributes:
-        tokens: Ids, all documents end to end.
-        lengths: int64 ``[documents]``.
-        leaves: Values of each leaf.
-    """
+    """Documents as a part takes them: ids end to end, int64 lengths ``[documents]``, values of each leaf."""
 
     tokens: np.ndarray
     lengths: np.ndarray
@@ -60,19 +53,7 @@ class EncodedBatch(NamedTuple):
 
 
 class DocumentKind(abc.ABC):
-    """Makes documents of records, and ids of documents.
-
-    Args:
-        config: The source.
-        kind: Its kind.
-        tokenizer: The tokenizer.
-        template: The chat template; None if there is none.
-
-    Attributes:
-        columns: Fields that are read of a record.
-        optional: Those of them that a record may lack.
-        specs: The leaves that it fills, its own ones first.
-    """
+    """Makes documents of records, and ids of documents."""
 
     own: tuple[LeafSpec, ...] = ()
 
@@ -332,14 +313,20 @@ _KINDS: dict[Kind, type[DocumentKind]] = {
 }
 
 
+def template_of(source: SourceConfig, kind: Kind, tokenizer: TokenizerConfig) -> dict[str, Any] | None:
+    """The chat template, where one is needed; prompts and pairs may be plain texts, which need none."""
+    if kind not in ("chat", "preference", "prompts"):
+        return None
+    try:
+        return find_template(source.chat, tokenizer_folder(tokenizer))
+    except ConfigError:
+        if kind == "chat" or source.chat.template is not None:
+            raise
+        return None
+
+
 def make_kind(config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: dict[str, Any] | None) -> DocumentKind:
     """What makes the documents of a source.
-
-    Args:
-        config: The source.
-        kind: Its kind, settled.
-        tokenizer: The tokenizer.
-        template: What :func:`~headrace.ingest.chat_template.find_template` gave; None if there is none.
 
     Raises:
         ConfigError: conversations are to be masked by marks that the template has not, or there is no template.
@@ -359,10 +346,6 @@ def make_kind(config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: 
 
 def marked(places: np.ndarray, spans: Spans) -> np.ndarray:
     """Which tokens have a character within a span.
-
-    Args:
-        places: int64 ``[n, 2]``: first character of each token, and one past its last.
-        spans: Ranges of characters, increasing, that do not overlap.
 
     Returns:
         bool ``[n]``.

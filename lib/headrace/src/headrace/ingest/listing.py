@@ -22,13 +22,7 @@ _MAX_EXPANSIONS = 100_000
 
 @dataclass(frozen=True)
 class Entry:
-    """A file that is there.
-
-    Attributes:
-        path: As the user spelled its folder (relative stays relative), or a URL.
-        size: Stored bytes; None if the server does not say.
-        version: ``mtime:<ns>`` or an etag; empty if the server says neither.
-    """
+    """A file that is there."""
 
     path: str
     size: int | None

@@ -1,9 +1,17 @@
-"""Which files make which part: the plan of a build, fixed before anything is tokenized.
+"""Which files make which part: the plan of a build, fixed before anything is tokenized, and whether a build that was
+interrupted may go on by the plan of now.
 
 A part is the unit of work and of resuming: a run of consecutive files of about ``part_bytes`` stored bytes, or a slice
 of a larger one, turned into one part of the cache by one worker, always with the same result. The plan is a pure
 function of the list of files, their sizes and where they can be cut, and is written into the ledger, so that every
 worker and every later run of the command works on the same one. The last slice of a file ends where the file ends.
+
+What was begun and what is wanted must agree in everything that decides a byte of the result. Paths as they were typed
+may differ (``corpus`` or ``corpus/*.jsonl``) as long as they name the same files; so may the place of the tokenizer's
+file, as long as it is the same tokenizer. The ledger keeps size and version (etag, modification time) of every source
+file, which costs nothing. On request it keeps a hash as well, for sources whose modification times mean nothing: then a
+file that was copied or touched counts as the same, and one that was changed within its time stamp as another. Every
+file is read once more for it, a few at a time.
 
 Price: what a killed build loses is at most one part (default 64 MiB of text, some seconds); the largest corpus has some
 thousands of parts, so the ledger stays small and opening a cache stays fast.
@@ -11,27 +19,29 @@ thousands of parts, so the ledger stays small and opening a cache stays fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from headrace.errors import ConfigError
+from headrace.errors import PlanMismatchError, SourceError, check_at_least
 from headrace.ingest.records import Slice
 from headrace.ingest.source import SourceFile
+from headrace.store import files
+from headrace.store.ledger import Ledger
 
 DEFAULT_PART_BYTES = 64 << 20
 MAX_PARTS = 4096
+_SHOWN = 4
+_AT_ONCE = 4
+_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
 class PartTask:
-    """One idempotent unit of work: these files, in this order, become this part.
-
-    Attributes:
-        name: Folder of the part below ``parts/``; names sort like parts.
-        files: Its files; never empty.
-    """
+    """One idempotent unit of work: these files, in this order, become this part."""
 
     name: str
     files: tuple[SourceFile, ...]
@@ -63,8 +73,7 @@ def plan_parts(
         >>> [(t.name, len(t.files)) for t in plan_parts(files, part_bytes=80)]
         [('00000', 2), ('00001', 2), ('00002', 1)]
     """
-    if part_bytes < 1:
-        raise ConfigError("must be at least 1", field="part_bytes", value=part_bytes, cure="Count in bytes.")
+    check_at_least("part_bytes", part_bytes, cure="Count in bytes.")
     # A file of unknown size counts as something, yet is no part of its own.
     weights = [part_bytes // 16 if f.size is None else f.size for f in files]
     target = max(part_bytes, -(-sum(weights) // (MAX_PARTS - 1)))
@@ -72,14 +81,12 @@ def plan_parts(
     members: list[SourceFile] = []
     filled = 0
     slices = [s for f in files for s in ([f] if split is None else split(f, target))]
-    for file in slices:
+    for number, file in enumerate(slices, start=1):
         members.append(file)
         filled += part_bytes // 16 if file.num_bytes is None else file.num_bytes
-        if filled >= target:
+        if filled >= target or number == len(slices):
             tasks.append(PartTask(f"{len(tasks):05d}", tuple(members)))
             members, filled = [], 0
-    if members:
-        tasks.append(PartTask(f"{len(tasks):05d}", tuple(members)))
     return tasks
 
 
@@ -90,25 +97,14 @@ def source_records(tasks: Sequence[PartTask]) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for task in tasks:
         for file in task.files:
-            record: dict[str, Any] = {
-                "path": file.shown_path,
-                "size": file.size,
-                "version": file.version,
-                "part": task.name,
-            }
-            if file.part is not None:
-                record["slice"] = [file.part.start, file.part.stop, file.part.num_bytes]
-            records.append(record)
+            cut = {} if file.part is None else {"slice": [file.part.start, file.part.stop, file.part.num_bytes]}
+            about = {"path": file.shown_path, "size": file.size, "version": file.version}
+            records.append({**about, "part": task.name, **cut})
     return records
 
 
 def tasks_from_records(records: Sequence[dict[str, Any]], listed: Mapping[str, SourceFile]) -> list[PartTask]:
-    """The plan that :func:`source_records` wrote down.
-
-    Args:
-        records: The ledger's.
-        listed: The files of now, by the path that is written down.
-    """
+    """The plan that :func:`source_records` wrote down."""
     tasks: list[PartTask] = []
     for name, group in groupby(records, key=lambda r: str(r["part"])):
         files = tuple(
@@ -122,3 +118,144 @@ def tasks_from_records(records: Sequence[dict[str, Any]], listed: Mapping[str, S
         )
         tasks.append(PartTask(name, files))
     return tasks
+
+
+def check_same_build(output: str, begun: Ledger, wanted: Ledger) -> None:
+    """Refuses to go on with other settings than those that a build was begun with.
+
+    Raises:
+        PlanMismatchError: they differ; every difference is named.
+    """
+    found = differences(begun, wanted)
+    if found:
+        raise PlanMismatchError(
+            "was begun with other settings: " + "; ".join(found),
+            field="output",
+            value=output,
+            cure="Give the settings that it was begun with, choose another output, or pass --restart to delete it and"
+            " begin anew.",
+        )
+
+
+def differences(begun: Ledger, wanted: Ledger) -> list[str]:
+    """What differs between two plans, one phrase each; empty if a build of one can go on as the other."""
+    found = _different_tokenizer(begun.tokenizer, wanted.tokenizer)
+    found += _different_values(begun.layout, wanted.layout)
+    found += _different_values(dict(begun.metadata.get("source", {})), dict(wanted.metadata["source"]))
+    if begun.metadata.get("template") != wanted.metadata.get("template"):
+        found.append("the chat template differs")
+    numbers = ("part_bytes", "ingest_version")
+    found += _different_values({k: begun.metadata.get(k) for k in numbers}, {k: wanted.metadata[k] for k in numbers})
+    before, now = ([str(s["path"]) for s in ledger.sources] for ledger in (begun, wanted))
+    for what, paths in (("added", set(now) - set(before)), ("missing", set(before) - set(now))):
+        if paths:
+            found.append(f"{len(paths)} source file{'s' if len(paths) > 1 else ''} {what} ({_some(paths)})")
+    return found
+
+
+def changed_sources(
+    output: str, begun: list[dict[str, Any]], now: list[dict[str, Any]], done: Collection[str]
+) -> list[dict[str, Any]]:
+    """The plan of an interrupted build with the source files as they are now.
+
+    Returns:
+        The records of ``begun``, in the same parts, with the sizes, versions and hashes of now.
+
+    Raises:
+        SourceError: a file changed whose part is complete.
+    """
+    current = {str(s["path"]): s for s in now}
+    updated = [as_now(s, current[s["path"]]) for s in begun]
+    stale = [s for s in begun if is_changed(s, current[s["path"]]) and s["part"] in done]
+    if stale:
+        parts = sorted({str(s["part"]) for s in stale})
+        folders = _some({files.join(output, "parts", p) for p in parts})
+        raise SourceError(
+            "changed after its part was built",
+            field=_some({str(s["path"]) for s in stale}),
+            cure=f"To build everything anew pass --restart; to rebuild only what changed, delete {folders} and run the"
+            " same command again.",
+        )
+    return updated
+
+
+def _different_tokenizer(begun: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    if begun["fingerprint"] == wanted["fingerprint"]:
+        return []
+    found = _different_values(begun, wanted, ("bos", "eos", "vocab_size"))
+    if not found:
+        found = [f"tokenizer {begun['path']!r} there, {wanted['path']!r} now (their contents differ)"]
+    elif begun["path"] != wanted["path"]:
+        found.insert(0, f"tokenizer {begun['path']!r} there, {wanted['path']!r} now")
+    return found
+
+
+def _different_values(begun: dict[str, Any], wanted: dict[str, Any], keys: Collection[str] | None = None) -> list[str]:
+    keys = sorted({*begun, *wanted}) if keys is None else keys
+    shown = {k: ["none" if v is None else repr(v) for v in (begun.get(k), wanted.get(k))] for k in keys}
+    return [f"{k} {there} there, {now} now" for k, (there, now) in shown.items() if begun.get(k) != wanted.get(k)]
+
+
+def _some(names: Collection[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else "")
+
+
+def content_hashes(listed: Iterable[SourceFile]) -> dict[str, str]:
+    """SHA-256 of each file's stored bytes, by the path that the ledger shows. Data sets of a hub have no file to hash.
+
+    Raises:
+        SourceError: a file cannot be read.
+    """
+    some = [f for f in listed if not f.path.startswith("hf://")]
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-hash") as pool:
+        return dict(zip((f.shown_path for f in some), pool.map(_hash, some), strict=True))
+
+
+def with_hashes(records: Iterable[dict[str, Any]], hashes: dict[str, str]) -> list[dict[str, Any]]:
+    """Source records of a ledger, with the hash of those files that have one.
+
+    Example:
+        >>> with_hashes([{"path": "a"}, {"path": "hf://b"}], {"a": "1"})
+        [{'path': 'a', 'sha256': '1'}, {'path': 'hf://b'}]
+    """
+    return [{**r, "sha256": hashes[r["path"]]} if r["path"] in hashes else r for r in records]
+
+
+def is_changed(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether a source file is another than the one recorded: by its hash if both have one, else by size and version.
+
+    Example:
+        >>> touched = {"size": 1, "version": "mtime:2", "sha256": "x"}
+        >>> is_changed({"size": 1, "version": "mtime:1", "sha256": "x"}, touched)
+        False
+        >>> is_changed({"size": 1, "version": "mtime:1"}, touched)
+        True
+    """
+    if "sha256" in old and "sha256" in new:
+        return bool(old["sha256"] != new["sha256"])
+    return bool((old["size"], old["version"]) != (new["size"], new["version"]))
+
+
+def as_now(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The record of a file in its part, with its size, version and hash of now.
+
+    Example:
+        >>> as_now({"part": "0", "size": 1, "version": "a", "sha256": "x"}, {"size": 2, "version": "b", "part": "1"})
+        {'part': '0', 'size': 2, 'version': 'b'}
+    """
+    record = {**old, **{key: new[key] for key in ("size", "version", "sha256") if key in new}}
+    if "sha256" not in new and is_changed(old, new):
+        record.pop("sha256", None)  # what it is now was not hashed
+    return record
+
+
+def _hash(file: SourceFile) -> str:
+    digest = hashlib.sha256()
+    try:
+        with files.open_read(file.path) as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+    except OSError as error:
+        raise SourceError(f"cannot be read ({error.strerror or error})", field=file.shown_path) from error
+    return digest.hexdigest()

@@ -1,4 +1,9 @@
-"""Worker processes of this machine, one a core as far as memory allows, and what they say.
+"""Worker processes of this machine, one a core as far as memory allows: what they do, and what they say.
+
+A worker takes part tasks from a pipe, builds them, says how it went. It is started as ``python -c "from
+headrace.ingest.pool import main; main(FD, PID)"``, so it needs nothing of the program that builds: no guard around its
+main module, no fork of its threads. It ends with the process that started it, at once and whatever ends that: two
+builders of one cache never write side by side.
 
 Each worker encodes with its share of the cores (one thread each, if there are as many workers as cores), so no core has
 two masters. A worker holds about 0.5 GiB and one shard of each leaf, whatever it builds: documents wait in bytes, never
@@ -9,39 +14,38 @@ Price: about 0.7 s until the first document is encoded, once, while the modules 
 
 from __future__ import annotations
 
+import ctypes
 import os
+import pickle
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+import time
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from headrace.ingest.progress import NOTHING, Progress
+from headrace.ingest.schedule import BuildPart, Done, Event, Failed, Job, Lost, Moved, Task
+from headrace.ingest.tokenize import THREADS_VARIABLE, cores
+from headrace.store.ledger import PartRecord
+from headrace.store.retry import Wire, use_policy, wire
 
-from headrace.ingest.engine import BuildJob
-from headrace.ingest.pieces import THREADS_VARIABLE, cores
-from headrace.ingest.plan import PartTask
-from headrace.ingest.schedule import Done, Event, Failed, Lost, Moved
-
-WORKER_BYTES = 512 << 20
 _SHARE = 0.75
+_REPORT_S = 0.2
+_PR_SET_PDEATHSIG = 1
 
 
-def workers_for(job: BuildJob, parts: int, memory: int | None = None) -> int:
-    """How many workers a build gets here: one a core, no more than parts, no more than memory has room for.
-
-    Args:
-        job: The build.
-        parts: Parts to build.
-        memory: Free bytes; measured if None.
-    """
+def workers_for(job: Job, parts: int, memory: int | None = None) -> int:
+    """How many workers a build gets here: one a core, no more than parts, no more than memory has room for."""
     free = free_memory() if memory is None else memory
-    shards = job.layout.shard_elements * (np.dtype(job.layout.dtype).itemsize + 2 * len(job.source.leaves) + 1)
-    fits = parts if free is None else int(_SHARE * free) // (WORKER_BYTES + 2 * shards)
+    fits = parts if free is None else int(_SHARE * free) // job.worker_bytes
     return max(1, min(cores(), parts, fits))
 
 
@@ -67,31 +71,20 @@ class _Worker:
 
 
 class PoolWorkers:
-    """Worker processes; see :class:`~headrace.ingest.schedule.Workers`.
+    """Worker processes; see :class:`~headrace.ingest.schedule.Workers`."""
 
-    Args:
-        job: What all parts have in common.
-        count: How many.
-    """
-
-    def __init__(self, job: BuildJob, count: int) -> None:
+    def __init__(self, job: Job, count: int) -> None:
         self._job, self._count = job, count
         self._workers: list[_Worker] = []
-
-    @property
-    def process_ids(self) -> Sequence[int]:
-        return [w.process.pid for w in self._workers]
 
     def slots(self) -> int:
         return self._count
 
-    def start(self, attempt: int, task: PartTask, root: str) -> None:
+    def start(self, attempt: int, task: Task, root: str) -> None:
         worker = next((w for w in self._workers if w.attempt is None), None) or self._new()
         worker.attempt = attempt
-        try:
+        with suppress(OSError):  # it died just now; that is noticed when it is waited for
             worker.pipe.send((attempt, task, root))
-        except OSError:
-            return  # it died just now; that is noticed when it is waited for
 
     def wait(self, timeout_s: float) -> list[Event]:
         events: list[Event] = []
@@ -131,7 +124,7 @@ class PoolWorkers:
                 THREADS_VARIABLE: str(max(1, cores() // self._count)),
                 "TOKENIZERS_PARALLELISM": "true" if self._count < cores() else "false",
             }
-            program = f"from headrace.ingest.worker import main; main({its.fileno()}, {os.getpid()})"
+            program = f"from headrace.ingest.pool import main; main({its.fileno()}, {os.getpid()})"
             process = subprocess.Popen(
                 [sys.executable, "-c", program],
                 pass_fds=[its.fileno()],
@@ -155,3 +148,78 @@ class PoolWorkers:
             code = worker.process.wait()
         worker.pipe.close()
         return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+
+
+class Reporter:
+    """Collects what was done and tells the sum, at most five times a second."""
+
+    def __init__(self, tell: Callable[[Progress], None]) -> None:
+        self._tell, self._sum, self._told = tell, NOTHING, time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        self._sum += progress
+        if time.monotonic() - self._told >= _REPORT_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Tells what is left."""
+        if self._sum != NOTHING:
+            self._tell(self._sum)
+        self._sum, self._told = NOTHING, time.monotonic()
+
+
+def build_one_part(
+    build: BuildPart, task: Task, root: str, tell: Callable[[Progress], None]
+) -> tuple[PartRecord, Wire]:
+    """Builds one part below ``root``; its record, and the requests over HTTP that it took."""
+    before, reporter = wire(), Reporter(tell)
+    record = build(task, root, reporter)
+    reporter.flush()
+    return record, wire() - before
+
+
+def main(fd: int, parent: int) -> None:
+    """Serves the process at the other end of a socket until it hangs up."""
+    _end_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and decides
+    pipe: Connection[Any, Any] = Connection(fd)
+    try:
+        job: Job = pipe.recv()
+        use_policy(job.retries)
+        build: BuildPart | None = None
+        while True:
+            attempt, task, root = pipe.recv()
+            try:
+                build = build or job.part_builder()
+                built = build_one_part(build, task, root, lambda moved, a=attempt: pipe.send(("moved", a, moved)))
+            except Exception as error:  # noqa: BLE001 (it is raised at the other end)
+                pipe.send(("failed", attempt, _travelling(error)))
+            else:
+                pipe.send(("done", attempt, built))
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+def _travelling(error: Exception) -> Exception:
+    """The error, or what can be said of it if it cannot be sent."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001
+        return RuntimeError(text)
+    error.add_note(f"In a worker process:\n{text}")
+    return error
+
+
+def _end_with(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    if os.getppid() != parent:
+        os._exit(1)
+    threading.Thread(target=watch, name="headrace-parent", daemon=True).start()

@@ -1,43 +1,53 @@
-"""The bar of a build: how far, how fast, how long still. Silent where nobody looks (stderr is no terminal)."""
+"""How far a build is: what was done, its sum and rates, and a bar on the terminal."""
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from headrace.ingest import engine
-from headrace.ingest.plan import PartTask
+@dataclass(frozen=True)
+class Progress:
+    """What came through the pipeline since the last report."""
 
-Report = Callable[[engine.Progress], None]
+    documents: int
+    tokens: int
+    text_bytes: int
+    stored_bytes: int
+
+    def __add__(self, other: Progress) -> Progress:
+        return Progress(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def __neg__(self) -> Progress:
+        return Progress(*(-n for n in vars(self).values()))
+
+
+NOTHING = Progress(0, 0, 0, 0)
 
 
 @contextmanager
-def show_progress(tasks: Sequence[PartTask], enabled: bool = True) -> Iterator[Report | None]:
-    """A bar over the stored bytes of ``tasks``, and the function that moves it; None if there is nobody to see it."""
-    if not enabled or not tasks or not sys.stderr.isatty():
-        yield None
-        return
-    total = sum(t.stored_bytes for t in tasks)
-    bar = Progress(
-        TextColumn("building"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[rates]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+def show_progress(total: int, what: str = "building") -> Iterator[Callable[[Progress], None]]:
+    """A bar over ``total`` stored bytes on stderr, and the function that moves it."""
+    from rich import progress  # here, as workers do without
+    from rich.console import Console
+
+    bar = progress.Progress(
+        progress.TextColumn(what),
+        progress.BarColumn(),
+        progress.TextColumn("{task.percentage:>3.0f}%"),
+        progress.TextColumn("{task.fields[rates]}"),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left"),
+        progress.TimeRemainingColumn(),
         console=Console(stderr=True),
     )
     rates = Rates()
     with bar:
         shown = bar.add_task("", total=total or None, rates="")
 
-        def report(done: engine.Progress) -> None:
+        def report(done: Progress) -> None:
             bar.update(shown, advance=done.stored_bytes, rates=rates.after(done))
 
         yield report
@@ -48,22 +58,16 @@ class Rates:
 
     Example:
         >>> rates = Rates(clock=iter([0.0, 2.0]).__next__)
-        >>> rates.after(engine.Progress(documents=10, tokens=3_000_000, text_bytes=12_000_000, stored_bytes=1))
+        >>> rates.after(Progress(documents=10, tokens=3_000_000, text_bytes=12_000_000, stored_bytes=1))
         '5 docs/s  1.50 M tokens/s  6.0 MB/s'
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._started = clock()
-        self._documents = self._tokens = self._bytes = 0
+        self._clock, self._started, self._done = clock, clock(), NOTHING
 
-    def after(self, done: engine.Progress) -> str:
+    def after(self, done: Progress) -> str:
         """The rates, ``done`` included."""
-        self._documents += done.documents
-        self._tokens += done.tokens
-        self._bytes += done.text_bytes
+        self._done += done
         seconds = max(self._clock() - self._started, 1e-9)
-        return (
-            f"{self._documents / seconds:,.0f} docs/s  {self._tokens / seconds / 1e6:.2f} M tokens/s  "
-            f"{self._bytes / seconds / 1e6:.1f} MB/s"
-        )
+        documents, tokens, text_bytes, _ = (n / seconds for n in vars(self._done).values())
+        return f"{documents:,.0f} docs/s  {tokens / 1e6:.2f} M tokens/s  {text_bytes / 1e6:.1f} MB/s"

@@ -15,18 +15,15 @@ import logging
 import os
 import time
 from collections import deque
-from dataclasses import replace
+from contextlib import suppress
 from typing import Any
 
-from headrace.errors import ConfigError
-from headrace.ingest.engine import NOTHING, BuildJob, Progress, run_parts
-from headrace.ingest.plan import PartTask
-from headrace.ingest.schedule import Done, Event, Failed, Lost, Moved
-from headrace.ingest.tokenize import recorded_tokenizer
-from headrace.ingest.worker import Reporter
+from headrace.errors import ConfigError, install_command
+from headrace.ingest.pool import build_one_part
+from headrace.ingest.progress import NOTHING, Progress
+from headrace.ingest.schedule import Done, Event, Failed, Job, Lost, Moved, Task
 from headrace.store.ledger import PartRecord
-from headrace.store.retry import use_policy
-from headrace.store.wire import Wire, wire
+from headrace.store.retry import Wire, use_policy
 
 _SILENCE_S = 60.0
 
@@ -47,37 +44,28 @@ class Board:
         return moved
 
 
-def build_part(job: BuildJob, attempt: int, task: PartTask, root: str, board: Any) -> tuple[PartRecord, Wire]:
-    """A Ray task: builds one part below ``root``; its record, and the requests over HTTP that it took."""
+def build_part(job: Job, attempt: int, task: Task, root: str, board: Any) -> tuple[PartRecord, Wire]:
+    """A Ray task: builds one part below ``root``."""
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # Ray gives the task one core
     use_policy(job.retries)
-    before = wire()
-    reporter = Reporter(lambda moved: board.add.remote(attempt, moved))
-    tokenizer = recorded_tokenizer(job.root, job.tokenizer)
-    (record,) = run_parts(replace(job, root=root), [task], tokenizer=tokenizer, report=reporter)
-    reporter.flush()
-    return record, wire() - before
+    return build_one_part(job.part_builder(), task, root, lambda moved: board.add.remote(attempt, moved))
 
 
 class RayWorkers:
     """Tasks of a Ray cluster; see :class:`~headrace.ingest.schedule.Workers`.
 
-    Args:
-        job: What all parts have in common.
-        count: Tasks at once; as many as the cluster has cores if None (asked again and again: clusters grow).
-
     Raises:
         ConfigError: Ray is not installed, or the cluster cannot be reached.
     """
 
-    def __init__(self, job: BuildJob, count: int | None = None) -> None:
+    def __init__(self, job: Job, count: int | None = None) -> None:
         # else a driver under `uv run` has its folder copied, and its environment made anew, on every node
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         try:
             self._ray: Any = importlib.import_module("ray")
         except ImportError as error:
             raise ConfigError(
-                "needs the package ray", field="engine", value="ray", cure="pip install 'headrace[ray]'"
+                "needs the package ray", field="engine", value="ray", cure=install_command("headrace[ray]")
             ) from error
         self._count = count
         self._running: dict[Any, int] = {}
@@ -98,7 +86,7 @@ class RayWorkers:
     def slots(self) -> int:
         return self._count or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
-    def start(self, attempt: int, task: PartTask, root: str) -> None:
+    def start(self, attempt: int, task: Task, root: str) -> None:
         self._running[self._task.remote(self._job, attempt, task, root, self._board)] = attempt
 
     def wait(self, timeout_s: float) -> list[Event]:
@@ -113,10 +101,8 @@ class RayWorkers:
         for reference in [r for r, a in self._running.items() if a == attempt]:
             del self._running[reference]
             self._ray.cancel(reference, force=True)
-            try:  # until it is gone
+            with suppress(self._ray.exceptions.RayError):  # until it is gone
                 self._ray.wait([reference], timeout=10.0)
-            except self._ray.exceptions.RayError:
-                return
 
     def close(self) -> None:
         for attempt in list(self._running.values()):

@@ -1,38 +1,39 @@
-"""What every container hands over: records, one mapping of fields each, with the row that they stand in.
+"""What every container hands over: records, one mapping of fields each, with the row that they stand in; and which of
+their fields are kept as leaves beside the tokens.
 
 A **container** is how a file is packed (JSONL, Parquet, WARC, ...); a **record** is what it holds, the same for all of
 them; a **kind** (:mod:`headrace.ingest.kinds`) makes documents of records. A container knows nothing of kinds, a kind
 nothing of containers, so each new one works with all of the others.
 
 The invariant: the records of a file and their rows depend on the file alone, and the slices of a file, read one after
-the other, give the same records as the whole.
+the other, give the same records as the whole. Price of a leaf: a look-up and a small array a document, about 1 us.
 """
 
 from __future__ import annotations
 
 import abc
+import importlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from headrace.errors import HeadraceError, SourceError, did_you_mean
+from headrace.errors import ConfigError, HeadraceError, SourceError, did_you_mean, install_command
+from headrace.store.layout import LeafSpec
+from headrace.store.ragged import LeafValues
 
 Fields: TypeAlias = Mapping[str, Any]
 
+TEXT = "text"
+_LEAF_CURE = "Check the field of this leaf, or leave such records out."
 UTF8_CURE = "Convert the file to UTF-8 (e.g. iconv -f latin1 -t utf-8)."
 
 
 class BadRecordError(Exception):
-    """One record that cannot be used; the policy (``on_bad_line``) decides what happens.
-
-    Attributes:
-        problem: What is wrong, continuing "file, line 7".
-        cure: What to do.
-    """
+    """One record that cannot be used; the policy (``on_bad_line``) decides what happens."""
 
     def __init__(self, problem: str, cure: str = "") -> None:
         super().__init__(problem)
@@ -60,13 +61,9 @@ class Slice:
 class Reader(abc.ABC):
     """Iterates over the records of one file, or of a slice of it, once.
 
-    Args:
-        path: The file.
-        part: The slice; None for the whole file.
-        columns: Fields that are asked for (dotted paths); others need not be there.
-
     Attributes:
-        optional: Those of the fields that need not be there either.
+        columns: Fields that are asked for (dotted paths); others need not be there.
+        optional: Those of them that need not be there either.
         stored_bytes: Bytes of the file consumed so far, as stored (for progress).
         ignored: Records that are of no interest here, by what they are (``text/html``).
     """
@@ -87,6 +84,16 @@ class Reader(abc.ABC):
             SourceError: the file cannot be read.
         """
 
+    @classmethod
+    def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
+        """Slices of a file of ``size`` bytes, each of about ``target_bytes``; none if it is read as a whole."""
+        return []
+
+    def units(self, count: int) -> range:
+        """Which of the ``count`` units of the file are read."""
+        part = self.part or Slice(0, None, 0)
+        return range(part.start, count if part.stop is None else min(part.stop, count))
+
     def columns_of(self, present: Sequence[str]) -> list[str]:
         """Which of the columns of a table to read.
 
@@ -100,7 +107,8 @@ class Reader(abc.ABC):
                     field=self.path,
                     cure=f"{did_you_mean(column, present)} Choose it with --text-field or --field ROLE=NAME.",
                 )
-        return top_level(self.columns, present)
+        top_level = {c if c in present else c.split(".")[0] for c in self.columns}
+        return [name for name in present if name in top_level]
 
     def place(self, row: int) -> str:
         """A row for a message, e.g. ``corpus/a.jsonl, line 7``."""
@@ -109,13 +117,7 @@ class Reader(abc.ABC):
 
 @contextmanager
 def reading(path: str, *known: type[Exception], what: str = "file") -> Iterator[None]:
-    """Turns whatever goes wrong while ``path`` is read into a :class:`~headrace.errors.SourceError` about it.
-
-    Args:
-        path: The file.
-        known: Errors that mean that its content is damaged.
-        what: What it should be, e.g. ``Parquet file``.
-    """
+    """Turns whatever goes wrong while ``path`` is read into a :class:`~headrace.errors.SourceError` about it."""
     try:
         yield
     except (HeadraceError, BadRecordError, GeneratorExit):
@@ -135,6 +137,22 @@ def reading(path: str, *known: type[Exception], what: str = "file") -> Iterator[
             f"cannot be read ({type(error).__name__}: {one_line(error)})",
             field=path,
             cure="Run the same command again when it can: finished parts are kept.",
+        ) from error
+
+
+def import_extra(module: str, extra: str, path: str) -> Any:
+    """A package that comes with an extra.
+
+    Raises:
+        ConfigError: it is not installed; the extra is named.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"needs the package {module.split('.')[0]} to be read",
+            field=path,
+            cure=install_command(f"headrace[{extra}]"),
         ) from error
 
 
@@ -166,23 +184,8 @@ def lookup(record: Fields, field: str, cure: str = "") -> Any:
     return value
 
 
-def top_level(columns: Sequence[str], present: Sequence[str]) -> list[str]:
-    """Which of the columns that are ``present`` are needed for fields given as dotted paths.
-
-    Example:
-        >>> top_level(["meta.id", "text", "a.b"], ["text", "meta", "a.b", "other"])
-        ['text', 'meta', 'a.b']
-    """
-    wanted = {c if c in present else c.split(".")[0] for c in columns}
-    return [name for name in present if name in wanted]
-
-
 def string_of(value: Any, field: str) -> str:
-    """A value that must be a string.
-
-    Raises:
-        BadRecordError: it is none, or holds half a character.
-    """
+    """A value that must be a string; if it is none, a BadRecordError."""
     if not isinstance(value, str):
         raise BadRecordError(f"holds a {type_name(value)} in field {field!r}, not a string")
     return value
@@ -214,3 +217,109 @@ def type_name(value: Any) -> str:
         type(None): "null", dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"
     }  # fmt: skip
     return names.get(type(value), type(value).__name__)
+
+
+@dataclass(frozen=True)
+class LeafConfig:
+    """A leaf that is filled from a field of each record.
+
+    Attributes:
+        field: The field; ``a.b`` is field b within a.
+        dtype: ``text`` (kept as UTF-8 bytes), or the dtype of a number or of a list of numbers, e.g. ``float32``.
+        kind: ``fixed``: one number a document; ``ragged``: a list; ``auto``: ragged for text, else fixed.
+
+    Example:
+        >>> LeafConfig("meta.score", "float32").spec("score")
+        LeafSpec(name='score', dtype='float32', kind='fixed')
+    """
+
+    field: str
+    dtype: str = TEXT
+    kind: Literal["auto", "fixed", "ragged"] = "auto"
+
+    def spec(self, name: str) -> LeafSpec:
+        """The leaf as the store knows it.
+
+        Raises:
+            ConfigError: the dtype or the kind is not usable.
+        """
+        if self.dtype == TEXT:
+            if self.kind == "fixed":
+                raise ConfigError(
+                    "a text is no single value", field=f"leaves.{name}", value=self.kind, cure="Say ragged."
+                )
+            return LeafSpec(name, "uint8", "ragged")
+        return LeafSpec(name, self.dtype, "fixed" if self.kind == "auto" else self.kind)
+
+    def values(self, record: Fields) -> np.ndarray:
+        """The values of one document: ``[n]``, in the leaf's dtype; n is 1 if it is fixed.
+
+        Raises:
+            BadRecordError: the field is missing, or holds something else.
+        """
+        value = lookup(record, self.field, _LEAF_CURE)
+        if self.dtype == TEXT:
+            text = string_of(value, self.field)
+            utf8_length(text)
+            return np.frombuffer(text.encode(), np.uint8)
+        if self.kind == "ragged":
+            return numbers(value, self.dtype, self.field)
+        if isinstance(value, np.ndarray | list | tuple):
+            raise BadRecordError(f"holds a {type_name(value)} in field {self.field!r}, not one number", _LEAF_CURE)
+        return numbers([value], self.dtype, self.field)
+
+
+def parse_leaf(text: str) -> tuple[str, LeafConfig]:
+    """A leaf as it is written on the command line: ``NAME=FIELD[:DTYPE[:KIND]]``.
+
+    Raises:
+        ConfigError: it is none.
+
+    Example:
+        >>> parse_leaf("score=meta.score:float32")
+        ('score', LeafConfig(field='meta.score', dtype='float32', kind='auto'))
+    """
+    name, equals, rest = text.partition("=")
+    field, *more = rest.split(":")
+    if not (name and equals and field) or len(more) > 2:
+        raise ConfigError(
+            "is no leaf", field="leaf", value=text, cure="Write NAME=FIELD or NAME=FIELD:DTYPE, e.g. id=meta.id:text."
+        )
+    if more[1:] and more[1] not in ("fixed", "ragged"):
+        raise ConfigError("is no kind of leaf", field="leaf", value=text, cure="Say fixed or ragged.")
+    return name, LeafConfig(field, *more)  # pyright: ignore[reportArgumentType] (checked above)
+
+
+def numbers(value: Any, dtype: str, field: str) -> np.ndarray:
+    """A list of numbers as an array ``[n]`` of a dtype that holds every one of them.
+
+    Raises:
+        BadRecordError: it is no list of such numbers.
+    """
+    if not isinstance(value, np.ndarray | list | tuple):
+        raise BadRecordError(f"holds a {type_name(value)} in field {field!r}, not a list of numbers")
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError) as error:
+        raise BadRecordError(f"holds something else than numbers in field {field!r} ({error})") from None
+    wanted = np.dtype(dtype)
+    if array.size == 0:
+        return np.zeros(0, wanted)
+    kinds = "iubf" if wanted.kind == "f" else "iub"
+    if array.ndim != 1 or array.dtype.kind not in kinds:
+        raise BadRecordError(
+            f"holds something else than {'numbers' if 'f' in kinds else 'integers'} in field {field!r}"
+        )
+    if wanted.kind != "f":
+        low, high = (0, 1) if wanted.kind == "b" else (int(np.iinfo(wanted).min), int(np.iinfo(wanted).max))
+        if int(array.min()) < low or int(array.max()) > high:
+            raise BadRecordError(f"holds a number outside {low} .. {high} in field {field!r}")
+    return array.astype(wanted)
+
+
+def joined(spec: LeafSpec, values: Sequence[np.ndarray]) -> LeafValues:
+    """Values of several documents end to end, as the store takes them."""
+    data = np.concatenate(values) if values else np.zeros(0, spec.dtype)
+    if spec.kind == "fixed":
+        return data, None
+    return data, np.fromiter((v.size for v in values), np.int64, len(values))

@@ -18,14 +18,13 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from headrace.errors import CacheError
-from headrace.ingest.engine import NOTHING, BuildJob, Progress
-from headrace.ingest.plan import PartTask
+from headrace.ingest.progress import NOTHING, Progress
 from headrace.store import files
 from headrace.store.ledger import PART_RECORD_NAME, PartRecord, part_folder
-from headrace.store.wire import Wire
+from headrace.store.retry import RetryPolicy, Wire
 
 ATTEMPTS_FOLDER = "attempts"
 MAX_LOST = 4
@@ -35,33 +34,70 @@ STRAGGLER_FACTOR = 2.0
 _POLL_S = 0.5
 
 
-@dataclass(frozen=True)
-class Moved:
+class Task(Protocol):
+    """What becomes one part."""
+
+    @property
+    def name(self) -> str:
+        """Name of the part."""
+        ...
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes to read for it, about."""
+        ...
+
+
+BuildPart: TypeAlias = Callable[[Any, str, Callable[[Progress], None]], PartRecord]
+"""Builds the part of a task below a root, reports what it did, and gives the part's record once it is complete."""
+
+
+class Job(Protocol):
+    """What all parts have in common. Picklable: a worker needs nothing besides it and its tasks."""
+
+    @property
+    def root(self) -> str:
+        """Folder or URL that the parts are for."""
+        ...
+
+    @property
+    def retries(self) -> RetryPolicy:
+        """How workers ask a store again."""
+        ...
+
+    @property
+    def worker_bytes(self) -> int:
+        """Memory of a worker."""
+        ...
+
+    def part_builder(self) -> BuildPart:
+        """Loads what a worker needs for all its parts."""
+        ...
+
+
+class Moved(NamedTuple):
     """An attempt got on."""
 
     attempt: int
     progress: Progress
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """An attempt finished its part; ``sent`` are the requests over HTTP that it took."""
 
     attempt: int
     record: PartRecord
-    sent: Wire = field(default_factory=Wire)
+    sent: Wire = Wire()
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(NamedTuple):
     """An attempt ended with an error, and any other would too."""
 
     attempt: int
     error: BaseException
 
 
-@dataclass(frozen=True)
-class Lost:
+class Lost(NamedTuple):
     """The worker of an attempt is gone."""
 
     attempt: int
@@ -78,9 +114,8 @@ class Workers(Protocol):
         """How many attempts may run at once, now."""
         ...
 
-    def start(self, attempt: int, task: PartTask, root: str) -> None:
+    def start(self, attempt: int, task: Task, root: str) -> None:
         """Begins to build a part below ``root``."""
-        ...
 
     def wait(self, timeout_s: float) -> list[Event]:
         """What happened; returns after ``timeout_s`` at the latest."""
@@ -88,16 +123,14 @@ class Workers(Protocol):
 
     def stop(self, attempt: int) -> None:
         """Ends an attempt; when this returns it writes no more. No event of it follows."""
-        ...
 
     def close(self) -> None:
         """Ends all attempts."""
-        ...
 
 
 @dataclass
 class _Attempt:
-    task: PartTask
+    task: Task
     root: str
     began: float
     moved: Progress = NOTHING
@@ -108,17 +141,14 @@ class Scheduler:
     """Builds parts on workers.
 
     Attributes:
-        job: What the parts have in common.
-        tasks: The parts to build.
-        workers: What builds them; closed at the end.
+        workers: What builds the parts; closed at the end.
         report: Called with what was done since its last call; less than nothing if work was lost.
-        clock: Seconds.
         straggler_s: A part is not built twice before it has taken that long, in seconds.
         sent: Called with the requests over HTTP that each finished part took.
     """
 
-    job: BuildJob
-    tasks: Sequence[PartTask]
+    job: Job
+    tasks: Sequence[Task]
     workers: Workers
     report: Callable[[Progress], None] | None = None
     clock: Callable[[], float] = time.monotonic
@@ -151,7 +181,8 @@ class Scheduler:
                     if event.attempt not in self._running:
                         continue  # of an attempt that was stopped
                     if isinstance(event, Moved):
-                        self._move(event)
+                        self._running[event.attempt].moved += event.progress
+                        self._say(event.progress)
                     elif isinstance(event, Failed):
                         raise event.error
                     elif isinstance(event, Lost):
@@ -164,7 +195,7 @@ class Scheduler:
         if self.second_attempts:
             files.remove_tree(attempts)
 
-    def _start(self, waiting: deque[PartTask]) -> None:
+    def _start(self, waiting: deque[Task]) -> None:
         slots = self.workers.slots()
         while len(self._running) < slots and waiting:
             self._begin(waiting.popleft(), self.job.root)
@@ -172,7 +203,7 @@ class Scheduler:
             self.second_attempts += 1
             self._begin(slow.task, files.join(self.job.root, ATTEMPTS_FOLDER, f"{slow.task.name}-{self._next}"))
 
-    def _begin(self, task: PartTask, root: str) -> None:
+    def _begin(self, task: Task, root: str) -> None:
         self._running[self._next] = _Attempt(task, root, self.clock())
         self.workers.start(self._next, task, root)
         self._next += 1
@@ -184,16 +215,11 @@ class Scheduler:
         slow = [a for a in self._running.values() if self.clock() - a.began > limit and names.count(a.task.name) == 1]
         return min(slow, key=lambda a: a.began, default=None)
 
-    def _move(self, event: Moved) -> None:
-        attempt = self._running[event.attempt]
-        attempt.moved += event.progress
-        self._say(event.progress)
-
     def _say(self, progress: Progress) -> None:
         if self.report is not None and progress != NOTHING:
             self.report(progress)
 
-    def _lose(self, event: Lost, waiting: deque[PartTask]) -> None:
+    def _lose(self, event: Lost, waiting: deque[Task]) -> None:
         attempt = self._running.pop(event.attempt)
         self._say(-attempt.moved)
         self.lost_workers += 1
@@ -227,13 +253,7 @@ class Scheduler:
 
 
 def publish(attempt: str, root: str, name: str) -> None:
-    """Moves a complete part from the folder of an attempt into the cache. Its record comes last.
-
-    Args:
-        attempt: The attempt's folder, or URL.
-        root: The cache.
-        name: The part. What another attempt left of it in the cache is deleted.
-    """
+    """Moves a complete part from the folder of an attempt into the cache. Its record comes last."""
     source, target = part_folder(attempt, name), part_folder(root, name)
     files.remove_tree(files.join(target, PART_RECORD_NAME))
     files.remove_tree(target)

@@ -21,22 +21,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-from headrace.errors import ConfigError, SourceError, did_you_mean, redact
-from headrace.index.train_on import TURN_MODES, TurnMode
-from headrace.ingest.leaves import LeafConfig
+from headrace.errors import ConfigError, SourceError, check_choice, redact
+from headrace.ingest.choices import Format, FormatOrAuto, Kind, KindOrAuto, Mask, OnBadLine
 from headrace.ingest.listing import expand_braces, file_name, list_path, nearby
-from headrace.ingest.records import Slice
+from headrace.ingest.records import LeafConfig, Slice
 from headrace.store import files
 
-Format: TypeAlias = Literal["jsonl", "text", "parquet", "arrow", "warc", "hf", "megatron", "nmoe", "python"]
-Kind: TypeAlias = Literal["text", "tokens", "chat", "preference", "prompts"]
 Compression: TypeAlias = Literal["none", "gzip", "zstd"]
 
-JSONL_EXTENSIONS = (".jsonl", ".ndjson", ".json")
-TEXT_EXTENSIONS = (".txt", ".text", ".md", ".rst")
 FORMATS: dict[str, tuple[str, ...]] = {
-    "jsonl": JSONL_EXTENSIONS,
-    "text": TEXT_EXTENSIONS,
+    "jsonl": (".jsonl", ".ndjson", ".json"),
+    "text": (".txt", ".text", ".md", ".rst"),
     "parquet": (".parquet", ".pq"),
     "arrow": (".arrow", ".feather", ".ipc"),
     "warc": (".warc", ".wet"),
@@ -106,19 +101,19 @@ class ChatConfig:
         template: A Jinja template: its text, or a file with it. None: what lies beside the tokenizer
             (``chat_template.jinja``, or ``chat_template`` in ``tokenizer_config.json``).
         mask: ``generation``: what the template marks with ``{% generation %}``; ``roles``: the turns of ``roles``, as
-            the template renders them; ``all``: everything; or the turns of a mode of :mod:`headrace.index.train_on`,
+            the template renders them; ``all``: everything; or the turns of a mode of :mod:`headrace.batch.masks`,
             of which ``customized`` asks each message for its ``trainable`` (or ``weight``).
         roles: With ``mask: roles``, whose turns.
         variables: Given to the template, e.g. ``{"date_string": "1 Jan 2025"}``.
     """
 
     template: str | None = None
-    mask: Literal["generation", "roles", "all"] | TurnMode = "generation"
+    mask: Mask = "generation"
     roles: list[str] = field(default_factory=lambda: ["assistant"])
     variables: dict[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
-        _check_choice("chat.mask", self.mask, ["generation", "roles", "all", *TURN_MODES])
+        check_choice("chat.mask", self.mask, get_args(Mask), "is not a known choice")
         if self.mask == "roles" and not self.roles:
             raise ConfigError("names nobody", field="chat.roles", value=self.roles, cure="Try ['assistant'].")
         if self.mask != "roles" and self.roles != ["assistant"]:
@@ -129,7 +124,7 @@ class ChatConfig:
 
 @dataclass(frozen=True)
 class FimConfig:
-    """Documents stored for filling in the middle; see :mod:`headrace.index.fim`.
+    """Documents stored for filling in the middle; see :mod:`headrace.ingest.fim`.
 
     What becomes of a document follows from its tokens and the seed: the same in any build, whatever is built with it.
 
@@ -182,11 +177,11 @@ class SourceConfig:
     """
 
     paths: list[str]
-    format: Literal["auto", "jsonl", "text", "parquet", "arrow", "warc", "hf", "megatron", "nmoe", "python"] = "auto"
+    format: FormatOrAuto = "auto"
     text_field: str = "text"
-    on_bad_line: Literal["error", "skip"] = "error"
+    on_bad_line: OnBadLine = "error"
     extensions: list[str] = field(default_factory=list[str])
-    kind: Literal["auto", "text", "tokens", "chat", "preference", "prompts"] = "auto"
+    kind: KindOrAuto = "auto"
     fields: dict[str, str] = field(default_factory=dict[str, str])
     leaves: dict[str, LeafConfig] = field(default_factory=dict[str, LeafConfig])
     chat: ChatConfig = field(default_factory=ChatConfig)
@@ -207,9 +202,8 @@ class SourceConfig:
                 value=self.format,
                 cure=f"Say --kind {self.format}; the format is then read off the names of the files.",
             )
-        _check_choice("format", self.format, ["auto", *get_args(Format)])
-        _check_choice("kind", self.kind, ["auto", *get_args(Kind)])
-        _check_choice("on_bad_line", self.on_bad_line, ["error", "skip"])
+        for name, choices in (("format", FormatOrAuto), ("kind", KindOrAuto), ("on_bad_line", OnBadLine)):
+            check_choice(name, getattr(self, name), get_args(choices), "is not a known choice")
         for extension in self.extensions:
             if not extension.startswith("."):
                 raise ConfigError(
@@ -217,13 +211,7 @@ class SourceConfig:
                 )
         known = sorted({name for kind, names in FIELDS.items() if self.kind in ("auto", kind) for name in names})
         for name in self.fields:
-            if name not in known:
-                raise ConfigError(
-                    f"is nothing that kind {self.kind!r} takes from a record",
-                    field="fields",
-                    value=name,
-                    cure=did_you_mean(name, known),
-                )
+            check_choice("fields", name, known, f"is nothing that kind {self.kind!r} takes from a record")
 
     def kind_of(self, listed: Iterable[SourceFile]) -> Kind:
         """The kind, ``auto`` settled by the formats of the files.
@@ -365,11 +353,6 @@ class SourceConfig:
         if self.extensions:
             return tuple(self.extensions)
         return tuple(e for f in (IN_FOLDERS if self.format == "auto" else [self.format]) for e in FORMATS[f])
-
-
-def _check_choice(name: str, value: object, known: list[str]) -> None:
-    if value not in known:
-        raise ConfigError("is not a known choice", field=name, value=value, cure=did_you_mean(str(value), known))
 
 
 def _split_compression(path: str) -> tuple[str, Compression]:

@@ -6,52 +6,55 @@ document becomes ``[bos] ids [eos]`` exactly as the config says. (Caches that lo
 tokens by a setting in the file, are found out weeks later.) Special tokens that a text spells out are read as such,
 as everywhere in the field.
 
-The invariant: the ids of a document depend on nothing but the document, the tokenizer and the policy; not on its
-batch, not on the number of cores.
+The invariant: the ids of a document, and where a long one is cut, depend on nothing but the document, the tokenizer and
+the policy; not on its batch, not on the number of cores.
 
 Price: besides encoding itself 20 ns a token to fetch the ids into an array (about 2% of encoding with a BPE of 8
-thousand). Encoding holds about 115 bytes of memory a byte of text, so long texts are encoded in pieces (see
-:mod:`headrace.ingest.pieces`): 200 MB as one document take 1.5 GB, not 23.
+thousand). Encoding holds about 115 bytes of memory a byte of text and runs one text on one core, so long texts are
+encoded in pieces: 200 MB as one document take 1.5 GB, not 23, on all cores. A cut, one in 256 Ki characters, costs
+three encodings of at most 1024 characters: under 1%.
 """
 
 from __future__ import annotations
 
-import abc
-import hashlib
 import json
 import os
+import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import tokenizers
 
 from headrace.errors import CacheCorruptError, ConfigError
-from headrace.ingest.pieces import PIECE_CHARS, batch_chars, cut_points
-from headrace.ingest.same_tokenizer import FILE_NAME, check_same_record
-from headrace.ingest.special_tokens import BOS_NAMES, EOS_NAMES, declared_tokens, resolve_special
+from headrace.ingest.base_tokenizer import (
+    BOS_NAMES,
+    EOS_NAMES,
+    FILE_NAME,
+    IDS,
+    ByteTokenizer,
+    Encoded,
+    IdsTokenizer,
+    Placed,
+    Tokenizer,
+    declared_tokens,
+    fingerprint_of,
+    resolve_special,
+)
 from headrace.store import files
-from headrace.store.layout import token_dtype
 
-IDS = "ids:"
-"""What stands before the size of the vocabulary where there is no tokenizer."""
-
-Encoded: TypeAlias = tuple[np.ndarray, np.ndarray]
-
-
-class Placed(NamedTuple):
-    """Ids of a text and their places in it.
-
-    Attributes:
-        ids: int64 ``[n]``.
-        places: int64 ``[n, 2]``: the first character of each, and one past its last. Ids that are bytes of one
-            character have the same place.
-    """
-
-    ids: np.ndarray
-    places: np.ndarray
+PIECE_CHARS = 1 << 18
+MAX_PIECE_CHARS = 1 << 22
+_WINDOW_CHARS = 512
+_MAX_TRIES = 64
+# After a line's end, before the space of a word, around a full stop of scripts that have no spaces.
+_CANDIDATE = re.compile(
+    r"(?<=\S\n)(?=[^\W\d_])|(?<=\S)(?= [^\W\d_])|(?<=\w)(?=[。！？；，、])|(?<=[。！？；，、])(?=\w)"
+)
+THREADS_VARIABLE = "RAYON_NUM_THREADS"
+"""The variable by which the tokenizers library is told how many threads to use."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,10 @@ class TokenizerConfig:
         bos: Token before each document: ``none`` (or None), ``auto``, or the token itself.
         eos: Token after each document: ``auto`` (the usual end-of-text token among the special ones), ``none`` (or
             None), or the token itself, e.g. ``"<|im_end|>"``.
+
+    Example:
+        >>> load_tokenizer(TokenizerConfig("bytes")).eos_id
+        256
     """
 
     path: str = "bytes"
@@ -71,92 +78,21 @@ class TokenizerConfig:
     eos: str | None = "auto"
 
 
-class Tokenizer(abc.ABC):
-    """Encodes texts to ids, with the policy's special tokens, and back.
+def batch_chars() -> int:
+    """Characters to encode at once: enough to keep all cores busy, little enough to bound memory (0.25 Mi a core)."""
+    return max(2, min(64, encoding_threads())) << 18
 
-    Attributes:
-        path: Where it came from.
-        vocab_size: One more than the largest id.
-        bos: Token before each document, or None. ``bos_id`` is its id.
-        eos: Token after each document, or None. ``eos_id`` is its id.
-        special: Its special tokens.
-        fingerprint: ``sha256:`` of all that decides the ids: vocabulary, rules, policy. Not of the path.
-    """
 
-    path: str
-    vocab_size: int
-    bos: str | None
-    eos: str | None
-    bos_id: int | None
-    eos_id: int | None
-    special: Sequence[str]
-    fingerprint: str
+def cores() -> int:
+    """Cores that this process may use."""
+    # Not every system tells which cores are ours.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The narrowest dtype that holds the vocabulary."""
-        return token_dtype(self.vocab_size)
 
-    @abc.abstractmethod
-    def encode_batch(self, texts: Sequence[str]) -> Encoded:
-        """Ids of documents.
-
-        Args:
-            texts: The documents, valid Unicode.
-
-        Returns:
-            ids: ``dtype[total]``, all documents end to end, special tokens included.
-            lengths: int64 ``[len(texts)]``, how many of them are each document's.
-        """
-
-    @abc.abstractmethod
-    def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
-        """Ids of texts, no special tokens added, and where in the text each lies.
-
-        Args:
-            texts: Valid Unicode, each short enough to be encoded as a whole.
-        """
-
-    @abc.abstractmethod
-    def id_of(self, token: str) -> int | None:
-        """Id of a token as it is spelled; None if there is no such token."""
-
-    @abc.abstractmethod
-    def decode(self, ids: Iterable[int]) -> str:
-        """Text of ids; special tokens are spelled out."""
-
-    @property
-    def content(self) -> bytes | None:
-        """The tokenizer's file; None if it needs none. A cache keeps a copy, so that it can be read anywhere."""
-        return None
-
-    def record(self) -> dict[str, Any]:
-        """What the ledger keeps: with the cache's copy of the file enough to make this tokenizer again."""
-        return {
-            "path": self.path,
-            "file": None if self.content is None else FILE_NAME,
-            "fingerprint": self.fingerprint,
-            "vocab_size": self.vocab_size,
-            "bos": self.bos,
-            "bos_id": self.bos_id,
-            "eos": self.eos,
-            "eos_id": self.eos_id,
-        }
-
-    def check_same(self, record: dict[str, Any], cache: str) -> None:
-        """Refuses a cache that was built with another tokenizer or other special tokens.
-
-        Of a cache that does not keep its tokenizer (Levanter's name it only) this one is believed to be it, unless the
-        cache has ids that this one does not have, or ends its documents with another token.
-
-        Args:
-            record: ``ledger.tokenizer`` of the cache.
-            cache: Its path, for the message.
-
-        Raises:
-            ConfigError: they differ.
-        """
-        check_same_record(self.record(), record, cache)
+def encoding_threads() -> int:
+    """Threads that encode in this process: one a core, unless the environment gives it fewer (a worker's share)."""
+    said = os.environ.get(THREADS_VARIABLE, "")
+    return int(said) if said.isdigit() and int(said) > 0 else cores()
 
 
 def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
@@ -190,10 +126,6 @@ def tokenizer_folder(config: TokenizerConfig) -> str | None:
 def recorded_tokenizer(root: str, record: dict[str, Any]) -> Tokenizer:
     """The tokenizer that a cache was built with, from the cache alone.
 
-    Args:
-        root: The cache.
-        record: Its ``ledger.tokenizer``.
-
     Raises:
         CacheCorruptError: the cache's copy of the tokenizer is missing or another one.
     """
@@ -213,100 +145,6 @@ def recorded_tokenizer(root: str, record: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-class ByteTokenizer(Tokenizer):
-    """The 256 byte values of UTF-8, then ``<eos>`` 256 and ``<bos>`` 257. Always there, needs no file."""
-
-    SPECIAL: dict[str, int] = {"<eos>": 256, "<bos>": 257}  # noqa: RUF012 (a constant)
-
-    def __init__(self, bos: str | None = None, eos: str | None = "auto") -> None:
-        self.path = "bytes"
-        self.vocab_size = 258
-        self.special = list(self.SPECIAL)
-        self.bos, self.bos_id = resolve_special("bos", bos, self.special, ("<bos>",), self.id_of)
-        self.eos, self.eos_id = resolve_special("eos", eos, self.special, ("<eos>",), self.id_of)
-        self.fingerprint = _fingerprint(b"bytes", self.bos_id, self.eos_id)
-
-    def encode_batch(self, texts: Sequence[str]) -> Encoded:
-        raw = [t.encode() for t in texts]
-        lengths = np.fromiter(map(len, raw), np.int64, len(raw))
-        before, after = int(self.bos_id is not None), int(self.eos_id is not None)
-        framed = lengths + (before + after)
-        stops = np.cumsum(framed)
-        ids = np.empty(int(framed.sum()), self.dtype)
-        text = np.ones(ids.size, np.bool_)
-        for special, places in ((self.bos_id, stops - framed), (self.eos_id, stops - 1)):
-            if special is not None:
-                ids[places] = special
-                text[places] = False
-        ids[text] = np.frombuffer(b"".join(raw), np.uint8)
-        return ids, framed
-
-    def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
-        found: list[Placed] = []
-        for text in texts:
-            ids = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
-            character = np.cumsum((ids & 0xC0) != 0x80) - 1
-            found.append(Placed(ids, np.stack([character, character + 1], axis=1)))
-        return found
-
-    def id_of(self, token: str) -> int | None:
-        return self.SPECIAL.get(token)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        array = np.fromiter(ids, np.int64)
-        names = {v: k for k, v in self.SPECIAL.items()}
-        cuts = np.flatnonzero(array > 255).tolist()
-        pieces: list[str] = []
-        start = 0
-        for cut in [*cuts, array.size]:
-            pieces.append(array[start:cut].astype(np.uint8).tobytes().decode(errors="replace"))
-            if cut < array.size:
-                pieces.append(names.get(int(array[cut]), "\ufffd"))
-            start = cut + 1
-        return "".join(pieces)
-
-
-class IdsTokenizer(Tokenizer):
-    """No tokenizer at all: ready ids of a vocabulary whose size is all that is known. Adds nothing, encodes nothing.
-
-    Args:
-        path: ``ids:`` and the size of the vocabulary.
-
-    Raises:
-        ConfigError: it says no size.
-
-    Example:
-        >>> IdsTokenizer("ids:50257").decode([7, 8])
-        '<7><8>'
-    """
-
-    def __init__(self, path: str) -> None:
-        size = path.removeprefix(IDS)
-        if not size.isdecimal() or not 1 <= int(size) <= 1 << 32:
-            raise ConfigError("says no size", field="tokenizer", value=path, cure="Write e.g. ids:50257.")
-        self.path, self.vocab_size = path, int(size)
-        self.bos = self.eos = self.bos_id = self.eos_id = None
-        self.special = ()
-        self.fingerprint = _fingerprint(path.encode(), None, None)
-
-    def encode_batch(self, texts: Sequence[str]) -> Encoded:
-        raise self._no_text()
-
-    def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
-        raise self._no_text()
-
-    def id_of(self, token: str) -> int | None:
-        return int(token) if token.isdecimal() and int(token) < self.vocab_size else None
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return "".join(f"<{i}>" for i in ids)
-
-    def _no_text(self) -> ConfigError:
-        return ConfigError(
-            "encodes no text", field="tokenizer", value=self.path, cure="Give a tokenizer.json, or sources of ids."
-        )
-
-
 class _Piece(NamedTuple):
     """A document, or a piece of a long one."""
 
@@ -318,14 +156,6 @@ class _Piece(NamedTuple):
 
 class FileTokenizer(Tokenizer):
     """A tokenizer of the ``tokenizers`` library.
-
-    Args:
-        content: The ``tokenizer.json``.
-        path: Where it came from, for messages and the ledger.
-        bos: As in :class:`TokenizerConfig`.
-        eos: As in :class:`TokenizerConfig`.
-        declared: ``bos`` and ``eos`` that a file beside it declares; ``auto`` asks it when the usual names give no
-            answer.
 
     Raises:
         ConfigError: it is no tokenizer, or has not the tokens that the policy names.
@@ -341,8 +171,7 @@ class FileTokenizer(Tokenizer):
     ) -> None:
         # Set or not, it is on by default; set, the library does not warn each time that a process forks later.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-        self.path = path
-        self._content = content
+        self.path, self.content = path, content
         canonical, self._tokenizer = _parse(content, path)
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
         added = self._tokenizer.get_added_tokens_decoder()
@@ -350,11 +179,7 @@ class FileTokenizer(Tokenizer):
         declared = declared or {}
         self.bos, self.bos_id = resolve_special("bos", bos, self.special, BOS_NAMES, self.id_of, declared.get("bos"))
         self.eos, self.eos_id = resolve_special("eos", eos, self.special, EOS_NAMES, self.id_of, declared.get("eos"))
-        self.fingerprint = _fingerprint(canonical, self.bos_id, self.eos_id)
-
-    @property
-    def content(self) -> bytes | None:
-        return self._content
+        self.fingerprint = fingerprint_of(canonical, self.bos_id, self.eos_id)
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         # The library hands out lists of ints; array.fromlist is the fastest way out of one (5 ns an id; numpy 13).
@@ -404,11 +229,6 @@ class FileTokenizer(Tokenizer):
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def _fingerprint(canonical: bytes, bos_id: int | None, eos_id: int | None) -> str:
-    policy = json.dumps({"bos_id": bos_id, "eos_id": eos_id}).encode()
-    return "sha256:" + hashlib.sha256(canonical + b"\n" + policy).hexdigest()
-
-
 def _parse(content: bytes, path: str) -> tuple[bytes, tokenizers.Tokenizer]:
     try:
         data = json.loads(content)
@@ -442,3 +262,39 @@ def _read_tokenizer(path: str) -> tuple[bytes, str]:
         cure="Give a tokenizer.json, a folder that holds one, or `bytes`. Names of models are not looked up:"
         " download the model's tokenizer.json first.",
     )
+
+
+def cut_points(
+    text: str,
+    encode: Callable[[str], list[int]],
+    piece_chars: int = PIECE_CHARS,
+    max_piece_chars: int = MAX_PIECE_CHARS,
+) -> Iterator[int]:
+    """Where a long text can be cut into pieces whose ids, end to end, are the ids of the whole.
+
+    A cut is made only where the tokenizer itself shows that it changes nothing: the 512 characters before and after it,
+    encoded together, have the same ids as encoded apart. Tokenizers that work within words or lines have such places
+    everywhere; one that puts a mark before each text has none, and then a cut is forced after ``max_piece_chars``
+    (4 Mi characters; shorter texts are always whole): memory must end somewhere.
+
+    Yields:
+        Positions in ``text``, increasing, none at its ends.
+    """
+    start = 0
+    while len(text) - start > piece_chars:
+        start = _next_cut(text, start, encode, piece_chars, max_piece_chars)
+        if start >= len(text):
+            return
+        yield start
+
+
+def _next_cut(text: str, start: int, encode: Callable[[str], list[int]], least: int, most: int) -> int:
+    limit = min(start + most, len(text))
+    for tries, match in enumerate(_CANDIDATE.finditer(text, start + least, limit)):
+        cut = match.start()
+        before, after = text[max(start, cut - _WINDOW_CHARS) : cut], text[cut : cut + _WINDOW_CHARS]
+        if encode(before) + encode(after) == encode(before + after):
+            return cut
+        if tries >= _MAX_TRIES:
+            break
+    return limit

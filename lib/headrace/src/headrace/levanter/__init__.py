@@ -11,56 +11,19 @@ Price: scripts/bench/bench_levanter.py measures both beside Levanter's own cache
 Levanter is imported when one of these names is asked for: it takes seconds, and headrace works without it.
 """
 
-from __future__ import annotations
+from typing import Any
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
-from headrace.errors import ConfigError
+from headrace.levanter.needs import of_levanter, wrong_levanter
 
-if TYPE_CHECKING:
-    from headrace.levanter.config import HeadraceDataConfig
-    from headrace.levanter.dataset import HeadraceDataset, direct_component
-    from headrace.levanter.loader import LmBatches, LmLoader, own_loader
-    from headrace.levanter.train_lm import TrainLmConfig
-
-_HOMES = {
-    "HeadraceDataConfig": "headrace.levanter.config",
-    "HeadraceDataset": "headrace.levanter.dataset",
-    "LmBatches": "headrace.levanter.loader",
-    "LmLoader": "headrace.levanter.loader",
-    "TrainLmConfig": "headrace.levanter.train_lm",
-    "direct_component": "headrace.levanter.dataset",
-    "own_loader": "headrace.levanter.loader",
-}
-
-INSTALL = "pip install marin-levanter==0.2.20.dev202606180959 gitpython  (Python 3.11)"
-
-__all__ = [
-    "HeadraceDataConfig",
-    "HeadraceDataset",
-    "LmBatches",
-    "LmLoader",
-    "TrainLmConfig",
-    "direct_component",
-    "own_loader",
-]
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'headrace.levanter' has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("levanter", "haliax", "draccus"):
+        return _load(name)
+    except ImportError as error:
+        if not of_levanter(error):
             raise
-        raise ConfigError(
-            "needs the package marin-levanter",
-            field=f"headrace.levanter.{name}",
-            cure=INSTALL,
-        ) from error
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+        raise wrong_levanter(error, f"headrace.levanter.{name}") from error

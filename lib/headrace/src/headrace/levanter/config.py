@@ -18,12 +18,12 @@ from levanter.checkpoint import discover_checkpoint_candidates
 from levanter.data.passthrough_tokenizer import PassthroughTokenizer
 from levanter.tokenizers import load_tokenizer
 
-from headrace.config import LmDataConfig, load_config
-from headrace.config_parsing import decode, with_overrides
+from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.config.parsing import decode, with_overrides
 from headrace.errors import ConfigError
 from headrace.levanter.dataset import HeadraceDataset
 from headrace.levanter.loader import check_schedule, headrace_schedule
-from headrace.state import open_run
+from headrace.run.manifest import open_run
 from headrace.store import files
 
 _RUN_FOLDER = "headrace"
@@ -103,7 +103,7 @@ class HeadraceDataConfig:
             PlanMismatchError: the run in ``run_dir`` is another one.
         """
         config = self.resolved
-        _check_length(Pos, config)
+        check_length(Pos, config)
         dataset = config.dataset()
         check_schedule(dataset, None, headrace_schedule(batch_schedule))
         made = HeadraceDataset(
@@ -112,8 +112,7 @@ class HeadraceDataConfig:
             row_order="locality" if config.row_order == "locality" else "stream",
             prefetch_bytes=config.prefetch_bytes,
         )
-        if self.run_dir is not None:
-            open_run(files.join(self.run_dir, _RUN_FOLDER), made, steps_done(self.run_dir))
+        open_run_beside(self.run_dir, made)
         return made
 
     def validation_sets(self, Pos: Any) -> Mapping[str, HeadraceDataset]:
@@ -136,7 +135,18 @@ def steps_done(run_dir: str) -> int:
     return max((candidate.step for candidate in discover_checkpoint_candidates(run_dir)), default=0)
 
 
-def _check_length(Pos: Any, config: LmDataConfig) -> None:
+def open_run_beside(run_dir: str | None, rows: HeadraceDataset) -> None:
+    """Holds a run's rows against the manifest beside its checkpoints; None: nobody looks.
+
+    Raises:
+        PlanMismatchError: the run in the folder is another one.
+    """
+    if run_dir is not None:
+        open_run(files.join(run_dir, _RUN_FOLDER), rows, steps_done(run_dir))
+
+
+def check_length(Pos: Any, config: LmDataConfig) -> None:
+    """Raises ConfigError unless rows are as long as Levanter's positions."""
     lengths = [length for _, length in config.phases]
     if lengths != [Pos.size]:
         raise ConfigError(

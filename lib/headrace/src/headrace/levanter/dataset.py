@@ -19,23 +19,22 @@ import numpy as np
 from draccus import encode
 from haliax import Axis
 from jaxtyping import Int64
-from levanter.data import AsyncDataset as LevanterAsyncDataset
-from levanter.data.text import DirectDatasetComponent
+from levanter.data.dataset import AsyncDataset as LevanterAsyncDataset
+from levanter.data.text.datasets import DirectDatasetComponent
 from levanter.data.text.examples import named_lm_example_from_grug
 
-from headrace.data.batch import PackedBatch
-from headrace.data.batch_order import BatchOrder, RowOrder
-from headrace.data.conversions import to_grug_example
-from headrace.data.dataset import AsyncDataset, PlannedDataset
-from headrace.data.phased import PhasedDataset
+from headrace.batch.conversions import to_grug_example
+from headrace.batch.packed_batch import PackedBatch
+from headrace.data.async_dataset import AsyncDataset
+from headrace.data.dataset import BatchOrder, PlannedDataset
 from headrace.data.rows import Rows
 from headrace.errors import ConfigError
 from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
 from headrace.feed.plan import global_rows
-from headrace.index.remap import check_indices
-from headrace.index.schedule import BatchSchedule
 from headrace.levanter.leaving import stop_loaders_at_exit
 from headrace.metrics import ReadStats
+from headrace.mix.schedule import BatchSchedule, RowOrder
+from headrace.order.order import check_indices
 
 
 class HeadraceDataset(LevanterAsyncDataset[Any]):
@@ -67,14 +66,15 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
     ) -> None:
         self._order = BatchOrder(dataset, batch_size, row_order)
-        if isinstance(self._order.base, PhasedDataset):
+        planned = self._order.planned
+        if planned is not None and len(planned.phases) > 1:
             raise ConfigError(
                 "changes during the run, and Levanter's position axis cannot",
                 field="seq_len",
-                value=list(self._order.base.seq_lens),
+                value=list(planned.seq_lens),
                 cure="Train each phase as a run of its own, or load with headrace.DataLoader.",
             )
-        self.dataset, self.schedule = dataset, self._order.schedule
+        self.dataset, self.schedule = self._order.dataset, self._order.schedule
         self.row_order: RowOrder = self._order.row_order
         self.prefetch_bytes = prefetch_bytes
         self.read_stats = ReadStats()
@@ -84,6 +84,12 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
     def describe(self) -> dict[str, Any]:
         """All that determines the batches: what headrace's own loader of the same dataset says."""
         return self._order.describe()
+
+    def use_earlier_order(self) -> bool:
+        """See :class:`~headrace.data.dataset.BatchOrder`."""
+        used = self._order.use_earlier_order()
+        self.dataset = self._order.dataset
+        return used
 
     def is_finite(self) -> bool:
         return self.dataset.length is not None
@@ -104,10 +110,10 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         return self._examples(await self._read(wanted))
 
     async def _read(self, wanted: Int64[np.ndarray, " n"]) -> PackedBatch:
-        base = self._order.base
-        if not isinstance(base, PlannedDataset):
+        planned = self._order.planned
+        if planned is None:
             return await self.dataset.get_batch(wanted)
-        batch = await base.read_located(self._rows(base, wanted), self.read_stats)
+        batch = await planned.read_located(self._rows(planned, wanted), self.read_stats)
         for function in self._order.functions:
             batch = function(batch)
         return batch

@@ -10,23 +10,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import haliax as hax
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from levanter.trainer import Trainer
 
-from headrace.config import LmDataConfig
-from headrace.data.batch_order import RowOrder
-from headrace.data.conversions import to_lm_example
-from headrace.data.dataset import AsyncDataset
+from headrace.batch.conversions import to_lm_example
+from headrace.config.lm_data import LmDataConfig
+from headrace.data.async_dataset import AsyncDataset
 from headrace.errors import ConfigError
-from headrace.feed.loader import DEFAULT_PREFETCH_BYTES, DataLoader
+from headrace.feed.loader import DataLoader, LoaderOptions
 from headrace.feed.prefetch import Prefetched
-from headrace.index.schedule import BatchSchedule
 from headrace.levanter.dataset import HeadraceDataset
 from headrace.metrics import LoaderStats
+from headrace.mix.schedule import BatchSchedule, RowOrder
 
 
 class LmBatches(Iterator[Any]):
@@ -52,6 +51,13 @@ class LmBatches(Iterator[Any]):
         self.close()
 
 
+class LmLoaderOptions(LoaderOptions, total=False):
+    """What a :class:`LmLoader` hands on to its :class:`headrace.DataLoader`, by keyword."""
+
+    prefetch_bytes: int
+    row_order: RowOrder
+
+
 class LmLoader:
     """Batches of ``LmExample`` for ``Trainer.train``, with the interface of Levanter's ``DataLoader``.
 
@@ -69,8 +75,7 @@ class LmLoader:
         axis_resources: Which mesh axes each named axis lies over: ``trainer.compute_axis_mapping``.
         batch_axis: Name of the axis of rows.
         position_axis: Name of the axis of positions.
-        prefetch_bytes: As for :class:`headrace.DataLoader`.
-        row_order: As for :class:`headrace.DataLoader`.
+        options: ``prefetch_bytes``, ``row_order`` and others, as for :class:`headrace.DataLoader`.
 
     Raises:
         ConfigError: as for :class:`headrace.DataLoader`.
@@ -85,13 +90,10 @@ class LmLoader:
         axis_resources: Mapping[str, str | Sequence[str]] | None = None,
         batch_axis: str = "batch",
         position_axis: str = "position",
-        prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
-        row_order: RowOrder = "locality",
+        **options: Unpack[LmLoaderOptions],
     ) -> None:
         sharding = _sharding(mesh, axis_resources or {}, batch_axis, position_axis)
-        self.loader = DataLoader(
-            dataset, batch_size, sharding=sharding, prefetch_bytes=prefetch_bytes, row_order=row_order
-        )
+        self.loader = DataLoader(dataset, batch_size, sharding=sharding, **options)
         self._convert = jax.jit(
             partial(to_lm_example, batch_axis=batch_axis, position_axis=position_axis), out_shardings=sharding
         )
@@ -104,19 +106,19 @@ class LmLoader:
         batch_size: int | Mapping[int, int] | BatchSchedule | None = None,
         *,
         position_axis: str = "position",
-        prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
-        row_order: RowOrder = "locality",
+        **options: Unpack[LmLoaderOptions],
     ) -> LmLoader:
         """The loader for a trainer: its mesh, its axes, and its batch sizes, of which the dataset's must not differ.
 
-        A config says ``prefetch_bytes`` and ``row_order`` itself.
+        A config says ``prefetch_bytes``, ``row_order`` and ``row_exchange`` itself.
 
         Raises:
             ConfigError: the batch size is another than ``trainer.train_batch_size``.
         """
         if isinstance(dataset, LmDataConfig):
-            prefetch_bytes = dataset.prefetch_bytes
-            row_order = "stream" if dataset.row_order == "stream" else "locality"
+            options["prefetch_bytes"] = dataset.prefetch_bytes
+            options["row_order"] = "stream" if dataset.row_order == "stream" else "locality"
+            options["row_exchange"] = dataset.exchange_setting
             dataset = dataset.dataset()
         schedule = headrace_schedule(trainer.config.batch_schedule)
         check_schedule(dataset, batch_size, schedule)
@@ -127,8 +129,7 @@ class LmLoader:
             axis_resources=trainer.compute_axis_mapping,
             batch_axis=trainer.config.batch_axis_name or "batch",
             position_axis=position_axis,
-            prefetch_bytes=prefetch_bytes,
-            row_order=row_order,
+            **options,
         )
 
     def describe(self) -> dict[str, Any]:

@@ -1,28 +1,38 @@
 """``python -m headrace.levanter.train_lm --config_path run.yaml``: Levanter's ``train_lm`` on headrace's data.
 
-The file is one of Levanter's but for its ``data`` (see :class:`~headrace.levanter.config.HeadraceDataConfig`) and for
-``loader``, which says whose loader reads it. Checkpoints, evaluation, tracking and resuming are Levanter's own.
+The file is one of Levanter's. Its ``data`` is Levanter's own, in today's form or an earlier one, or names a config of
+headrace's (:class:`~headrace.levanter.config.HeadraceDataConfig`). ``loader`` may say whose loader reads it.
+Checkpoints, evaluation, tracking and resuming are Levanter's own.
 
 No ``from __future__ import annotations`` here: Levanter reads the types off :func:`main`.
 """
 
 import contextlib
 import dataclasses
+import os
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from typing import Literal
+
+import yaml
 
 try:
     import levanter.config
     from levanter.main import train_lm
-except ModuleNotFoundError as missing:
-    if __name__ != "__main__" or (missing.name or "").split(".")[0] not in ("levanter", "haliax"):
+except ImportError as error:
+    from headrace.levanter.needs import of_levanter, wrong_levanter
+
+    if __name__ != "__main__" or not of_levanter(error):
         raise
-    from headrace.levanter import INSTALL
+    sys.exit(str(wrong_levanter(error, "headrace.levanter.train_lm")))
 
-    sys.exit(f"headrace.levanter.train_lm needs the package marin-levanter. {INSTALL}")
-
+from headrace.config.parsing import read_mapping
 from headrace.levanter.config import HeadraceDataConfig
-from headrace.levanter.loader import own_loader
+from headrace.levanter.drop_in import fed
+from headrace.levanter.loader import headrace_schedule, own_loader
+from headrace.levanter.translation.earlier import of_today
+from headrace.levanter.translation.notes import Translation
 
 
 @dataclasses.dataclass
@@ -39,19 +49,103 @@ class TrainLmConfig(train_lm.TrainLmConfig):
     loader: Literal["headrace", "levanter"] = "headrace"
 
 
+@dataclasses.dataclass
+class StockConfig(train_lm.TrainLmConfig):
+    """Levanter's ``TrainLmConfig`` as it is, whose data headrace delivers.
+
+    Attributes:
+        loader: As for :class:`TrainLmConfig`.
+        feed: ``name=value`` settings over the translated data config.
+    """
+
+    loader: Literal["headrace", "levanter"] = "headrace"
+    feed: list[str] = dataclasses.field(default_factory=list[str])
+
+
 def main(config: TrainLmConfig) -> None:
     """Trains, going on from the run's latest checkpoint.
 
     A run that has an id (``trainer.id``) keeps its manifest beside its checkpoints, unless ``data.run_dir`` says where:
     resumed with other data, another order or mixture, it is refused.
     """
+    if config.data.run_dir is None:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, run_dir=_run_dir(config)))
+    _train(config, config.loader)
+
+
+def main_of_stock(config: StockConfig) -> None:
+    """Trains on what a config of Levanter's own describes: length, batch size and seed are the trainer's.
+
+    Raises:
+        ConfigError: something that decides which tokens are trained on has no counterpart in headrace.
+    """
+    _train(with_fed_data(config, settings=config.feed), config.loader)
+
+
+def with_fed_data(
+    config: train_lm.TrainLmConfig, *, settings: Sequence[str] = (), run_dir: str | None = None
+) -> train_lm.TrainLmConfig:
+    """A training config of Levanter's whose data headrace delivers: length, batch size and seed are the trainer's.
+
+    Args:
+        config: Levanter's config; it is not changed.
+        settings: ``name=value`` settings over the translated data config.
+        run_dir: Folder of the run's checkpoints, for its manifest. None: where the checkpointer writes, if the run has
+            an id.
+
+    Raises:
+        ConfigError: as :func:`headrace.levanter.fed`.
+
+    Example:
+        >>> with own_loader():  # doctest: +SKIP
+        ...     levanter.main.train_lm.main(with_fed_data(config))
+    """
+    data = fed(
+        config.data,
+        seq_len=config.train_seq_len or config.model.max_seq_len,
+        batch_size=headrace_schedule(config.trainer.batch_schedule).to_config(),
+        seed=config.trainer.seed if config.data_seed is None else config.data_seed,
+        settings=settings,
+        run_dir=run_dir or _run_dir(config),
+    )
+    return dataclasses.replace(config, data=data)
+
+
+def _run_dir(config: train_lm.TrainLmConfig) -> str | None:
     trainer = config.trainer
-    if config.data.run_dir is None and trainer.id is not None:
-        run_dir = trainer.checkpointer.expanded_path(trainer.id)
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, run_dir=run_dir))
-    with own_loader() if config.loader == "headrace" else contextlib.nullcontext():
+    return None if trainer.id is None else trainer.checkpointer.expanded_path(trainer.id)
+
+
+def _train(config: train_lm.TrainLmConfig, loader: str) -> None:
+    with own_loader() if loader == "headrace" else contextlib.nullcontext():
         train_lm.main(config)
 
 
+@contextlib.contextmanager
+def of_today_in(arguments: list[str]) -> Iterator[bool]:
+    """Whether the file after ``--config_path`` has Levanter's own data; if so, its data are put into today's form.
+
+    Args:
+        arguments: Those of the command line; the path becomes that of a copy, while it is needed.
+    """
+    at = next((n + 1 for n, one in enumerate(arguments) if one in ("--config_path", "--config")), 0)
+    raw = read_mapping(arguments[at], foreign=True) if 0 < at < len(arguments) else {}
+    if "config" in (raw.get("data") or {"config": None}):
+        yield False
+        return
+    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        arguments[at] = os.path.join(folder, "config.yaml")
+        with open(arguments[at], "w") as file:
+            yaml.safe_dump(of_today(Translation(), raw), file, sort_keys=False)
+        yield True
+
+
+def run() -> None:
+    """The command line."""
+    arguments = sys.argv[1:]
+    with of_today_in(arguments) as stock:
+        levanter.config.main(main_of_stock if stock else main, args=arguments)()
+
+
 if __name__ == "__main__":
-    levanter.config.main(main)()
+    run()

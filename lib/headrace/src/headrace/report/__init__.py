@@ -10,7 +10,6 @@ The page needs no network, no server and no other file: plotly.js (5 MB, of ``pi
 it, and its content policy forbids it to load anything. On the command line: ``headrace report``.
 """
 
-from headrace.report.facts import Options, ReportFacts, gather
-from headrace.report.page import render, write_report
+import lazy_loader
 
-__all__ = ["Options", "ReportFacts", "gather", "render", "write_report"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

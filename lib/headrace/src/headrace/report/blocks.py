@@ -24,7 +24,6 @@ class Tiles:
     items: Sequence[tuple[str, str, str]]
 
     def to_html(self) -> str:
-        """The block as HTML."""
         tiles = "".join(
             f'<div class="tile"><dt>{_text(label)}</dt><dd>{_text(value)}</dd><dd class="note">{_text(note)}</dd></div>'
             for label, value, note in self.items
@@ -34,20 +33,13 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
-
-    Attributes:
-        columns: Heading and kind of each column.
-        rows: Cells, as text.
-        caption: What it shows.
-    """
+    """A table: heading and kind of each column, and cells as text."""
 
     columns: Sequence[tuple[str, Kind]]
     rows: Sequence[Sequence[str]]
     caption: str = ""
 
     def to_html(self) -> str:
-        """The block as HTML."""
         caption = f"<caption>{_text(self.caption)}</caption>" if self.caption else ""
         head = "".join(f'<th scope="col" class="{kind}">{_text(title)}</th>' for title, kind in self.columns)
         body = "".join(f"<tr>{self._row(row)}</tr>" for row in self.rows)
@@ -70,14 +62,7 @@ def columns(*heads: str, left: int = 0) -> list[tuple[str, Kind]]:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart.
-
-    Attributes:
-        name: Its id on the page: letters and dashes.
-        title: What it shows.
-        figure: Traces and layout; colours of paper, text and grid are the page's.
-        caption: How to read it.
-    """
+    """A chart, drawn by the page's script in the page's colours; ``name``, its id, is letters and dashes."""
 
     name: str
     title: str
@@ -85,7 +70,6 @@ class Chart:
     caption: str = ""
 
     def to_html(self) -> str:
-        """The block as HTML; the page's script draws into it."""
         height = int(self.figure["layout"].get("height", 340))
         return (
             f'<figure class="chart"><h3>{_text(self.title)}</h3>'
@@ -102,7 +86,6 @@ class Text:
     quiet: bool = False
 
     def to_html(self) -> str:
-        """The block as HTML."""
         return f'<p class="quiet">{_text(self.text)}</p>' if self.quiet else f"<p>{_text(self.text)}</p>"
 
 
@@ -113,14 +96,11 @@ class Notes:
     items: Sequence[tuple[str, str, str]]
 
     def to_html(self) -> str:
-        """The block as HTML."""
-        lines = "".join(
-            f'<li class="{level}"><b>{_text(level)}</b> <code>{_text(where)}</code> {_text(what)}</li>'
-            if where
-            else f'<li class="{level}"><b>{_text(level)}</b> {_text(what)}</li>'
-            for level, where, what in self.items
-        )
-        return f'<ul class="notes">{lines}</ul>'
+        lines: list[str] = []
+        for level, where, what in self.items:
+            code = f"<code>{_text(where)}</code> " if where else ""
+            lines.append(f'<li class="{level}"><b>{_text(level)}</b> {code}{_text(what)}</li>')
+        return f'<ul class="notes">{"".join(lines)}</ul>'
 
 
 @dataclass(frozen=True)
@@ -131,7 +111,6 @@ class Details:
     text: str
 
     def to_html(self) -> str:
-        """The block as HTML."""
         return f"<details><summary>{_text(self.summary)}</summary><pre>{_text(self.text)}</pre></details>"
 
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from headrace.analysis.simulate.forecast import Forecast
 from headrace.report.blocks import Figure
-from headrace.report.lengths import Fill, Lengths
-from headrace.report.mixture_facts import MixtureFacts, largest
+from headrace.report.plan_figures import Fill, Lengths, MixtureFacts, largest
 from headrace.report.run_records import HostSeries
-from headrace.simulate import Forecast
 from headrace.stalls import Stall
 
 PALETTE = ("#2a7ab8", "#d97706", "#1a9870", "#c2589c", "#b8860b", "#4aa3d8", "#c8442c", "#7a68c4", "#7c8a3a", "#8a8f98")
@@ -48,62 +47,62 @@ def layout(x: str, y: str, **more: Any) -> dict[str, Any]:
     return {**axes, **more}
 
 
+def _line(k: int, x: Any, y: Any, name: str, *, line: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """A trace: a line in the ``k``-th colour, unless ``line`` and ``more`` say otherwise."""
+    style = {"color": PALETTE[k % len(PALETTE)], "width": 2, **(line or {})}
+    return {"x": x, "y": y, "name": name_of(name), "mode": "lines", "line": style, **more}
+
+
+def _bars(k: int, x: Any, y: Any, name: str, **more: Any) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "x": x,
+        "y": y,
+        "name": name_of(name),
+        "marker": {"color": PALETTE[k % len(PALETTE)]},
+        **more,
+    }
+
+
 def mixture_chart(facts: MixtureFacts) -> Figure:
     """Share of each source that is drawn (line) and wanted (dots) over steps; a legend entry is a source."""
     traces: list[dict[str, Any]] = []
+    rows = facts.drawn.sum(axis=1), facts.wanted.sum(axis=1)
     for k, (name, drawn, wanted) in enumerate(_grouped(facts, facts.drawn, facts.wanted)):
-        rows = facts.drawn.sum(axis=1), facts.wanted.sum(axis=1)
-        common = {"x": facts.middle, "legendgroup": name, "mode": "lines"}
-        colour = GREY if name == _OTHERS else PALETTE[k % len(PALETTE)]
-        shown = name_of(name)
-        dash = _DASHES[k // len(PALETTE) % len(_DASHES)]
-        share = _over(drawn, rows[0])
-        line = {"color": colour, "width": 2, "dash": dash}
-        traces.append({**common, "y": share, "name": shown, "line": line, "hovertemplate": "%{y:.2%}"})
-        dots = {**common, "y": _over(wanted, rows[1]), "name": f"{shown}, wanted", "showlegend": False}
-        traces.append({**dots, "line": {"color": colour, "width": 1.5, "dash": "dot"}, "hovertemplate": "%{y:.2%}"})
+        colour = {"color": GREY} if name == _OTHERS else {}
+        line, dots = {**colour, "dash": _dash(k)}, {**colour, "width": 1.5, "dash": "dot"}
+        more: dict[str, Any] = {"legendgroup": name, "hovertemplate": "%{y:.2%}"}
+        traces.append(_line(k, facts.middle, _over(drawn, rows[0]), name, line=line, **more))
+        share = _over(wanted, rows[1])
+        traces.append(_line(k, facts.middle, share, f"{name}, wanted", line=dots, showlegend=False, **more))
     axis = {"tickformat": ".0%", "rangemode": "tozero"}
     return {"data": traces, "layout": layout("step", "share of rows", yaxis=axis, height=380)}
 
 
 def epochs_chart(facts: MixtureFacts, row_tokens: Sequence[int]) -> Figure:
     """Passes over each source so far, over steps."""
-    traces: list[dict[str, Any]] = []
-    size = np.asarray(row_tokens, np.float64)
-    passes = facts.tokens.cumsum(axis=0) / np.maximum(size, 1)
-    for k, d in enumerate(largest(facts, MOST_SOURCES)):
-        colour = PALETTE[k % len(PALETTE)]
-        line = {"color": colour, "width": 2, "dash": _DASHES[k // len(PALETTE) % len(_DASHES)]}
-        traces.append(
-            {
-                "x": facts.edge,
-                "y": np.concatenate([[0.0], passes[:, d]]),
-                "name": name_of(facts.names[d]),
-                "mode": "lines",
-                "line": line,
-                "hovertemplate": "%{y:.3~g}",
-            }
+    passes = facts.tokens.cumsum(axis=0) / np.maximum(np.asarray(row_tokens, np.float64), 1)
+    traces = [
+        _line(
+            k,
+            facts.edge,
+            np.concatenate([[0.0], passes[:, d]]),
+            facts.names[d],
+            line={"dash": _dash(k)},
+            hovertemplate="%{y:.3~g}",
         )
+        for k, d in enumerate(largest(facts, MOST_SOURCES))
+    ]
     return {"data": traces, "layout": layout("step", "epochs", yaxis={"rangemode": "tozero"})}
 
 
 def quality_chart(forecast: Forecast) -> Figure:
     """Variance ratios of windows of batches beside 1, a full shuffle."""
     windows, ratios = [*forecast.variance_ratio], [*forecast.variance_ratio.values()]
-    bars = {
-        "type": "bar",
-        "x": windows,
-        "y": ratios,
-        "marker": {"color": PALETTE[0]},
-        "text": [f"{r:.3f}" for r in ratios],
-        "textposition": "outside",
-        "cliponaxis": False,
-        "hovertemplate": "%{y:.4f}<extra></extra>",
-        "name": "this order",
-        "width": 0.5,
-    }
-    reference: dict[str, Any] = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": 1, "y1": 1}
-    reference["line"] = {"color": GREY, "dash": "dash", "width": 1.5}
+    texts = {"text": [f"{r:.3f}" for r in ratios], "textposition": "outside", "cliponaxis": False}
+    bars = _bars(0, windows, ratios, "this order", **texts, hovertemplate="%{y:.4f}<extra></extra>", width=0.5)
+    line = {"color": GREY, "dash": "dash", "width": 1.5}
+    reference = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": 1, "y1": 1, "line": line}
     axis = {"range": [0, max(1.25, 1.15 * max(ratios, default=1.0))]}
     return {
         "data": [bars],
@@ -115,18 +114,10 @@ def lengths_chart(lengths: Mapping[str, Lengths]) -> Figure:
     """Share of documents by length, a line of steps a source."""
     traces: list[dict[str, Any]] = []
     for k, (name, found) in enumerate([*lengths.items()][:MOST_SOURCES]):
-        if not found.documents.size:
-            continue
-        traces.append(
-            {
-                "x": np.maximum(found.edge, 0.7),  # documents of no token, on a logarithmic axis
-                "y": np.append(found.documents, found.documents[-1]),
-                "name": name_of(name),
-                "mode": "lines",
-                "line": {"shape": "hv", "color": PALETTE[k % len(PALETTE)], "width": 2},
-                "hovertemplate": "%{y:.1%}",
-            }
-        )
+        if found.documents.size:
+            edge = np.maximum(found.edge, 0.7)  # documents of no token, on a logarithmic axis
+            share = np.append(found.documents, found.documents[-1])
+            traces.append(_line(k, edge, share, name, line={"shape": "hv"}, hovertemplate="%{y:.1%}"))
     axis = {"tickformat": ".0%", "rangemode": "tozero"}
     return {
         "data": traces,
@@ -136,19 +127,10 @@ def lengths_chart(lengths: Mapping[str, Lengths]) -> Figure:
 
 def fill_chart(fills: Mapping[str, Fill]) -> Figure:
     """Share of packs by how full they are."""
-    traces: list[dict[str, Any]] = []
-    for k, (name, fill) in enumerate([*fills.items()][:MOST_SOURCES]):
-        edge = np.arange(fill.share.size) / fill.share.size
-        traces.append(
-            {
-                "type": "bar",
-                "x": edge + 0.5 / fill.share.size,
-                "y": fill.share,
-                "name": name_of(name),
-                "marker": {"color": PALETTE[k % len(PALETTE)]},
-                "hovertemplate": "%{y:.1%}",
-            }
-        )
+    traces = [
+        _bars(k, (np.arange(fill.share.size) + 0.5) / fill.share.size, fill.share, name, hovertemplate="%{y:.1%}")
+        for k, (name, fill) in enumerate([*fills.items()][:MOST_SOURCES])
+    ]
     axis = {"tickformat": ".0%", "range": [0, 1.02]}
     return {
         "data": traces,
@@ -168,20 +150,21 @@ def measured_chart(
 
     Peaks far above the rest, those of cold starts, run out of the frame; who zooms out sees them whole.
     """
-    traces: list[dict[str, Any]] = [
-        {
-            "x": host.step,
-            "y": value,
-            "name": f"host {host.host}",
-            "mode": "lines" if host.step.size > 1 else "markers",
-            "line": {"color": PALETTE[k % len(PALETTE)], "width": 1.5},
-        }
+    traces = [
+        _line(
+            k,
+            host.step,
+            value,
+            f"host {host.host}",
+            mode="lines" if host.step.size > 1 else "markers",
+            line={"width": 1.5},
+        )
         for k, (host, value) in enumerate(zip(series, values, strict=True))
     ]
     if expected is not None and series:
         ends = [min(int(h.step[0]) for h in series), max(int(h.step[-1]) for h in series)]
         line = {"color": GREY, "dash": "dash", "width": 1.5}
-        traces.append({"x": ends, "y": [expected[1]] * 2, "name": expected[0], "mode": "lines", "line": line})
+        traces.append(_line(0, ends, [expected[1]] * 2, expected[0], line=line))
     framed = _framed(np.concatenate([np.zeros(0), *values]), 0.0 if expected is None else expected[1])
     return {"data": traces, "layout": layout("step", y, yaxis={"rangemode": "tozero", **framed, **axis})}
 
@@ -197,31 +180,21 @@ def _framed(values: np.ndarray, expected: float = 0.0) -> dict[str, Any]:
 
 def waits_chart(series: HostSeries) -> Figure:
     """Percentiles of the wait for a batch, of one host."""
-    traces: list[dict[str, Any]] = []
-    for k, (name, label) in enumerate((("wait_p50_s", "p50"), ("wait_p95_s", "p95"), ("wait_p99_s", "p99"))):
-        line = {"color": PALETTE[(0, 1, 6)[k]], "width": 1.5}
-        milliseconds = np.maximum(series.levels[name] * 1000, 1e-3)
-        traces.append({"x": series.step, "y": milliseconds, "name": label, "mode": "lines", "line": line})
+    traces = [
+        _line(colour, series.step, np.maximum(series.levels[name] * 1000, 1e-3), label, line={"width": 1.5})
+        for name, label, colour in (("wait_p50_s", "p50", 0), ("wait_p95_s", "p95", 1), ("wait_p99_s", "p99", 6))
+    ]
     return {"data": traces, "layout": layout("step", "wait for a batch, ms", yaxis={"type": "log", "dtick": 1})}
 
 
 def loader_time_chart(series: HostSeries) -> Figure:
     """Where the loader's thread spent its time, stacked, in milliseconds a batch, of one host."""
-    traces: list[dict[str, Any]] = []
-    for name, label, colour in _LOADER_TIME:
-        if name == "map_s" and not series.sums[name].any():
-            continue  # few runs have such functions
-        traces.append(
-            {
-                "x": series.step,
-                "y": series.per_batch(name) * 1000,
-                "name": label,
-                "mode": "lines",
-                "stackgroup": "time",
-                "line": {"color": PALETTE[colour], "width": 1},
-                "hovertemplate": "%{y:.3~g} ms",
-            }
-        )
+    more: dict[str, Any] = {"stackgroup": "time", "line": {"width": 1}, "hovertemplate": "%{y:.3~g} ms"}
+    traces = [
+        _line(colour, series.step, series.per_batch(name) * 1000, label, **more)
+        for name, label, colour in _LOADER_TIME
+        if name != "map_s" or series.sums[name].any()  # few runs have such functions
+    ]
     total = sum((trace["y"] for trace in traces), np.zeros(series.step.size))
     return {"data": traces, "layout": layout("step", "ms a batch", yaxis={"rangemode": "tozero", **_framed(total)})}
 
@@ -242,12 +215,12 @@ def stalls_chart(stalls: Sequence[Stall]) -> Figure:
                 "hovertemplate": "%{y:.3~g} ms, %{text}",
             }
         )
-    return {
-        "data": traces,
-        "layout": layout(
-            "step", "ms waited", yaxis={"type": "log", "dtick": "D2"}, showlegend=True, hovermode="closest"
-        ),
-    }
+    axis = {"type": "log", "dtick": "D2"}
+    return {"data": traces, "layout": layout("step", "ms waited", yaxis=axis, showlegend=True, hovermode="closest")}
+
+
+def _dash(k: int) -> str:
+    return _DASHES[k // len(PALETTE) % len(_DASHES)]
 
 
 def _grouped(facts: MixtureFacts, *tables: np.ndarray) -> list[tuple[Any, ...]]:

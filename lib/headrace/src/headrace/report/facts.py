@@ -3,7 +3,7 @@
 The plan follows from the config and the ledgers of its caches; what was measured from the lines that the run has
 written into its folder. Each is there without the other.
 
-Price: that of ``headrace config check`` and of :mod:`headrace.report.mixture_facts`; a second or two for most runs.
+Price: that of ``headrace config check`` and of :mod:`headrace.report.plan_figures`; a second or two for most runs.
 """
 
 from __future__ import annotations
@@ -14,18 +14,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.check.findings import Finding, findings
-from headrace.check.plan import HOSTS, RunPlan, plan_run
-from headrace.check.sizes import planned_caches
-from headrace.config import LmDataConfig, load_config
-from headrace.data.batch_order import BatchOrder
-from headrace.data.packing import PackedTokenDataset
+from headrace.analysis.check.findings import Finding, findings
+from headrace.analysis.check.plan import HOSTS, RunPlan, plan_run
+from headrace.analysis.check.sizes import planned_caches
+from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.data.dataset import BatchOrder
+from headrace.data.packed import PackedTokenDataset
 from headrace.errors import ConfigError, HeadraceError
-from headrace.index.schedule import BatchSchedule
-from headrace.report.lengths import Fill, Lengths, document_lengths, pack_fill
-from headrace.report.mixture_facts import MixtureFacts, mixture_facts
+from headrace.mix.schedule import BatchSchedule
+from headrace.report.plan_figures import (
+    Fill,
+    Lengths,
+    MixtureFacts,
+    document_lengths,
+    mixture_facts,
+    pack_fill,
+)
 from headrace.report.run_records import RunRecords, read_records
-from headrace.state import RunManifest
+from headrace.run.manifest import RunManifest, began_earlier
 from headrace.store.cache import TokenCache
 
 UNKNOWN_STEPS = 1000
@@ -54,22 +60,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Source:
-    """Where one component comes from.
-
-    Attributes:
-        name: Of the component.
-        cache: Path or URL of its cache.
-        exists: Whether there is one.
-        fingerprint: Of its content; empty if there is no cache.
-        documents: Documents in it.
-        tokens: Tokens in it.
-        vocab_size: Ids of its tokenizer.
-        tokenizer: Path of its tokenizer.
-        tokenizer_fingerprint: Of the tokenizer.
-        files: Source files that its ledger lists.
-        paths: What it was built from.
-        built_by: Release that built it.
-    """
+    """Where one component comes from: its cache, what that was built from, with which tokenizer, by which release."""
 
     name: str
     cache: str
@@ -87,15 +78,10 @@ class Source:
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """What follows from the config.
+    """What follows from the config; ``lengths`` are of the caches that exist, ``fills`` of packed components.
 
     Attributes:
-        plan: The config, resolved.
         found: What will hurt.
-        mixture: Rows wanted and drawn.
-        lengths: Of the documents of each cache that exists.
-        fills: Of the packs of each packed component.
-        sources: Provenance of each component.
         fingerprint: Of the run's manifest; None if a cache is missing.
         amendments: How many of the last stages are amendments.
         assumed_steps: Whether the number of steps is :data:`UNKNOWN_STEPS`.
@@ -177,7 +163,7 @@ def gather(
 def _of_config(path: str, settings: Sequence[str], run: str | None, options: Options) -> ReportFacts:
     loaded = load_config(path, settings)
     records = RunRecords() if run is None else _records(run, options)
-    plan = _plan(loaded, options, records)
+    plan = _plan(_as_begun(loaded, run), options, records)
     return ReportFacts(Path(path).name, run, path, plan, "", records, None if run is None else RunManifest.load(run))
 
 
@@ -186,10 +172,10 @@ def _of_folder(folder: str, settings: Sequence[str], config: str | None, options
     title = folder.rstrip("/").rsplit("/", 1)[-1] or folder
     plan, why = None, "The run's log holds no config. Name it: headrace report FOLDER --config run.yaml"
     if config is not None:
-        plan = _plan(load_config(config, settings), options, records)
+        plan = _plan(_as_begun(load_config(config, settings), folder), options, records)
     elif records.config is not None:
         try:
-            plan = _plan(_loaded(records.config, settings), options, records)
+            plan = _plan(_as_begun(_loaded(records.config, settings), folder), options, records)
         except HeadraceError as error:  # paths that are none from here: what was measured can still be shown
             why = f"The run's config cannot be resolved from here: {error}"
     return ReportFacts(title, folder, config, plan, why, records, manifest)
@@ -205,6 +191,10 @@ def _records(folder: str, options: Options) -> RunRecords:
             cure="Name the folder that open_run and RunLog were given, or a config (.yaml).",
         )
     return records
+
+
+def _as_begun(config: LmDataConfig, folder: str | None) -> LmDataConfig:
+    return config.of_braid_version(1) if began_earlier(folder) else config
 
 
 def _loaded(text: str, settings: Sequence[str]) -> LmDataConfig:
@@ -240,7 +230,7 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
             for name, packed in stored.items()
             if isinstance(packed, PackedTokenDataset)
         },
-        sources=tuple(_source(name, config.components[name].cache, there.get(name)) for name in config.components),
+        sources=tuple(_source(name, c.shown_cache, there.get(name)) for name, c in config.components.items()),
         fingerprint=None if manifest is None else manifest.fingerprint,
         amendments=len(config.amendments),
         assumed_steps=assumed,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
+from headrace.analysis.simulate.forecast import Forecast
 from headrace.report import numbers as n
 from headrace.report.blocks import Block, Chart, Details, Notes, Section, Table, Text, columns
 from headrace.report.charts import (
@@ -17,7 +16,6 @@ from headrace.report.charts import (
     quality_chart,
 )
 from headrace.report.facts import PlanFacts
-from headrace.simulate import Forecast
 
 _BARS = (
     "Dashed: 1, a full shuffle. Bars above it mean batches that are more alike than chance; below it, batches that are"
@@ -56,18 +54,12 @@ def mixture_section(plan: PlanFacts) -> Section:
         ]
         for d, name in enumerate(facts.names)
     ]
-    heads = ("source", "wanted", "realised", "rows off, at most", "rows", "tokens", "epochs")
-    blocks.append(_table(heads, rows, caption=f"The first {n.count(steps)} steps"))
+    heads = columns("source", "wanted", "realised", "rows off, at most", "rows", "tokens", "epochs", left=1)
+    blocks.append(Table(heads, rows, f"The first {n.count(steps)} steps"))
     if off is None:
         blocks.append(Text("So many steps and sources are sampled, so rows off quota are not counted.", quiet=True))
-    blocks.append(
-        Chart(
-            "epochs",
-            "Epochs used",
-            epochs_chart(facts, [c.row_tokens for c in components]),
-            "Passes over the rows of each source that are trained on.",
-        )
-    )
+    figure = epochs_chart(facts, [c.row_tokens for c in components])
+    blocks.append(Chart("epochs", "Epochs used", figure, "Passes over the rows of each source that are trained on."))
     return Section("mixture", "Mixture and epochs", blocks)
 
 
@@ -102,7 +94,7 @@ def order_section(plan: PlanFacts) -> Section:
         for c in plan.plan.components
     ]
     heads = ("source", "shuffle", "strands", "rows of a block", "tokens of a chunk", "open, all hosts")
-    blocks.append(_table(heads, rows, left=2))
+    blocks.append(Table(columns(*heads, left=2), rows))
     return Section("order", "Quality of the order", blocks)
 
 
@@ -110,9 +102,8 @@ def documents_section(plan: PlanFacts) -> Section:
     """Lengths of documents and fill of packs."""
     blocks: list[Block] = []
     if plan.lengths:
-        blocks.append(
-            Chart("lengths", "Length of documents", lengths_chart(plan.lengths), "Two bins an octave, in tokens.")
-        )
+        figure = lengths_chart(plan.lengths)
+        blocks.append(Chart("lengths", "Length of documents", figure, "Two bins an octave, in tokens."))
         rows = [
             [
                 name,
@@ -124,20 +115,18 @@ def documents_section(plan: PlanFacts) -> Section:
             ]
             for name, found in plan.lengths.items()
         ]
-        heads = ("source", "documents", "mean", "median", "longest seen", "looked at")
-        blocks.append(_table(heads, rows))
+        heads = columns("source", "documents", "mean", "median", "longest seen", "looked at", left=1)
+        blocks.append(Table(heads, rows))
     else:
         blocks.append(Text("Lengths of documents are not known: no cache is there yet.", quiet=True))
     if plan.fills:
-        blocks.append(
-            Chart("fill", "Fill of packs", fill_chart(plan.fills), "Share of a row's places that hold a token.")
-        )
+        figure = fill_chart(plan.fills)
+        blocks.append(Chart("fill", "Fill of packs", figure, "Share of a row's places that hold a token."))
         rows = [
             [name, fill.algorithm, n.count(fill.packs), n.percent(fill.mean), n.percent(fill.worst)]
             for name, fill in plan.fills.items()
         ]
-        heads = ("source", "algorithm", "packs", "mean fill", "emptiest")
-        blocks.append(_table(heads, rows, left=2))
+        blocks.append(Table(columns("source", "algorithm", "packs", "mean fill", "emptiest", left=2), rows))
     else:
         blocks.append(Text("No source is packed: rows are cut from the stream of tokens, so all are full.", quiet=True))
     return Section("documents", "Documents and packs", blocks)
@@ -170,17 +159,9 @@ def forecast_section(plan: PlanFacts) -> Section:
         ]
         for h in forecast.by_hosts
     ]
-    heads = (
-        "hosts",
-        "reads of a block, an epoch",
-        "reads a host and step",
-        "the busiest host",
-        "read a host and step",
-        "held by a host",
-        "cold start",
-        "burst",
-    )
-    blocks.append(_table(heads, rows, left=0, caption="Forecast of reads"))
+    reads = ("reads of a block, an epoch", "reads a host and step", "the busiest host", "read a host and step")
+    heads = ("hosts", *reads, "held by a host", "cold start", "burst")
+    blocks.append(Table(columns(*heads), rows, "Forecast of reads"))
     return Section("forecast", "Reads: forecast", blocks)
 
 
@@ -193,11 +174,8 @@ def forecast_for(plan: PlanFacts | None, hosts: int) -> tuple[float, float] | No
     """Block fetches and bytes of a host in a step that are forecast for so many hosts; None if they are not."""
     if plan is None:
         return None
-    forecast = plan.plan.forecast or plan.plan.unlimited
-    for one in forecast.by_hosts:
-        if one.hosts == hosts:
-            return one.reads_per_step, one.bytes_per_step
-    return None
+    by_hosts = (plan.plan.forecast or plan.plan.unlimited).by_hosts
+    return next(((one.reads_per_step, one.bytes_per_step) for one in by_hosts if one.hosts == hosts), None)
 
 
 def largest_epochs(plan: PlanFacts) -> tuple[str, float]:
@@ -205,10 +183,6 @@ def largest_epochs(plan: PlanFacts) -> tuple[str, float]:
     epochs = [c.epochs or 0.0 for c in plan.plan.components]
     k = int(np.argmax(epochs))
     return plan.plan.components[k].name, epochs[k]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, caption: str = "") -> Table:
-    return Table(columns(*heads, left=left), rows, caption)
 
 
 def _looked(forecast: Forecast) -> str:

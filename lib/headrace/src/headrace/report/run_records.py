@@ -26,21 +26,8 @@ from headrace.store import files
 
 MAX_POINTS = 400
 SUMS = (
-    "batches",
-    "wait_s",
-    "plan_s",
-    "read_s",
-    "gather_s",
-    "map_s",
-    "transfer_s",
-    "examples_requested",
-    "block_fetches",
-    "block_hits",
-    "tensorstore_reads_issued",
-    "bytes_read",
-    "retries",
-    "hedges",
-    "requests",
+    *("batches", "wait_s", "plan_s", "read_s", "gather_s", "map_s", "transfer_s", "examples_requested"),
+    *("block_fetches", "block_hits", "tensorstore_reads_issued", "bytes_read", "retries", "hedges", "requests"),
 )
 LEVELS = ("wait_p50_s", "wait_p95_s", "wait_p99_s", "wait_max_s", "queue_occupancy", "resident_bytes")
 
@@ -85,12 +72,9 @@ class RunRecords:
     Attributes:
         hosts: Number of hosts that the last process said there are.
         series: Of each host that has measured something.
-        stalls: All that were kept, by step.
         sessions: Processes that host 0 (or the first there is) has had: 1, and one for each resumption.
         config: YAML of the config that the last process gave; None: none did.
         left_out: Lines that are no records.
-        began: Unix time of the first line; None without one.
-        ended: Unix time of the last line; None without one.
     """
 
     hosts: int = 1
@@ -115,11 +99,7 @@ class RunRecords:
 
 
 def read_records(folder: str) -> RunRecords:
-    """What the hosts of a run have written into its folder; empty if nothing.
-
-    Args:
-        folder: Path or URL of the run's folder.
-    """
+    """What the hosts of a run have written into its folder, a path or URL; empty if nothing."""
     return parse_records(_texts(folder))
 
 
@@ -141,21 +121,19 @@ def parse_records(texts: Sequence[bytes]) -> RunRecords:
     last_start, config = -np.inf, None
     for text in texts:
         host: _Host | None = None
-        for line in text.splitlines():
-            if not line.strip():
-                continue
+        for line in filter(bytes.strip, text.splitlines()):
             record = _record(line)
-            if record is None or (record["kind"] != "start" and host is None):
-                left_out += 1
-                continue
-            if record["kind"] == "start":
+            if record is not None and record["kind"] == "start":
                 host = by_host.setdefault(record["host"], _Host(record["host"]))
                 host.sessions += 1
                 if record["time"] >= last_start:
                     last_start, hosts = record["time"], record["hosts"]
                     config = record.get("config") or config
-            elif host is not None:
+            elif record is not None and host is not None:
                 host.add(record)
+            else:
+                left_out += 1
+                continue
             if "time" in record:
                 times.append(record["time"])
     found = [by_host[number] for number in sorted(by_host)]

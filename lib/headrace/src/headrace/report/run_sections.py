@@ -1,4 +1,4 @@
-"""The parts of a report that say what the run is: summary, provenance, amendments."""
+"""The parts of a report about the run: what it is, and, from its counters, reads, waiting and stalls."""
 
 from __future__ import annotations
 
@@ -9,11 +9,33 @@ from typing import Any, cast
 import numpy as np
 
 from headrace.report import numbers as n
-from headrace.report.blocks import Block, Kind, Notes, Section, Table, Text, Tiles, columns
-from headrace.report.facts import PlanFacts, ReportFacts
-from headrace.report.measured_sections import WAITING_BAR
-from headrace.report.plan_sections import largest_epochs
-from headrace.report.run_records import RunRecords
+from headrace.report.blocks import Block, Chart, Kind, Notes, Section, Table, Text, Tiles, columns
+from headrace.report.charts import loader_time_chart, measured_chart, stalls_chart, waits_chart
+from headrace.report.facts import PlanFacts, ReportFacts, Source
+from headrace.report.plan_sections import forecast_for, largest_epochs
+from headrace.report.run_records import HostSeries, RunRecords
+
+WAITING_BAR = 0.02
+"""Share of waiting above which the data holds up training; see docs/metrics.md."""
+MOST_STALLS = 100
+MOST_HOSTS = 10
+_HELP = {
+    "start": "Nothing: it happens once for each start.",
+    "store": "Hedged requests, more prefetch_bytes, a nearer store.",
+    "decode": "Free CPU cores, caches without compression.",
+    "check": "A faster disk, fewer other readers.",
+    "budget": "More prefetch_bytes.",
+    "plan": "Free CPU cores.",
+    "gather": "Free CPU cores.",
+    "transfer": "Fewer small devices a process, a faster link.",
+    "dataset": "A faster function.",
+    "hosts": "Look at the host that is named; its own report says what it waited for.",
+    "trainer ahead": "Fewer Python threads beside the loader.",
+}
+_NOT_MEASURED = (
+    "Nothing is measured yet. In the training loop, RunLog(loader, folder, config=config) writes the loader's counters"
+    " into the run's folder; see docs/report.md."
+)
 
 
 def summary_section(facts: ReportFacts) -> Section:
@@ -43,49 +65,32 @@ def provenance_section(facts: ReportFacts) -> Section:
         blocks.append(Table([("fingerprint of", "left"), ("value", "code")], identity))
     if facts.plan is not None:
         sources = facts.plan.sources
-        blocks.append(
-            Table(
-                [
-                    ("source", "left"),
-                    ("cache", "code"),
-                    ("documents", "right"),
-                    ("tokens", "right"),
-                    ("content", "code"),
-                    ("built from", "code"),
-                    ("files", "right"),
-                    ("by", "left"),
-                ],
-                [
-                    [
-                        s.name,
-                        s.cache,
-                        n.count(s.documents),
-                        n.count(s.tokens),
-                        _digest(s.fingerprint),
-                        ", ".join(s.paths),
-                        n.count(s.files) if s.files else n.NOTHING,
-                        s.built_by and f"headrace {s.built_by}",
-                    ]
-                    if s.exists
-                    else [s.name, s.cache, n.NOTHING, n.NOTHING, "", "not built yet", n.NOTHING, ""]
-                    for s in sources
-                ],
-                "Sources",
-            )
-        )
+        heads: list[tuple[str, Kind]] = [
+            *columns("source", left=1),
+            ("cache", "code"),
+            *columns("documents", "tokens"),
+            ("content", "code"),
+            ("built from", "code"),
+            *columns("files"),
+            *columns("by", left=1),
+        ]
+        blocks.append(Table(heads, [_source_row(s) for s in sources], "Sources"))
         tokenizers = sorted({(s.tokenizer, s.tokenizer_fingerprint, s.vocab_size) for s in sources if s.exists})
         if tokenizers:
-            blocks.append(
-                Table(
-                    [("tokenizer", "code"), ("fingerprint", "code"), ("ids", "right")],
-                    [[path, _digest(mark), n.count(ids)] for path, mark, ids in tokenizers],
-                    "Tokenizer",
-                )
-            )
+            rows = [[path, _digest(mark), n.count(ids)] for path, mark, ids in tokenizers]
+            blocks.append(Table([("tokenizer", "code"), ("fingerprint", "code"), ("ids", "right")], rows, "Tokenizer"))
     elif facts.manifest is not None:
         found = _contents(facts.manifest.resolved)
         blocks.append(Table([("source", "left"), ("content", "code")], [[k, _digest(v)] for k, v in found], "Sources"))
     return Section("provenance", "Provenance", blocks)
+
+
+def _source_row(s: Source) -> list[str]:
+    if not s.exists:
+        return [s.name, s.cache, n.NOTHING, n.NOTHING, "", "not built yet", n.NOTHING, ""]
+    files, release = n.count(s.files) if s.files else n.NOTHING, s.built_by and f"headrace {s.built_by}"
+    counts = (n.count(s.documents), n.count(s.tokens))
+    return [s.name, s.cache, *counts, _digest(s.fingerprint), ", ".join(s.paths), files, release]
 
 
 def amendments_section(facts: ReportFacts) -> Section:
@@ -103,12 +108,8 @@ def amendments_section(facts: ReportFacts) -> Section:
             ]
             for k, stage in enumerate(stages)
         ]
-        heads: list[tuple[str, Kind]] = [
-            *columns("from step"),
-            *columns("name", "declared as", left=2),
-            ("weights", "code"),
-        ]
-        blocks.append(Table(heads, rows, "Mixtures"))
+        heads = [*columns("from step"), *columns("name", "declared as", left=2)]
+        blocks.append(Table([*heads, ("weights", "code")], rows, "Mixtures"))
     if history:
         rows = [[n.count(h["until_step"]), str(h["fingerprint"])] for h in history]
         blocks.append(Table([("until step", "right"), ("fingerprint before", "code")], rows, "Amendments of this run"))
@@ -176,21 +177,10 @@ def _mismatch(plan: PlanFacts, facts: ReportFacts) -> list[tuple[str, str, str]]
     step = plan.manifest.amends(facts.manifest)
     step = facts.manifest.amends(plan.manifest) if step is None else step
     if step is not None:
-        return [
-            (
-                "warning",
-                "",
-                f"Config and run differ by an amendment from step {n.count(step)} on: the plan shown is the config's.",
-            )
-        ]
-    return [
-        (
-            "problem",
-            "",
-            "The config is not that of the run: their fingerprints differ. What is planned here is not"
-            " what was measured.",
-        )
-    ]
+        what = f"Config and run differ by an amendment from step {n.count(step)} on: the plan shown is the config's."
+        return [("warning", "", what)]
+    what = "The config is not that of the run: their fingerprints differ."
+    return [("problem", "", f"{what} What is planned here is not what was measured.")]
 
 
 def _stages(facts: ReportFacts) -> tuple[Sequence[dict[str, Any]], int]:
@@ -199,17 +189,19 @@ def _stages(facts: ReportFacts) -> tuple[Sequence[dict[str, Any]], int]:
         return facts.plan.plan.stages, facts.plan.amendments
     if facts.manifest is None:
         return (), 0
-    dataset = facts.manifest.resolved.get("dataset", {})
-    dataset = dataset["phases"][0]["dataset"] if "phases" in dataset else dataset
-    stages = cast("list[dict[str, Any]]", dataset.get("stages", []))
+    stages = cast("list[dict[str, Any]]", _first_dataset(facts.manifest.resolved).get("stages", []))
     begun = min((int(h["until_step"]) for h in facts.manifest.history), default=None)
     return stages, 0 if begun is None else int(np.sum([int(s["step"]) >= begun for s in stages]))
 
 
+def _first_dataset(resolved: dict[str, Any]) -> dict[str, Any]:
+    dataset = resolved.get("dataset", {})
+    return dataset["phases"][0]["dataset"] if "phases" in dataset else dataset
+
+
 def _contents(resolved: dict[str, Any]) -> list[tuple[str, str]]:
     """Name and fingerprint of the caches in a manifest."""
-    dataset = resolved.get("dataset", {})
-    dataset = dataset["phases"][0]["dataset"] if "phases" in dataset else dataset
+    dataset = _first_dataset(resolved)
     parts = dataset.get("components", {"data": dataset})
     return [(name, _fingerprint_in(part)) for name, part in parts.items()]
 
@@ -227,3 +219,154 @@ def _fingerprint_in(part: Any) -> str:
 def _digest(mark: str) -> str:
     """The first digits of a fingerprint: enough to compare by eye."""
     return mark.rpartition(":")[2][:12]
+
+
+def reads_section(facts: ReportFacts) -> Section:
+    """Measured reads beside the forecast."""
+    records = facts.records
+    if not records.series:
+        return Section("reads", "Reads: measured", [Text(_NOT_MEASURED, quiet=True)])
+    series = _shown_hosts(records)
+    expected = forecast_for(facts.plan, records.hosts)
+    hosts = f"{records.hosts} hosts" if records.hosts > 1 else "1 host"
+    charts = [
+        measured_chart(
+            series,
+            [s.per_batch(name) / unit for s in series],
+            title,
+            expected=None if expected is None else (f"forecast, {hosts}", expected[k] / unit),
+        )
+        for k, (name, unit, title) in enumerate(
+            (("block_fetches", 1, "block fetches a step"), ("bytes_read", 2**20, "MiB a step"))
+        )
+    ]
+    ahead = "Reading runs ahead of the batches: the steps after a start read more. Peaks may run out of the frame."
+    heads = columns("host", "steps", "rows", "blocks read", "read", "reads a row", "from memory", "retries", "hedges")
+    blocks: list[Block] = [
+        *_shown_note(records),
+        Chart("fetches", "Blocks read by a host in a step", charts[0], ahead),
+        Chart("bytes", "Bytes read by a host in a step", charts[1], "Decoded bytes of the blocks that were read."),
+        Table(heads, [_reads_row(s) for s in records.series], "In all"),
+    ]
+    return Section("reads", "Reads: measured", blocks)
+
+
+def waiting_section(facts: ReportFacts) -> Section:
+    """How long the trainer waited, and where the loader spent its time."""
+    records = facts.records
+    if not records.series:
+        return Section("waiting", "Waiting", [Text(_NOT_MEASURED, quiet=True)])
+    series = _shown_hosts(records)
+    worst = max(records.series, key=lambda s: s.total("wait_s"))
+    of = f"host {worst.host}, which waited longest" if len(records.series) > 1 else "the only host"
+    share = measured_chart(
+        series,
+        [s.per_second("wait_s") for s in series],
+        "share of time",
+        expected=(f"{n.percent(WAITING_BAR)}, the bar", WAITING_BAR),
+        tickformat=".2~%",
+    )
+    speed = measured_chart(series, [s.per_second("batches") for s in series], "batches a second")
+    queue = measured_chart(
+        series, [s.levels["queue_occupancy"] for s in series], "ready / room", tickformat=".0%", range=[0, 1.05]
+    )
+    blocks: list[Block] = [
+        *_shown_note(records),
+        Chart(
+            "waiting",
+            "Share of the time that the trainer waited",
+            share,
+            "Below the bar the loader is not what holds up training. Peaks may run out of the frame.",
+        ),
+        Chart("waits", "Wait for a batch", waits_chart(worst), f"Of the last 10,000 batches of {of}."),
+        Chart(
+            "loader-time",
+            "Where the loader's thread spent its time",
+            loader_time_chart(worst),
+            f"On {of}. Most of it overlaps with training; it matters where the trainer waits.",
+        ),
+        Chart("speed", "Speed", speed, "Batches that training took."),
+        Chart(
+            "queue",
+            "Ready batches when the trainer asks",
+            queue,
+            "Near 100%: the loader is ahead. Near 0: the trainer waits.",
+        ),
+    ]
+    return Section("waiting", "Waiting", blocks)
+
+
+def stalls_section(facts: ReportFacts) -> Section:
+    """Waits far above the usual, and what they are put down to."""
+    stalls = facts.records.stalls
+    if not facts.records.series:
+        return Section("stalls", "Stalls", [Text(_NOT_MEASURED, quiet=True)])
+    if not stalls:
+        return Section("stalls", "Stalls", [Text("None: no wait was far above the usual.")])
+    causes = sorted({s.cause for s in stalls}, key=lambda cause: -sum(s.wait_s for s in stalls if s.cause == cause))
+    by_cause = [
+        [cause, n.count(len(of)), n.duration(sum(of)), n.duration(max(of)), _HELP.get(cause, "")]
+        for cause in causes
+        for of in [[s.wait_s for s in stalls if s.cause == cause]]
+    ]
+    longest = sorted(stalls, key=lambda s: -s.wait_s)[:MOST_STALLS]
+    rows = [
+        [
+            n.count(s.step),
+            n.count(s.host),
+            n.duration(s.wait_s),
+            s.cause,
+            "" if s.array is None else f"chunk {s.block} of {s.array}",
+            s.detail,
+        ]
+        for s in sorted(longest, key=lambda s: (s.step, s.host))
+    ]
+    shown = "All that were kept"
+    if len(stalls) > MOST_STALLS:
+        shown = f"The {MOST_STALLS} longest of {n.count(len(stalls))}"
+    blocks: list[Block] = [
+        Chart(
+            "stalls",
+            "Stalls by step",
+            stalls_chart(stalls),
+            "Waits far above the usual; by default those above 50 ms and five times the median.",
+        ),
+        Table(
+            [*columns("cause", "stalls", "together", "longest", left=1), ("what helps", "prose")], by_cause, "By cause"
+        ),
+        Table(
+            [*columns("step", "host", "waited"), *columns("cause", left=1), ("where", "code"), ("detail", "prose")],
+            rows,
+            shown,
+        ),
+    ]
+    return Section("stalls", "Stalls", blocks)
+
+
+def _shown_hosts(records: RunRecords) -> tuple[HostSeries, ...]:
+    """The hosts that charts show: of very many, those that waited longest."""
+    if len(records.series) <= MOST_HOSTS:
+        return records.series
+    worst = sorted(records.series, key=lambda s: -s.total("wait_s"))[:MOST_HOSTS]
+    return tuple(sorted(worst, key=lambda s: s.host))
+
+
+def _shown_note(records: RunRecords) -> list[Block]:
+    if len(records.series) <= MOST_HOSTS:
+        return []
+    return [Text(f"Charts show the {MOST_HOSTS} of {len(records.series)} hosts that waited longest.", quiet=True)]
+
+
+def _reads_row(s: HostSeries) -> list[str]:
+    rows, fetches, hits = s.total("examples_requested"), s.total("block_fetches"), s.total("block_hits")
+    return [
+        n.count(s.host),
+        n.count(s.total("batches")),
+        n.count(rows),
+        n.count(fetches),
+        n.size(s.total("bytes_read")),
+        n.digits(fetches / rows) if rows else n.NOTHING,
+        n.percent(hits / (hits + fetches)) if hits + fetches else n.NOTHING,
+        n.count(s.total("retries")),
+        n.count(s.total("hedges")),
+    ]

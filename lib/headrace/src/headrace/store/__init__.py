@@ -1,1 +1,5 @@
 """What lies on disk: ragged zarr3 stores, ledgers, token caches. The only place that knows TensorStore and fsspec."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

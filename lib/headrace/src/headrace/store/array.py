@@ -6,7 +6,8 @@ never becomes data. A range that lies on chunk borders is read with no waste. A 
 bytes; never read single rows. What lies on a store over HTTP is read chunk by chunk in one request each, retried and
 hedged as :mod:`headrace.store.retry` says (:mod:`headrace.store.sharded`, 0.2 ms of CPU a chunk).
 
-After ``os.fork`` a child cannot read if its parent has: it gets an error (:mod:`headrace.store.forks`).
+After ``os.fork`` a child cannot read if its parent has, since it has none of its parent's threads: what would wait for
+ever is an error (:func:`check_same_process`).
 
 Object stores: TensorStore reads the arrays, fsspec (:mod:`headrace.store.files`) the small files beside them, and both
 must reach the same server as the same user. These variables do that; on Google's and Amazon's own none is needed.
@@ -27,10 +28,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import json
 import os
 import threading
+from collections import deque
 from collections.abc import Generator
-from typing import Any, Protocol
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -38,16 +43,12 @@ import tensorstore as ts
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, ReadError
 from headrace.store import files, retry
-from headrace.store.credentials import asked_as
-from headrace.store.forks import check_same_process
-from headrace.store.layout import CacheLayout
+from headrace.store.layout import CacheLayout, StoredLayout
 from headrace.store.mapped import MappedArray, map_array
 from headrace.store.requests import arrived, get, reason, submit
-from headrace.store.sharded import ShardedArray, parse_metadata
+from headrace.store.sharded import ShardedArray
 
-__all__ = ["ArrayFuture", "ArrayWriter", "StoredArray", "kvstore_spec", "reason"]
-
-_UNBOUNDED = 1 << 54  # an array grows shard by shard; its true length is set when the writer closes
+_FILL_CHUNKS, _FILL_READS = 16, 8  # of a long read: chunks in each of its reads, and reads in flight
 
 
 class ArrayFuture(Protocol):
@@ -95,18 +96,13 @@ def kvstore_spec(url: str) -> dict[str, Any]:
         return spec
     if parts.scheme in ("http", "https"):
         return {"driver": "http", "base_url": f"{parts.scheme}://{parts.netloc}", "path": "/" + path}
-    raise ConfigError(
-        "has a scheme that token caches cannot be stored under",
-        field="path",
-        value=url,
-        cure="Use a local path, gs://, s3:// or https://.",
-    )
+    cure = "Use a local path, gs://, s3:// or https://."
+    raise ConfigError("has a scheme that token caches cannot be stored under", field="path", value=url, cure=cure)
 
 
 def _follow_gcs_emulator() -> None:
-    """Tells TensorStore, which has variables of its own, what ``STORAGE_EMULATOR_HOST`` tells everybody else.
-
-    TensorStore reads them once, at the process's first use of GCS, and keeps what they said.
+    """Tells TensorStore, which has variables of its own, what ``STORAGE_EMULATOR_HOST`` tells everybody else. It reads
+    them once, at the process's first use of GCS.
     """
     host = os.environ.get("STORAGE_EMULATOR_HOST", "")
     if host not in ("", "default"):
@@ -115,66 +111,96 @@ def _follow_gcs_emulator() -> None:
         os.environ.setdefault("GOOGLE_AUTH_TOKEN_FOR_TESTING", "emulator")
 
 
+_first_process: int | None = None  # the first that used TensorStore
+
+
+def check_same_process() -> None:
+    """Says that TensorStore is about to be used; costs 0.1 us.
+
+    Raises:
+        ReadError: a parent of this process has used it, then forked.
+    """
+    global _first_process
+    process = os.getpid()
+    if _first_process is None:
+        _first_process = process
+    elif _first_process != process:
+        raise ReadError(
+            f"reads in a process that was forked from process {_first_process}, whose reading threads it does not have",
+            field="process",
+            value=process,
+            cure='Start such processes with multiprocessing.get_context("spawn") or "forkserver", or fork before the'
+            " first read; in a torch DataLoader: multiprocessing_context='spawn'.",
+        )
+
+
 def _failed(opening: asyncio.Future[Any]) -> bool:
     return opening.done() and (opening.cancelled() or opening.exception() is not None)
 
 
 class _PendingRead:
-    """A read in flight that fails as :class:`ReadError`, with the array, the chunk and the shard file named."""
+    """A read in flight that ends with :meth:`StoredArray.received`, or fails as :class:`ReadError`, with the array, the
+    chunk and the shard file named. ``out``: what it reads into; None: what the future gives.
+    """
 
-    __slots__ = ("_array", "_future", "_start", "_stop")
+    __slots__ = ("_array", "_future", "_out", "_start", "_stop")
 
-    def __init__(self, future: Any, array: StoredArray, start: int, stop: int) -> None:
-        self._future, self._array, self._start, self._stop = future, array, start, stop
+    def __init__(self, future: Any, array: StoredArray, start: int, stop: int, out: np.ndarray | None = None) -> None:
+        self._future, self._array, self._start, self._stop, self._out = future, array, start, stop, out
 
     def result(self, timeout: float | None = None) -> np.ndarray:
         try:
-            return self._future.result(timeout)
+            values = self._future.result(timeout)
         except (ValueError, OSError) as error:
-            if isinstance(error, TimeoutError) and not self._future.done():
-                raise  # it is not there yet; else the store's own, which the system knows by the same name
-            raise self._failed(error) from _told(error, self._array.url, self._shards())
+            if isinstance(error, TimeoutError) and timeout is not None:
+                if not self._future.done():
+                    raise  # it is not there yet
+                return self.result()  # it came just now, or fails with the store's own error of that name
+            raise self._failed(error) from store_error(error, self._array.url, self._shards())
+        self._array.received(values if self._out is None else self._out, self._start)
+        return values
 
     def __await__(self) -> Generator[Any, None, np.ndarray]:
         future = self._future
         waiting = asyncio.wrap_future(future) if isinstance(future, concurrent.futures.Future) else future
         try:
-            return (yield from waiting.__await__())
+            values = yield from waiting.__await__()
         except (ValueError, OSError) as error:
-            raise self._failed(error) from _told(error, self._array.url, self._shards())
+            raise self._failed(error) from store_error(error, self._array.url, self._shards())
+        self._array.received(values if self._out is None else self._out, self._start)
+        return values
 
     def __del__(self) -> None:
         if isinstance(self._future, concurrent.futures.Future):  # TensorStore's own end by being forgotten
             self._future.cancel()
 
     def _failed(self, error: Exception) -> ReadError:
-        chunk = self._array.chunk_elements
-        first, last = self._start // chunk, max(self._stop - 1, self._start) // chunk
+        first, last = self._units(self._array.chunk_elements)
         chunks = f"chunk {first}" if first == last else f"chunks {first} to {last}"
-        return ReadError(
-            f"{chunks} cannot be read ({_told(error, self._array.url, self._shards())})",
-            field="array",
-            value=self._array.url,
-            cure="Check that the store can be reached and that the cache was copied whole; build it again if not.",
-        )
+        cure = "Check that the store can be reached and that the cache was copied whole; build it again if not."
+        problem = f"{chunks} cannot be read ({store_error(error, self._array.url, self._shards())})"
+        return ReadError(problem, field="array", value=self._array.url, cure=cure)
 
     def _shards(self) -> str:
-        shard = self._array.layout.shard_elements
-        first, last = self._start // shard, max(self._stop - 1, self._start) // shard
+        first, last = self._units(self._array.layout.shard_elements)
         url = f"{self._array.url.rstrip('/')}/c/{first}"
         return f"shard file {url}" if first == last else f"shard files {url} to {last}"
 
+    def _units(self, elements: int) -> tuple[int, int]:
+        """The first and the last chunk, or shard, that it touches."""
+        return self._start // elements, max(self._stop - 1, self._start) // elements
 
-def _told(error: Exception, url: str, shards: str = "") -> OSError:
+
+def store_error(error: Exception, url: str, shards: str = "") -> OSError:
     """What went wrong, and the shard file and the credential if they matter and are not named yet."""
-    said = reason(error)
-    if shards and "shard file" not in said:
-        said = f"{said}, {shards}"
-    if "PERMISSION_DENIED" in said or "UNAUTHENTICATED" in said:
-        said = f"{said}, asked as {asked_as(url)}"
-    told = OSError(said)
-    told.__cause__ = error
-    return told
+    message = reason(error)
+    if shards and "shard file" not in message:
+        message = f"{message}, {shards}"
+    if "PERMISSION_DENIED" in message or "UNAUTHENTICATED" in message:
+        message = f"{message}, asked as {files.asked_as(url)}"
+    failure = OSError(message)
+    failure.__cause__ = error
+    return failure
 
 
 class StoredArray:
@@ -191,14 +217,25 @@ class StoredArray:
         self.url = url
         self.length = length
         self.layout = layout
-        self._kvstore = kvstore_spec(url)  # now: a relative path means the working directory of now
-        self._absolute = files.local_path(url).absolute() if files.is_local(url) else None
+        # Nothing else is worked out here: a run may open a million arrays, and read few of them.
+        self._working_folder = os.getcwd()  # what a relative path means
         self._store: Any = None
         self._mapped: MappedArray | None = None
         self._looked = False
         self._lock = threading.Lock()
         self._opening: asyncio.Task[ShardedArray | None] | None = None
-        self._over_http = self._kvstore["driver"] in ("gcs", "s3", "http")
+
+    @cached_property
+    def _folder(self) -> Path | None:
+        return Path(self._working_folder, files.local_path(self.url)) if files.is_local(self.url) else None
+
+    @cached_property
+    def _kvstore(self) -> dict[str, Any]:
+        return kvstore_spec(self.url if self._folder is None else str(self._folder))
+
+    @cached_property
+    def _over_http(self) -> bool:
+        return self._kvstore["driver"] in ("gcs", "s3", "http")
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -209,15 +246,7 @@ class StoredArray:
         return self.layout.chunk_elements
 
     def read(self, start: int, stop: int) -> ArrayFuture:
-        """Starts reading elements ``start .. stop``; several reads may be in flight.
-
-        Args:
-            start: First element, at least 0.
-            stop: One past the last, at most ``length``.
-
-        Returns:
-            A future of a one-dimensional array of ``stop - start`` elements.
-        """
+        """Starts reading elements ``start .. stop``, within ``0 .. length``; several reads may be in flight."""
         if self._over_http:
             return self._read_over_http(np.empty(stop - start, self.dtype), start)
         return _PendingRead(self._opened()[start:stop].read(order="C"), self, start, stop)
@@ -230,21 +259,53 @@ class StoredArray:
         if self._over_http:
             return self._read_over_http(out, start)
         stop = start + out.size
-        return _PendingRead(ts.array(out, copy=False).write(self._opened()[start:stop]), self, start, stop)
+        return _PendingRead(ts.array(out, copy=False).write(self._opened()[start:stop]), self, start, stop, out)
+
+    def fill(self, out: np.ndarray, start: int) -> None:
+        """Reads ``out.size`` elements from ``start`` on into ``out`` (contiguous, of this dtype), and returns when they
+        are there. For long ranges: mapped chunks are copied in place, others read with little in flight.
+
+        Raises:
+            ReadError: stored bytes are missing or damaged.
+        """
+        mapped, size = self.mapped(), self.chunk_elements
+        flying: deque[ArrayFuture] = deque()
+        at, stop = start, start + out.size
+        while at < stop:
+            chunk, within = divmod(at, size)
+            whole = within == 0 and at + size <= stop
+            if mapped is not None and whole and mapped.address(chunk):
+                piece = out[at - start : at - start + size]
+                if mapped.copy(chunk, piece.view(np.uint8)):
+                    at += size
+                    continue
+            end = min(stop, (chunk + 1) * size if mapped is not None else at - within + _FILL_CHUNKS * size)
+            flying.append(self.read_into(out[at - start : end - start], at))
+            if len(flying) > _FILL_READS:
+                flying.popleft().result()
+            at = end
+        for read in flying:
+            read.result()
+
+    def received(self, values: np.ndarray, start: int) -> None:
+        """Sees what was read from ``start`` on before anybody else; a subclass may check and change it."""
 
     def mapped(self) -> MappedArray | None:
         """The array's chunks in place, if they are local and uncompressed; None: they have to be read.
 
         A subclass that reads in a way of its own is always asked to read.
         """
-        if self._absolute is None or type(self).read_into is not StoredArray.read_into:
+        own_way = type(self).read_into is not StoredArray.read_into or type(self).received is not StoredArray.received
+        if self._folder is None or own_way:
             return None
         with self._lock:
             if not self._looked:
-                self._mapped, self._looked = map_array(self._absolute, self.dtype, self.length), True
+                self._mapped, self._looked = map_array(self._folder, self.dtype, self.length), True
             return self._mapped
 
     def _read_over_http(self, out: np.ndarray, start: int) -> ArrayFuture:
+        check_same_process()
+
         async def read() -> np.ndarray:
             sharded = await self._opened_over_http()
             if sharded is not None:
@@ -269,14 +330,17 @@ class StoredArray:
             raw = await get(kvstore, "zarr.json", None, index=True)
             if raw is None:
                 raise FileNotFoundError("NOT_FOUND: zarr.json is missing")
-            metadata = parse_metadata(raw)
+            metadata = json.loads(raw)
+            if not isinstance(metadata, dict):
+                raise ValueError("zarr.json is no object")
         except (ValueError, OSError) as error:
             raise self._not_opened(error) from error
         try:
+            stored = StoredLayout.parse(cast("dict[str, Any]", metadata))
             array = ShardedArray(
-                self._kvstore, self.url, metadata, _read_context(), missing_is_zero=self._MISSING_IS_ZERO
+                self._kvstore, self.url, stored, _read_context(), missing_is_zero=self._MISSING_IS_ZERO
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None  # another kind of array: TensorStore says what is wrong with it, if anything
         if self._store is None:  # else it was checked already
             self._check_found(array.length, array.dtype.name)
@@ -290,7 +354,7 @@ class StoredArray:
                     store = self._open().result()
                 except (ValueError, OSError) as error:
                     raise self._not_opened(error) from error
-                self._check_opened(store)
+                self._check_found(int(store.shape[0]), store.dtype.name)
                 self._store = store
             return self._store
 
@@ -301,7 +365,7 @@ class StoredArray:
                 store = await arrived(self._open())
             except (ValueError, OSError) as error:
                 raise self._not_opened(error) from error
-            self._check_opened(store)
+            self._check_found(int(store.shape[0]), store.dtype.name)
             self._store = store
         return self._store
 
@@ -316,85 +380,18 @@ class StoredArray:
         return ts.open(spec, read=True, write=False, context=_read_context())
 
     def _not_opened(self, error: Exception) -> CacheError:
+        cure = "Check that the cache was copied whole; build it again if not."
         return CacheError(
-            f"cannot be opened ({_told(error, self.url)})",
-            field="array",
-            value=self.url,
-            cure="Check that the cache was copied whole; build it again if not.",
+            f"cannot be opened ({store_error(error, self.url)})", field="array", value=self.url, cure=cure
         )
-
-    def _check_opened(self, store: Any) -> None:
-        self._check_found(int(store.shape[0]), store.dtype.name)
 
     def _check_found(self, length: int, dtype: str) -> None:
         found, recorded = f"{length} elements of {dtype}", f"{self.length} elements of {self.dtype.name}"
         if found != recorded:
+            cure = "Parts and ledger are of different builds: copy the cache again, or build it again."
             raise CacheCorruptError(
-                f"holds {found}, but the ledger has {recorded}",
-                field="array",
-                value=self.url,
-                cure="Parts and ledger are of different builds: copy the cache again, or build it again.",
+                f"holds {found}, but the ledger has {recorded}", field="array", value=self.url, cure=cure
             )
-
-
-class ArrayWriter:
-    """Appends to a new array, one whole shard at a time, in bounded memory (two shards).
-
-    Args:
-        url: Folder to create; what is there is replaced.
-        layout: Dtype, chunks and codecs.
-    """
-
-    def __init__(self, url: str, layout: CacheLayout) -> None:
-        self.url, self.layout = url, layout
-        self.length = 0
-        self._pending: list[np.ndarray] = []
-        self._pending_elements = 0
-        self._written = 0
-        spec = {
-            "driver": "zarr3",
-            "kvstore": kvstore_spec(url),
-            "metadata": layout.zarr_metadata(_UNBOUNDED),
-            "store_data_equal_to_fill_value": True,  # every chunk exists, so a missing one is a loss
-        }
-        self._store: Any = _written(ts.open(spec, create=True, delete_existing=True, context=_write_context()), url)
-
-    def append(self, values: np.ndarray) -> None:
-        """Adds a one-dimensional array of the layout's dtype. It is copied: the caller may write to it again.
-
-        Raises:
-            CacheError: the store cannot be written.
-        """
-        self._pending.append(np.array(values, self.layout.dtype))
-        self._pending_elements += values.size
-        self.length += values.size
-        if self._pending_elements >= self.layout.shard_elements:
-            self._flush(self._pending_elements // self.layout.shard_elements * self.layout.shard_elements)
-
-    def close(self) -> None:
-        """Writes the last, partial shard and the true length."""
-        if self._pending_elements:
-            self._flush(self._pending_elements)
-        _written(self._store.resize(exclusive_max=[self.length], resize_metadata_only=True, shrink_only=True), self.url)
-
-    def _flush(self, elements: int) -> None:
-        values = np.concatenate(self._pending)
-        self._pending = [values[elements:]] if elements < values.size else []
-        self._pending_elements = values.size - elements
-        _written(self._store[self._written : self._written + elements].write(values[:elements]), self.url)
-        self._written += elements
-
-
-def _written(future: Any, url: str) -> Any:
-    try:
-        return future.result()
-    except (ValueError, OSError) as error:
-        raise CacheError(
-            f"cannot be written ({_told(error, url)})",
-            field="array",
-            value=url,
-            cure="Check permissions and free space, then run the same command again: finished parts are kept.",
-        ) from error
 
 
 _context_lock = threading.Lock()
@@ -411,9 +408,3 @@ def _read_context() -> Any:
             pool = {"cache_pool": {"total_bytes_limit": 64 << 20}}
             _contexts[policy] = ts.Context(pool | policy.tensorstore_context())
         return _contexts[policy]
-
-
-def _write_context() -> Any:
-    check_same_process()
-    policy = retry.policy()
-    return ts.Context(policy.tensorstore_context(policy.write_retries))

@@ -7,20 +7,30 @@ all parts, nothing is copied. Opening reads one small file and does no work that
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 
-from headrace.errors import CacheError, CacheMissingError, CacheUnfinishedError, ConfigError, did_you_mean
+from headrace.errors import (
+    CacheCorruptError,
+    CacheError,
+    CacheMissingError,
+    CacheUnfinishedError,
+    ConfigError,
+    check_choice,
+)
+from headrace.order.document_shuffle import DocumentShuffle
 from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.leaf import CacheLeaf, LeafPart, check_range, spans, starts
-from headrace.store.ledger import Ledger, PartRecord, read_ledger
-from headrace.store.levanter_layout import LevanterParts, levanter_splits, read_levanter
+from headrace.store.ledger import Ledger, PartRecord, ShuffleRecord, read_ledger, shuffle_record
+from headrace.store.levanter.layout import levanter_splits, read_levanter
 from headrace.store.ragged import data_url, offsets_url
 
 
@@ -33,35 +43,24 @@ class CachePart:
     offsets: StoredArray
 
 
-class PartArrays(Protocol):
-    """Where the arrays of a cache lie: headrace's own folders, or another program's (levanter_layout.py)."""
-
-    def leaf(self, name: str, dtype: str, kind: LeafKind, record: PartRecord) -> LeafPart:
-        """A leaf of a part; the tokens are the leaf ``input_ids``."""
-        ...
+FormT = TypeVar("FormT")
 
 
-class OwnArrays:
-    """Where headrace puts the arrays of a cache.
+@dataclass(frozen=True)
+class OriginalDocument:
+    """A document by its number, its part, and the records of the source files of that part."""
 
-    Args:
-        path: Folder or URL of the cache.
-        layout: Layout of its tokens.
-    """
+    number: int
+    part: str
+    files: list[dict[str, Any]]
 
-    def __init__(self, path: str, layout: CacheLayout) -> None:
-        self._path, self._layout = path, layout
 
-    def leaf(self, name: str, dtype: str, kind: LeafKind, record: PartRecord) -> LeafPart:
-        tokens = name == TOKENS
-        layout = self._layout if tokens else self._layout.leaf(LeafSpec(name, dtype, kind))
-        elements = record.tokens if tokens else record.leaves[name].elements
-        data = StoredArray(data_url(self._path, record.name, name), elements, layout)
-        offsets = offsets_url(self._path, record.name, name)
-        ragged = kind == "ragged"
-        return LeafPart(
-            record.documents, data, StoredArray(offsets, record.documents + 1, layout.offsets()) if ragged else None
-        )
+OpenPart: TypeAlias = Callable[[str, str, LeafKind, PartRecord], LeafPart]
+"""Gives a part of a leaf by name, dtype, kind and the part's record; the tokens are the leaf ``input_ids``."""
+
+
+class _Vocabulary(msgspec.Struct):
+    vocab_size: Annotated[int, msgspec.Meta(ge=1, le=2**32)]
 
 
 class TokenCache:
@@ -70,22 +69,34 @@ class TokenCache:
     Args:
         path: Folder or URL.
         ledger: What the cache is made of.
-        arrays: Where its arrays lie; headrace's own folders if left out.
+        open_part: Finds the arrays that another program wrote; headrace's own folders if left out.
 
     Attributes:
         path: Folder or URL.
         ledger: What the cache is made of.
         parts: Its parts, in order.
+
+    Example:
+        >>> from headrace.testing import tiny_cache
+        >>> cache = TokenCache.open(tiny_cache().path)
+        >>> int(cache.lengths().sum()) == cache.num_tokens
+        True
     """
 
-    def __init__(self, path: str, ledger: Ledger, arrays: PartArrays | None = None) -> None:
+    def __init__(self, path: str, ledger: Ledger, open_part: OpenPart | None = None) -> None:
         self.path = path
         self.ledger = ledger
-        self.layout = CacheLayout(**ledger.layout)
+        self.layout = _converted(ledger.layout, CacheLayout, "layout", path)
         self.layout.check_tokens()
-        self._arrays: PartArrays = arrays or OwnArrays(path, self.layout)
+        _converted(ledger.tokenizer, _Vocabulary, "tokenizer", path)
+        self._specs = {spec.name: spec for spec in _converted(ledger.leaves, list[LeafSpec], "leaves", path)}
+        self._layouts = {name: self.layout.leaf(spec) for name, spec in self._specs.items()} | {TOKENS: self.layout}
+        self._offsets_layout = self.layout.offsets()
+        self._open_part: OpenPart = open_part or self._own_part
         self._leaves: dict[str, CacheLeaf] = {}
         self.parts: Sequence[CachePart] = tuple(self._part(record) for record in ledger.parts)
+        documents = [LeafPart(p.record.documents, p.data, p.offsets) for p in self.parts]
+        self._tokens = CacheLeaf(TOKENS, self.dtype, "ragged", documents, path)
         self._first_document = starts([p.record.documents for p in self.parts])
         self._first_token = starts([p.record.tokens for p in self.parts])
 
@@ -104,12 +115,10 @@ class TokenCache:
         ledger = read_ledger(path)
         if ledger is None:
             if (found := read_levanter(path)) is not None:
-                return cls(path, found.ledger, LevanterParts(found))
+                return cls(path, found.ledger, found.part)
+            cure = f"Build one: headrace build SOURCE --tokenizer FILE --output {path}"
             raise CacheMissingError(
-                f"is not a token cache ({_what_is_there(path)})",
-                field="cache",
-                value=path,
-                cure=f"Build one: headrace build SOURCE --tokenizer FILE --output {path}",
+                f"is not a token cache ({_what_is_there(path)})", field="cache", value=path, cure=cure
             )
         if not ledger.finished:
             raise CacheUnfinishedError(
@@ -120,6 +129,11 @@ class TokenCache:
                 f" (`headrace inspect {path}` shows how far it got).",
             )
         return cls(path, ledger)
+
+    @property
+    def members(self) -> Sequence[TokenCache]:
+        """The caches that this one is joined of; itself, if it is one."""
+        return (self,)
 
     @property
     def num_documents(self) -> int:
@@ -143,9 +157,68 @@ class TokenCache:
         return content_fingerprint(self.ledger.parts)
 
     @property
+    def shuffle(self) -> DocumentShuffle | None:
+        """How the documents were shuffled when the cache was written; None if they were not."""
+        record = self._shuffle_record
+        return None if record is None else DocumentShuffle(self.num_documents, record.seed, record.unit)
+
+    @cached_property
+    def _shuffle_record(self) -> ShuffleRecord | None:  # it lists the parts of the original
+        return shuffle_record(self.ledger, self.path)
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether documents lie elsewhere than at their numbers."""
+        return self.shuffle is not None
+
+    def stored_at(self, originals: np.ndarray | Sequence[int]) -> np.ndarray:
+        """Where the documents of these numbers lie, int64 ``[n]``: of a shuffled cache, numbers are those of the cache
+        that it was made of; else each lies at its number. Numbers are not checked.
+
+        Example:
+            >>> import headrace.testing
+            >>> headrace.testing.tiny_cache(documents=5).stored_at([3, 1]).tolist()
+            [3, 1]
+        """
+        numbers, shuffle = np.asarray(originals, np.int64), self.shuffle
+        return numbers if shuffle is None else shuffle.stored_at(numbers)
+
+    def originals(self, stored: np.ndarray | Sequence[int]) -> np.ndarray:
+        """The inverse of :meth:`stored_at`: the numbers, int64 ``[n]``, of the documents that lie at these places."""
+        places, shuffle = np.asarray(stored, np.int64), self.shuffle
+        return places if shuffle is None else shuffle.originals(places)
+
+    def original(self, place: int) -> OriginalDocument:
+        """The document that lies at a place: of a shuffled cache, as the one that it was made of has it.
+
+        Example:
+            >>> import headrace.testing
+            >>> headrace.testing.tiny_cache(documents=4).original(3)
+            OriginalDocument(number=3, part='00000', files=[])
+        """
+        record, number = self._shuffle_record, int(self.originals([place])[0])
+        if record is None:
+            parts, sources = [(p.record.name, p.record.documents) for p in self.parts], self.ledger.sources
+        else:
+            parts, sources = record.parts, record.sources
+        ends = np.cumsum([documents for _, documents in parts])
+        name = parts[int(np.searchsorted(ends, number, side="right"))][0]
+        return OriginalDocument(number, name, [dict(source) for source in sources if source.get("part") == name])
+
+    def check_unit(self, unit: int) -> None:
+        """Raises ConfigError if units of so many neighbouring documents were parted when the cache was shuffled."""
+        if self.shuffle is not None and self.shuffle.unit % unit:
+            raise ConfigError(
+                f"is not kept by {self.path}, whose documents were shuffled in units of {self.shuffle.unit}",
+                field="unit",
+                value=unit,
+                cure=f"Shuffle the original with headrace reshuffle --unit {unit}.",
+            )
+
+    @property
     def leaves(self) -> list[str]:
         """Names of the leaves beside the tokens."""
-        return sorted(str(leaf["name"]) for leaf in self.ledger.leaves)
+        return sorted(self._specs)
 
     def leaf(self, name: str) -> CacheLeaf:
         """A leaf by name: one of :attr:`leaves`, or ``input_ids``, the tokens.
@@ -154,20 +227,12 @@ class TokenCache:
             ConfigError: there is no such leaf.
         """
         if name == TOKENS:
-            parts = [LeafPart(p.record.documents, p.data, p.offsets) for p in self.parts]
-            return CacheLeaf(name, self.dtype, "ragged", parts, self.path)
+            return self._tokens
         if name not in self._leaves:
-            known = {str(leaf["name"]): leaf for leaf in self.ledger.leaves}
-            if name not in known:
-                raise ConfigError(
-                    f"is not a leaf of {self.path}",
-                    field="leaf",
-                    value=name,
-                    cure=did_you_mean(name, [*known, TOKENS]),
-                )
-            dtype, kind = str(known[name]["dtype"]), known[name]["kind"]
-            parts = [self._arrays.leaf(name, dtype, kind, record) for record in self.ledger.parts]
-            self._leaves[name] = CacheLeaf(name, np.dtype(dtype), kind, parts, self.path)
+            check_choice("leaf", name, [*self._specs, TOKENS], f"is not a leaf of {self.path}")
+            spec = self._specs[name]
+            parts = [self._open_part(name, spec.dtype, spec.kind, record) for record in self.ledger.parts]
+            self._leaves[name] = CacheLeaf(name, np.dtype(spec.dtype), spec.kind, parts, self.path)
         return self._leaves[name]
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
@@ -202,13 +267,19 @@ class TokenCache:
         Returns:
             int64 array ``[stop - start]``.
         """
-        stop = self.num_documents if stop is None else stop
-        check_range(start, stop, self.num_documents, "documents", self.path)
-        reads = [self.parts[p].offsets.read(a, b + 1) for p, a, b in spans(self._first_document, start, stop)]
-        return np.concatenate([np.diff(r.result()) for r in reads]) if reads else np.zeros(0, np.int64)
+        return self._tokens.lengths(start, stop)
+
+    def _own_part(self, name: str, dtype: str, kind: LeafKind, record: PartRecord) -> LeafPart:
+        elements = record.tokens if name == TOKENS else record.leaves[name].elements
+        data = StoredArray(data_url(self.path, record.name, name), elements, self._layouts[name])
+        offsets = None
+        if kind == "ragged":
+            url = offsets_url(self.path, record.name, name)
+            offsets = StoredArray(url, record.documents + 1, self._offsets_layout)
+        return LeafPart(record.documents, data, offsets)
 
     def _part(self, record: PartRecord) -> CachePart:
-        part = self._arrays.leaf(TOKENS, self.layout.dtype, "ragged", record)
+        part = self._open_part(TOKENS, self.layout.dtype, "ragged", record)
         if part.offsets is None:
             raise CacheError("has no offsets", field="part", value=record.name)
         return CachePart(record, part.data, part.offsets)
@@ -225,11 +296,20 @@ def content_fingerprint(parts: Sequence[PartRecord]) -> str:
     return "sha256:" + hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
+def _converted(values: object, form: type[FormT], section: str, path: str) -> FormT:
+    """A section of a ledger, which may come from anywhere, as what it has to be."""
+    try:
+        return msgspec.convert(values, form)
+    except (msgspec.ValidationError, ConfigError) as error:
+        cure = "Build the cache again, or restore its ledger.json."
+        problem = f"has a ledger whose {section} cannot be used ({error})"
+        raise CacheCorruptError(problem, field="cache", value=path, cure=cure) from error
+
+
 def _what_is_there(path: str) -> str:
     """What a folder without a ledger is, as far as it can be told."""
     if not files.exists(path):
         return "there is no such folder"
-    splits = levanter_splits(path)
-    if splits:
+    if splits := levanter_splits(path):
         return f"it holds Levanter's {' and '.join(splits)}: name {files.join(path, splits[0])}"
     return "the folder holds no ledger.json"

@@ -17,33 +17,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
-import tensorstore as ts
+from msgspec import structs
 
 from headrace.errors import CacheError
 from headrace.store import files
-from headrace.store.array import kvstore_spec, reason
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
 from headrace.store.leaf import CacheLeaf, fitting
-from headrace.store.lease import is_lease, lease
-from headrace.store.ledger import (
-    LEDGER_NAME,
-    LeafRecord,
-    Ledger,
-    PartRecord,
-    read_ledger,
-    write_ledger,
-    write_part_record,
-)
-from headrace.store.ragged import data_url, offsets_url
-from headrace.store.shard_files import shard_sizes
+from headrace.store.lease import check_vacant, lease
+from headrace.store.ledger import LeafRecord, Ledger, PartRecord, read_ledger, write_ledger, write_part_record
+from headrace.store.ragged import created_array, data_url, offsets_url, shard_sizes, written
 
 PART = "00000"
 _ORIGIN = "consolidated_from"
+_KEPT = ": finished files are kept"
 
 
 def consolidate(
@@ -82,11 +73,11 @@ def consolidate(
         layout = cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)
     wanted = _begun(cache, layout)
     if tokenizer is not None:
-        wanted = replace(wanted, tokenizer={**tokenizer[0], "stated": True})
+        wanted = structs.replace(wanted, tokenizer={**tokenizer[0], "stated": True})
     with lease(output) as held:
         begun = read_ledger(output)
         if begun is None:
-            _check_vacant(output)
+            check_vacant(output)
             write_ledger(output, wanted)
         elif _asked(begun) != _asked(wanted):
             raise CacheError(
@@ -106,7 +97,7 @@ def consolidate(
 
         records = {name: _copy_leaf(cache.leaf(name), output, layout, moved) for name in (TOKENS, *cache.leaves)}
         tokens = records.pop(TOKENS)
-        extra = _summed([part.extra for part in cache.ledger.parts])
+        extra = summed([part.extra for part in cache.ledger.parts])
         record = PartRecord(PART, cache.num_documents, tokens.elements, tokens.digest, extra, records)
         write_part_record(output, record)
         write_ledger(output, wanted.complete([record]))
@@ -116,7 +107,7 @@ def consolidate(
 def _begun(cache: TokenCache, layout: CacheLayout) -> Ledger:
     source = cache.ledger
     came_from = {"fingerprint": cache.fingerprint, "parts": len(cache.parts)}
-    return replace(
+    return structs.replace(
         source,
         finished=False,
         layout=layout.to_json(),
@@ -132,16 +123,14 @@ def _asked(ledger: Ledger) -> tuple[Any, ...]:
 
 
 def _copy_leaf(leaf: CacheLeaf, output: str, layout: CacheLayout, advance: Callable[[int], None]) -> LeafRecord:
-    tokens = leaf.name == TOKENS
-    ragged = leaf.kind == "ragged"
-    stored = layout if tokens else layout.leaf(LeafSpec(leaf.name, leaf.dtype.name, leaf.kind))
+    stored = layout if leaf.name == TOKENS else layout.leaf(LeafSpec(leaf.name, leaf.dtype.name, leaf.kind))
     digest = hashlib.sha256()
     url = data_url(output, PART, leaf.name)
     dtype = np.dtype(stored.dtype)
     values = (fitting(block, dtype, url) for block in leaf.blocks())
     _copy_array(url, stored, leaf.num_elements, values, digest, advance)
-    if ragged:
-        ends = (e for blocks in ([np.zeros(1, np.int64)], leaf.ends()) for e in blocks)
+    if leaf.kind == "ragged":
+        ends = chain([np.zeros(1, np.int64)], leaf.ends())
         url = offsets_url(output, PART, leaf.name)
         _copy_array(url, stored.offsets(), leaf.num_documents + 1, ends, digest, None)
     return LeafRecord(leaf.num_elements, f"sha256:{digest.hexdigest()}")
@@ -156,13 +145,7 @@ def _copy_array(
     advance: Callable[[int], None] | None,
 ) -> None:
     """Writes the shards that are not there yet; a shard file is written whole or not at all."""
-    spec = {
-        "driver": "zarr3",
-        "kvstore": kvstore_spec(url),
-        "metadata": layout.zarr_metadata(length),
-        "store_data_equal_to_fill_value": True,
-    }
-    store = _done(ts.open(spec, create=True, open=True, context=ts.Context()), url)
+    store = created_array(url, layout.zarr_metadata(length), replace=False)
     there = set(shard_sizes(url, -(-length // layout.shard_elements)))
     shard = np.empty(min(layout.shard_elements, length), layout.dtype)
     filled = at = 0
@@ -176,46 +159,21 @@ def _copy_array(
             rest = rest[taken.size :]
             if filled == shard.size or at + filled == length:
                 if at // layout.shard_elements not in there:
-                    _done(store[at : at + filled].write(shard[:filled]), url)
+                    written(store[at : at + filled].write(shard[:filled]), url, _KEPT)
                 at, filled = at + filled, 0
         if advance is not None:
             advance(block.size)
 
 
-def _done(future: Any, url: str) -> Any:
-    try:
-        return future.result()
-    except (ValueError, OSError) as error:
-        raise CacheError(
-            f"cannot be written ({reason(error)})",
-            field="array",
-            value=url,
-            cure="Check permissions and free space, then run the same command again: finished files are kept.",
-        ) from error
-
-
-def _summed(extras: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def summed(extras: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Counters of all parts together: numbers added, of texts the first that says something; the rest is left out."""
     total: dict[str, Any] = {}
     for extra in extras:
         for name, value in extra.items():
             if isinstance(value, dict):
-                total[name] = _summed([total.get(name, {}), cast("dict[str, Any]", value)])
+                total[name] = summed([total.get(name, {}), cast("dict[str, Any]", value)])
             elif isinstance(value, int | float):
                 total[name] = total.get(name, 0) + value
             elif isinstance(value, str):
                 total[name] = total.get(name) or value
     return total
-
-
-def _check_vacant(output: str) -> None:
-    fs, path = files.filesystem(output)
-    names = {str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False)}
-    others = sorted(n for n in names if not is_lease(n) and n != f"{LEDGER_NAME}.tmp")
-    if others:
-        raise CacheError(
-            f"holds other things ({', '.join(others[:4])})",
-            field="output",
-            value=output,
-            cure="Choose a folder that is new or empty.",
-        )

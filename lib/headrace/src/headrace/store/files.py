@@ -7,22 +7,23 @@ over the wire is asked for again as :mod:`headrace.store.retry` says, on top of 
 
 from __future__ import annotations
 
+import getpass
+import io
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
+from urllib.parse import urlsplit
 
-import fsspec
 from fsspec.asyn import sync
 from fsspec.core import split_protocol, url_to_fs
 
-from headrace.errors import CacheError, ConfigError, HeadraceError
+from headrace.errors import CacheError, ConfigError, HeadraceError, install_command
 from headrace.store import retry
-from headrace.store.credentials import asked_as
-from headrace.store.wire import watch
 
+T = TypeVar("T")
 _EXTRA_OF_PROTOCOL = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
 
 
@@ -59,54 +60,78 @@ def filesystem(url: str) -> tuple[Any, str]:
     except ImportError as error:
         scheme = split_protocol(url)[0] or ""
         extra = _EXTRA_OF_PROTOCOL.get(scheme)
-        cure = f"pip install 'headrace[{extra}]'" if extra else f"Install the package that fsspec names: {error}"
+        cure = install_command(f"headrace[{extra}]") if extra else f"Install the package that fsspec names: {error}"
         raise ConfigError(f"nothing here can open {scheme}:// paths", field="path", value=url, cure=cure) from error
     except ValueError as error:
-        raise ConfigError(
-            "has a scheme that fsspec does not know",
-            field="path",
-            value=url,
-            cure="Use a local path, gs://, s3:// or https://.",
-        ) from error
-    watch(fs)
+        cure = "Use a local path, gs://, s3:// or https://."
+        raise ConfigError("has a scheme that fsspec does not know", field="path", value=url, cure=cure) from error
+    retry.watch(fs)
     return fs, path
+
+
+def asked_as(url: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Which credential a request for ``url`` carries, in words: its name, never what is in it.
+
+    Example:
+        >>> asked_as("s3://bucket/x", {"AWS_ACCESS_KEY_ID": "AKIA..."})
+        'the key in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY'
+        >>> asked_as("https://user:secret@host/x")
+        'the user named in the URL'
+    """
+    scheme = split_protocol(url)[0]
+    if scheme in ("s3", "s3a"):
+        return _asked_s3_as(environment)
+    if scheme in ("gs", "gcs"):
+        return _asked_gcs_as(environment)
+    if scheme in ("http", "https"):
+        return "the user named in the URL" if urlsplit(url).username else "nobody (web servers are asked with no login)"
+    return f"the user {_user()} of this machine"
+
+
+def _asked_s3_as(environment: Mapping[str, str]) -> str:
+    if environment.get("AWS_ACCESS_KEY_ID"):
+        return "the key in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    if profile := environment.get("AWS_PROFILE"):
+        return f"the profile {profile!r} named in AWS_PROFILE"
+    file = Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
+    return f"the default profile of {file}" if file.exists() else "the role of this machine, or nobody if it has none"
+
+
+def _asked_gcs_as(environment: Mapping[str, str]) -> str:
+    if environment.get("STORAGE_EMULATOR_HOST", "default") not in ("", "default"):
+        return "nobody (STORAGE_EMULATOR_HOST is set)"
+    if environment.get("GOOGLE_APPLICATION_CREDENTIALS"):
+        return "the key file named in GOOGLE_APPLICATION_CREDENTIALS"
+    folder = Path(environment.get("CLOUDSDK_CONFIG") or "~/.config/gcloud").expanduser()
+    file = folder / "application_default_credentials.json"
+    return f"the login kept in {file}" if file.exists() else "the role of this machine, or nobody if it has none"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no entry for this number, as in many containers
+        return str(os.getuid())
 
 
 @contextmanager
 def client_errors(url: str) -> Iterator[None]:
-    """Turns what clients of stores raise into a :class:`CacheError` about ``url``.
-
-    FileNotFoundError and headrace's own errors pass through; so does any OSError about a local path: they are said
-    elsewhere.
+    """Turns what clients of stores raise into a :class:`CacheError` about ``url``. FileNotFoundError, headrace's own
+    errors and any OSError about a local path pass through: they are said elsewhere.
     """
     try:
         yield
     except (FileNotFoundError, HeadraceError):
         raise
-    except PermissionError as error:
-        if is_local(url):
-            raise
-        raise _refused(url, error) from error
     except Exception as error:  # botocore, google.auth and aiohttp have no common base
         if is_local(url) and isinstance(error, OSError):
             raise
+        problem = f"cannot be reached ({type(error).__name__}: {error})"
+        cure = "Check the address, the network and the credentials of this machine."
         if _refuses(error):
-            raise _refused(url, error) from error
-        raise CacheError(
-            f"cannot be reached ({type(error).__name__}: {error})",
-            field="path",
-            value=url,
-            cure="Check the address, the network and the credentials of this machine.",
-        ) from error
-
-
-def _refused(url: str, error: Exception) -> CacheError:
-    return CacheError(
-        f"may not be used ({error}), asked as {asked_as(url)}",
-        field="path",
-        value=url,
-        cure="Give that user the permission, or use another credential.",
-    )
+            problem = f"may not be used ({error}), asked as {asked_as(url)}"
+            cure = "Give that user the permission, or use another credential."
+        raise CacheError(problem, field="path", value=url, cure=cure) from error
 
 
 def _status(error: BaseException | None) -> int | None:
@@ -126,10 +151,11 @@ def _status(error: BaseException | None) -> int | None:
 
 
 def _refuses(error: Exception) -> bool:
-    return _status(error) in (401, 403) or str(error).startswith("Forbidden:")  # gcsfs tells no status then
+    # gcsfs tells no status where it says "Forbidden:".
+    return isinstance(error, PermissionError) or _status(error) in (401, 403) or str(error).startswith("Forbidden:")
 
 
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError, HeadraceError)
+_FINAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError, FileExistsError, HeadraceError)
 
 
 def transient(error: Exception) -> bool:
@@ -158,11 +184,7 @@ def _asked(url: str, method: str, *args: Any, **options: Any) -> Any:
 
 
 def open_read(url: str) -> IO[bytes]:
-    """``url`` opened for reading bytes. FileNotFoundError passes through.
-
-    Raises:
-        CacheError: the store cannot be reached, or refuses.
-    """
+    """``url`` opened for reading bytes; raises FileNotFoundError, or CacheError if the store is out of reach."""
     if is_local(url):
         return local_path(url).open("rb")
     fs, path = filesystem(url)
@@ -175,56 +197,71 @@ def open_read(url: str) -> IO[bytes]:
 
 
 def read_bytes(url: str) -> bytes | None:
-    """The content of ``url``; None if there is no such file.
-
-    Raises:
-        CacheError: the store cannot be reached, or refuses.
-    """
+    """The content of ``url``; None if there is no such file. Raises CacheError if the store is out of reach."""
     try:
         return local_path(url).read_bytes() if is_local(url) else cast("bytes", _asked(url, "cat_file"))
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def write_atomic(url: str, data: bytes, *, writer: str = "") -> None:
-    """Writes ``data`` to ``url`` so that no reader, and no crash, ever leaves half of it.
+def check_writable(output: str) -> None:
+    """Raises ConfigError for a place that can only be read."""
+    if output.startswith(("http://", "https://")):
+        raise ConfigError(
+            "can be read from, not written to", field="output", value=output, cure="Use a local path, gs:// or s3://."
+        )
 
-    Args:
-        url: The file.
-        data: Its bytes.
-        writer: Name of this writer among those that may write the file at the same time; with one at a time, none.
+
+def not_written(output: str, error: OSError) -> CacheError:
+    """What to say of an output that the system does not let be written."""
+    return CacheError(
+        f"cannot be written ({error.strerror or error})",
+        field="output",
+        value=output,
+        cure="Check permissions and free space, then run the same command again: finished parts are kept.",
+    )
+
+
+def read_range(url: str, start: int, stop: int) -> bytes:
+    """Bytes ``start .. stop`` of a file; fewer if it is shorter. Raises FileNotFoundError, or CacheError if the store
+    is out of reach.
+    """
+    if is_local(url):
+        with local_path(url).open("rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
+    return cast("bytes", _asked(url, "cat_file", start=start, end=stop))
+
+
+def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = "") -> None:
+    """Writes ``data``, or pieces of it, to ``url`` so that no reader, and no crash, ever leaves half of it. ``writer``
+    names this writer among those that may write the file at the same time.
 
     Raises:
         CacheError: the place cannot be written (permissions, disk full, ...).
     """
     try:
         if not is_local(url):
-            _asked(url, "pipe_file", data)
+            _asked(url, "pipe_file", data if isinstance(data, bytes) else b"".join(data))
             return
         path = local_path(url)
         path.parent.mkdir(parents=True, exist_ok=True)
         # One fixed name: what a killed writer left is overwritten by the next one, so nothing stray stays behind.
         temporary = path.with_name(f"{path.name}{writer}.tmp")
         with temporary.open("wb") as f:
-            f.write(data)
+            f.writelines([data] if isinstance(data, bytes) else data)
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)
     except OSError as error:
+        cure = "Check permissions and free space, then run the same command again: finished work is kept."
         raise CacheError(
-            f"cannot be written ({error.strerror or error})",
-            field="file",
-            value=url,
-            cure="Check permissions and free space, then run the same command again: finished work is kept.",
+            f"cannot be written ({error.strerror or error})", field="file", value=url, cure=cure
         ) from error
 
 
 def exists(url: str) -> bool:
-    """Whether there is a file or folder at ``url``.
-
-    Raises:
-        CacheError: the store cannot be reached, or refuses.
-    """
+    """Whether there is a file or folder at ``url``. Raises CacheError if the store is out of reach."""
     if is_local(url):
         return local_path(url).exists()
     try:
@@ -238,11 +275,7 @@ def exists(url: str) -> bool:
 
 
 def remove_tree(url: str) -> None:
-    """Deletes a folder and all in it, or a file; nothing happens if it is not there.
-
-    Raises:
-        CacheError: it cannot be deleted.
-    """
+    """Deletes a folder and all in it, or a file, if it is there. Raises CacheError if it cannot be deleted."""
     try:
         if not is_local(url):
             if exists(url):
@@ -256,9 +289,8 @@ def remove_tree(url: str) -> None:
         else:
             path.unlink(missing_ok=True)
     except OSError as error:
-        raise CacheError(
-            f"cannot be deleted ({error.strerror or error})", field="file", value=url, cure="Check its permissions."
-        ) from error
+        problem = f"cannot be deleted ({error.strerror or error})"
+        raise CacheError(problem, field="file", value=url, cure="Check its permissions.") from error
 
 
 def tree_bytes(url: str) -> int:
@@ -270,6 +302,90 @@ def tree_bytes(url: str) -> int:
         return int(fs.du(path))
 
 
-def fsspec_open(url: str, compression: str | None) -> Any:
-    """An fsspec open file (a context manager) that decompresses on the way (``"gzip"``, ``"zstd"`` or None)."""
-    return fsspec.open(url, "rb", compression=compression)
+def open_source(path: str) -> IO[bytes]:
+    """A source file, opened for reading; remote ones are read with patience (:class:`PatientFile`)."""
+    if is_local(path):
+        return open_read(path)
+    return cast("IO[bytes]", PatientFile(lambda: open_read(path)))
+
+
+def _may_pass(error: Exception) -> bool:
+    # What the functions above raise tells the client's error as its cause.
+    cause = error.__cause__
+    return transient(cause if isinstance(error, CacheError) and isinstance(cause, Exception) else error)
+
+
+class PatientFile(io.RawIOBase):
+    """A file that is opened again, at the same place, when a read of it fails (503, a connection that ends), as the
+    policy of :mod:`headrace.store.retry` says. What is read is the same, whatever failed in between.
+    """
+
+    def __init__(self, open_file: Callable[[], IO[bytes]]) -> None:
+        super().__init__()
+        self._open = open_file
+        self._file: IO[bytes] | None = None
+        self._at = 0
+        self._size: int | None = None
+        self._retried(lambda _: None)  # a file that is not there is noticed when it is opened
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_END and self._size is None:
+            self._size = self._retried(lambda f: f.seek(0, io.SEEK_END))
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size or 0}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        at = self._at
+
+        def read(file: IO[bytes]) -> bytes:
+            if file.tell() != at:
+                file.seek(at)
+            return file.read(size)
+
+        data = self._retried(read)
+        self._at = at + len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        return self.read(-1)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._drop()
+        super().close()
+
+    def _retried(self, work: Callable[[IO[bytes]], T]) -> T:
+        def attempt() -> T:
+            try:
+                return work(self._inner())
+            except BaseException:
+                self._drop()
+                raise
+
+        return retry.with_retries(attempt, _may_pass)
+
+    def _inner(self) -> IO[bytes]:
+        if self._file is None:
+            self._file = self._open()
+        return self._file
+
+    def _drop(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(Exception):  # it is given up because it is broken
+                file.close()

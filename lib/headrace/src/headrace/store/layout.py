@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from headrace.errors import ConfigError, did_you_mean
+from headrace.errors import ConfigError, check_at_least, check_choice, did_you_mean
 
 Compression: TypeAlias = Literal["none", "zstd", "other"]
 LeafKind: TypeAlias = Literal["ragged", "fixed"]
@@ -28,8 +28,12 @@ LEAF_DTYPES = (*TOKEN_DTYPES, "bool", "int8", "int16", "uint64", "float32", "flo
 DEFAULT_CHUNK = 65_536
 DEFAULT_SHARD_CHUNKS = 256
 OFFSETS_CHUNK = 16_384
+LARGEST_CHUNK, LARGEST_SHARD = 1 << 30, 1 << 24  # elements and chunks: what is larger is damage, or meant to do some
 _LITTLE: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"}}
 _CRC: dict[str, Any] = {"name": "crc32c"}
+_INDEX_ENTRY, CRC_BYTES = 16, 4
+NO_CHUNK = (1 << 64) - 1
+"""Where an index says that a chunk lies that was never written."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -74,26 +78,12 @@ class LeafSpec:
 
     def __post_init__(self) -> None:
         if self.name in (TOKENS, "part.json") or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.name):
-            raise ConfigError(
-                "cannot be the name of a leaf",
-                field="leaf",
-                value=self.name,
-                cure=f"Use letters, digits and _ - . and not {TOKENS}, which are the tokens.",
-            )
-        if self.dtype not in LEAF_DTYPES:
-            raise ConfigError(
-                "is not a dtype of leaves",
-                field=f"leaf {self.name}",
-                value=self.dtype,
-                cure=did_you_mean(str(self.dtype), LEAF_DTYPES),
-            )
+            cure = f"Use letters, digits and _ - . and not {TOKENS}, which are the tokens."
+            raise ConfigError("cannot be the name of a leaf", field="leaf", value=self.name, cure=cure)
+        check_choice(f"leaf {self.name}", self.dtype, LEAF_DTYPES, "is not a dtype of leaves")
         if self.kind not in ("ragged", "fixed"):
-            raise ConfigError(
-                "is not a kind of leaf",
-                field=f"leaf {self.name}",
-                value=self.kind,
-                cure="ragged: any number of values a document; fixed: one value a document.",
-            )
+            cure = "ragged: any number of values a document; fixed: one value a document."
+            raise ConfigError("is not a kind of leaf", field=f"leaf {self.name}", value=self.kind, cure=cure)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -121,16 +111,16 @@ class CacheLayout:
     def __post_init__(self) -> None:
         if self.dtype not in LEAF_DTYPES:
             raise ConfigError("is not a token dtype", field="layout.dtype", value=self.dtype, cure="Use uint16.")
-        for name in ("chunk_elements", "shard_chunks"):
-            if getattr(self, name) < 1:
-                raise ConfigError("must be at least 1", field=f"layout.{name}", value=getattr(self, name))
+        for name, largest in (("chunk_elements", LARGEST_CHUNK), ("shard_chunks", LARGEST_SHARD)):
+            check_at_least(f"layout.{name}", getattr(self, name))
+            if getattr(self, name) > largest:
+                cure = f"Use at most {largest:,}."
+                raise ConfigError(
+                    "is too large to be read", field=f"layout.{name}", value=getattr(self, name), cure=cure
+                )
         if self.compression not in ("none", "zstd", "other"):
-            raise ConfigError(
-                "is not a compression",
-                field="layout.compression",
-                value=self.compression,
-                cure=did_you_mean(str(self.compression), ["none", "zstd"]),
-            )
+            cure = did_you_mean(str(self.compression), ["none", "zstd"])
+            raise ConfigError("is not a compression", field="layout.compression", value=self.compression, cure=cure)
 
     @property
     def shard_elements(self) -> int:
@@ -148,11 +138,9 @@ class CacheLayout:
         """Raises ConfigError if an id below ``vocab_size`` does not fit the dtype."""
         self.check_tokens()
         if vocab_size - 1 > int(np.iinfo(self.dtype).max):
+            cure = f"Use {token_dtype(vocab_size).name}, or leave it out: the narrowest that fits is chosen."
             raise ConfigError(
-                f"cannot hold a vocabulary of {vocab_size}",
-                field="layout.dtype",
-                value=self.dtype,
-                cure=f"Use {token_dtype(vocab_size).name}, or leave it out: the narrowest that fits is chosen.",
+                f"cannot hold a vocabulary of {vocab_size}", field="layout.dtype", value=self.dtype, cure=cure
             )
 
     def offsets(self) -> CacheLayout:
@@ -170,13 +158,10 @@ class CacheLayout:
         """``zarr.json`` for a one-dimensional array of ``length`` elements."""
         if self.compression == "other":
             raise ConfigError("cannot be written", field="layout.compression", value="other", cure="Use none or zstd.")
-        codecs: list[dict[str, Any]] = [_LITTLE]
-        if self.compression == "zstd":
-            codecs.append({"name": "zstd", "configuration": {"level": 1}})
-        codecs.append(_CRC)
+        zstd: dict[str, Any] = {"name": "zstd", "configuration": {"level": 1}}
         sharding: dict[str, Any] = {
             "chunk_shape": [self.chunk_elements],
-            "codecs": codecs,
+            "codecs": [_LITTLE, zstd, _CRC] if self.compression == "zstd" else [_LITTLE, _CRC],
             "index_codecs": [_LITTLE, _CRC],
             "index_location": "end",
         }
@@ -188,3 +173,64 @@ class CacheLayout:
             "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
             "fill_value": False if self.dtype == "bool" else 0,
         }
+
+
+@dataclass(frozen=True)
+class StoredLayout:
+    """What ``zarr.json`` says of a one-dimensional array, whoever wrote it."""
+
+    length: int
+    dtype: str
+    shard: int  # elements in a file
+    chunk: int  # elements in a chunk; without sharding those in a file
+    codecs: list[dict[str, Any]]
+    index_codecs: list[dict[str, Any]]  # of the index of a file; empty without sharding
+    index_last: bool  # the index ends the file; else it begins it
+    plain: bool  # sharded in whole chunks and nothing else: keys, grid, and zeros where nothing is stored
+
+    @classmethod
+    def parse(cls, metadata: dict[str, Any]) -> StoredLayout:
+        """Raises ValueError, KeyError, TypeError or IndexError if that describes no array of one dimension."""
+        (length,) = metadata["shape"]
+        (shard,) = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+        dtype, codecs = str(metadata["data_type"]), metadata["codecs"]
+        sharding = next((c["configuration"] for c in codecs if c["name"] == "sharding_indexed"), None)
+        if sharding is None:
+            return cls(length, dtype, shard, shard, codecs, [], False, False)
+        (chunk,) = sharding["chunk_shape"]
+        keys = metadata.get("chunk_key_encoding", {"name": "default"})
+        plain = (
+            not metadata.get("storage_transformers")
+            and metadata["chunk_grid"]["name"] == "regular"
+            and keys["name"] == "default"
+            and keys.get("configuration", {}).get("separator", "/") == "/"
+            and len(codecs) == 1
+            and metadata.get("fill_value") == 0
+            and shard % chunk == 0
+        )
+        index_last = sharding.get("index_location", "end") == "end"
+        index_codecs = sharding.get("index_codecs", [_LITTLE, _CRC])
+        return cls(length, dtype, shard, chunk, sharding["codecs"], index_codecs, index_last, plain)
+
+    @property
+    def index_bytes(self) -> int:
+        """Length of the index of a file; 0 without sharding."""
+        if not self.index_codecs:
+            return 0
+        return self.shard // self.chunk * _INDEX_ENTRY + CRC_BYTES * any(
+            c["name"] == "crc32c" for c in self.index_codecs
+        )
+
+
+def checksum_bytes(codecs: list[dict[str, Any]], itemsize: int) -> int | None:
+    """Length of what follows elements that are stored as they lie in memory; None if they are encoded otherwise.
+
+    Example:
+        >>> checksum_bytes([{"name": "bytes"}, {"name": "crc32c"}], 1), checksum_bytes([{"name": "zstd"}], 1)
+        (4, None)
+    """
+    names = [c["name"] for c in codecs]
+    if names not in (["bytes"], ["bytes", "crc32c"]):
+        return None
+    little = itemsize == 1 or codecs[0].get("configuration", {}).get("endian") == "little"
+    return CRC_BYTES * (len(names) - 1) if little else None

@@ -23,12 +23,8 @@ BLOCK_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True)
 class LeafPart:
-    """One part of a leaf.
-
-    Attributes:
-        documents: Its documents.
-        data: Its values, documents end to end.
-        offsets: Where each document begins and the last ends, ``documents + 1`` values; None: one value a document.
+    """One part of a leaf: the values of its documents end to end, and where each begins and the last ends
+    (``documents + 1`` values; None: each has one value).
     """
 
     documents: int
@@ -99,20 +95,19 @@ class CacheLeaf:
             None if (offsets := self.parts[p].offsets) is None else (offsets.read(a, a + 1), offsets.read(b, b + 1))
             for p, a, b in spans
         ]
-        reads = [
-            self.parts[p].data.read(a, b)
-            if end is None
-            else self.parts[p].data.read(int(end[0].result()[0]), int(end[1].result()[0]))
+        ranges = [
+            (p, a, b) if end is None else (p, int(end[0].result()[0]), int(end[1].result()[0]))
             for (p, a, b), end in zip(spans, ends, strict=True)
         ]
-        return np.concatenate([np.zeros(0, self.dtype), *(r.result() for r in reads)])
+        values = np.empty(sum(b - a for _, a, b in ranges), self.dtype)
+        filled = 0
+        for p, a, b in ranges:
+            self.parts[p].data.fill(values[filled : filled + b - a], a)
+            filled += b - a
+        return values
 
     def document(self, i: int) -> np.ndarray:
-        """Values of document ``i``.
-
-        Raises:
-            IndexOutOfRangeError: there is no such document.
-        """
+        """Values of document ``i``."""
         return self.values(i, i + 1)
 
     def blocks(self, elements: int = BLOCK_ELEMENTS) -> Iterator[np.ndarray]:
@@ -125,11 +120,7 @@ class CacheLeaf:
         yield from _read_ahead(places)
 
     def ends(self, documents: int = BLOCK_ELEMENTS // 4) -> Iterator[np.ndarray]:
-        """Where each document ends in the values of the whole leaf, some documents at a time.
-
-        Yields:
-            int64 arrays; the first document begins at 0.
-        """
+        """Where each document ends in the values of the whole leaf, as int64 arrays of some documents at a time."""
         before = 0
         for part in self.parts:
             if part.offsets is None:
@@ -158,10 +149,7 @@ def _read_ahead(places: Iterator[tuple[StoredArray, int, int]]) -> Iterator[np.n
 
 
 def fitting(values: np.ndarray, dtype: np.dtype[Any], url: str) -> np.ndarray:
-    """Values as another dtype.
-
-    Raises:
-        CacheError: an integer does not fit; ``url`` is named.
+    """Values as another dtype; CacheError about ``url`` if an integer does not fit.
 
     Example:
         >>> fitting(np.array([1, 2]), np.dtype("uint8"), "x").dtype
@@ -171,21 +159,16 @@ def fitting(values: np.ndarray, dtype: np.dtype[Any], url: str) -> np.ndarray:
         limits = np.iinfo(dtype)
         low, high = int(values.min()), int(values.max())
         if low < int(limits.min) or high > int(limits.max):
-            raise CacheError(
-                f"has the value {high if high > int(limits.max) else low}, which {dtype.name} does not hold",
-                field="array",
-                value=url,
-                cure="Choose a wider dtype.",
-            )
+            problem = f"has the value {high if high > int(limits.max) else low}, which {dtype.name} does not hold"
+            raise CacheError(problem, field="array", value=url, cure="Choose a wider dtype.")
     return values.astype(dtype, copy=False)
 
 
 def check_range(start: int, stop: int, length: int, what: str, path: str) -> None:
     """Raises IndexOutOfRangeError unless ``0 <= start <= stop <= length``."""
     if not 0 <= start <= stop <= length:
-        raise IndexOutOfRangeError(
-            f"is not within 0 .. {length}", field=what, value=(start, stop), cure=f"{path} has {length}."
-        )
+        problem, cure = f"is not within 0 .. {length}", f"{path} has {length}."
+        raise IndexOutOfRangeError(problem, field=what, value=(start, stop), cure=cure)
 
 
 def starts(counts: Sequence[int]) -> np.ndarray:

@@ -35,7 +35,9 @@ import tensorstore as ts
 
 from headrace.errors import CacheError, HeadraceError
 from headrace.store import files
-from headrace.store.array import kvstore_spec, reason
+from headrace.store.array import kvstore_spec
+from headrace.store.ledger import LEDGER_NAME
+from headrace.store.requests import reason
 
 LEASE_NAME = "lease.json"
 EXPIRY_S = 60.0
@@ -46,23 +48,12 @@ _ANSWER_S = 20.0  # so long is waited for a store's answer, its client's retries
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """What the file says.
-
-    Attributes:
-        owner: Random id of the owner.
-        host: Its machine.
-        pid: Its process there.
-        boot: Names the machine's run since it was started; process numbers mean nothing in another.
-        started: When it took the lease, seconds since 1970 by its clock.
-        renewed: When it last renewed it, by its clock.
-        beats: How often it renewed it.
-        expiry_s: How long it holds without being renewed.
-    """
+    """What the file says; times are seconds since 1970 by the owner's clock."""
 
     owner: str
     host: str
     pid: int
-    boot: str
+    boot: str  # names the machine's run since it was started: process numbers mean nothing in another
     started: float
     renewed: float
     beats: int
@@ -99,12 +90,9 @@ class Lease:
     def check(self) -> None:
         """Raises CacheError if the lease was lost: somebody else may be writing."""
         if self._lost:
-            raise CacheError(
-                f"was taken over by another builder while this one stood still ({self._lost})",
-                field="output",
-                value=self.root,
-                cure="Run the same command again when the other one is done: finished parts are kept.",
-            )
+            cure = "Run the same command again when the other one is done: finished parts are kept."
+            problem = f"was taken over by another builder while this one stood still ({self._lost})"
+            raise CacheError(problem, field="output", value=self.root, cure=cure)
 
     def close(self) -> None:
         """Ends the lease; if it is still held, the file is deleted."""
@@ -207,10 +195,8 @@ def _is_gone(holder: LeaseRecord) -> bool:
         return bool(holder.boot and _boot())
     try:
         os.kill(holder.pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
     return False
 
 
@@ -228,17 +214,11 @@ def _boot() -> str:
 
 
 class _Slot(Protocol):
-    """The place of a lease.
-
-    Attributes:
-        settle_s: How long after a swap another one, begun before it, may still end; 0 if swaps are atomic.
-    """
+    """The place of a lease. ``settle_s``: how long after a swap one that was begun before it may still end."""
 
     settle_s: float
 
-    def read(self) -> bytes | None:
-        """What is there; None: nothing."""
-        ...
+    def read(self) -> bytes | None: ...
 
     def swap(self, expected: bytes | None, new: bytes | None) -> bool:
         """Puts ``new`` (None: nothing) there if what is there is ``expected``; returns whether it did."""
@@ -277,18 +257,13 @@ class _LocalSlot:
             cure = "Choose a folder that is new or empty."
             raise CacheError("is a file", field="output", value=self._root, cure=cure) from error
         except OSError as error:
+            cure = "Choose a folder that is new or empty, in a place that can be written."
             raise CacheError(
-                f"cannot be written ({error.strerror or error})",
-                field="output",
-                value=self._root,
-                cure="Choose a folder that is new or empty, in a place that can be written.",
+                f"cannot be written ({error.strerror or error})", field="output", value=self._root, cure=cure
             ) from error
         try:
-            try:
+            with suppress(OSError):  # a file system without locks: what is left is to look before writing
                 fcntl.flock(folder, fcntl.LOCK_EX)
-            except OSError:  # a file system without locks: what is left is to look before writing
-                yield
-                return
             yield
         finally:
             os.close(folder)  # which unlocks it
@@ -323,19 +298,25 @@ class _RemoteSlot:
         try:
             return future.result(_ANSWER_S)
         except (ValueError, OSError) as error:
+            cure = "Check the address, the network and the credentials of this machine."
             raise CacheError(
-                f"cannot be written ({reason(error)})",
-                field="file",
-                value=self._url,
-                cure="Check the address, the network and the credentials of this machine.",
+                f"cannot be written ({reason(error)})", field="file", value=self._url, cure=cure
             ) from error
 
 
-def is_lease(name: str) -> bool:
-    """Whether a file of that name in a cache's folder is a lease, or what a kill within writing one left.
-
-    Example:
-        >>> is_lease("lease.json"), is_lease("lease.json.tmp"), is_lease("ledger.json")
-        (True, True, False)
+def check_vacant(output: str, *, but: str = "") -> None:
+    """Raises CacheError for a place without a ledger where anybody's things are, ``but`` one folder of that name: they
+    are never mixed up with a cache, or deleted. What a builder leaves that is killed while it writes its ledger may be
+    there.
     """
-    return name in (LEASE_NAME, f"{LEASE_NAME}.tmp")
+    fs, path = files.filesystem(output)
+    cure = "Choose a folder that is new or empty."
+    if not fs.exists(path):
+        return
+    if not fs.isdir(path):
+        raise CacheError("is a file", field="output", value=output, cure=cure)
+    names = {str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False)}
+    others = sorted(names - {LEASE_NAME, f"{LEASE_NAME}.tmp", f"{LEDGER_NAME}.tmp", but})
+    if others:
+        listed = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
+        raise CacheError(f"holds other things than a token cache ({listed})", field="output", value=output, cure=cure)

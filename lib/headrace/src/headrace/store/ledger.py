@@ -8,10 +8,14 @@ that part.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+import re
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from headrace.errors import CacheCorruptError, CacheError
 from headrace.store import files
@@ -19,23 +23,41 @@ from headrace.store import files
 LEDGER_NAME = "ledger.json"
 PART_RECORD_NAME = "part.json"
 FORMAT_VERSION = 1
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\Z"
+
+Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=_NAME)]
+"""A folder's name: a ledger may come from anywhere, and nothing outside its cache is read or deleted for it."""
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**56)]
+SHUFFLED = "shuffled"
+"""Metadata of a cache whose documents were shuffled when it was written: ``seed``, ``unit``, ``part_bytes``, the path
+of the ``cache`` that was read, and of the one that numbers of documents belong to (that cache or, if it was shuffled
+itself, its original) the ``fingerprint``, the ``parts`` with their documents, and the ``sources``.
+"""
 
 
-@dataclass(frozen=True)
-class LeafRecord:
-    """A leaf of a finished part, beside the tokens.
+class ShuffleRecord(msgspec.Struct, frozen=True):
+    """What :data:`SHUFFLED` holds."""
 
-    Attributes:
-        elements: Number of its values.
-        digest: ``sha256:`` and the hex digest of its values (as stored) followed, if it is ragged, by its offsets.
+    seed: int
+    unit: Annotated[int, msgspec.Meta(ge=1, le=2**56)]
+    part_bytes: Count
+    fingerprint: str
+    parts: list[tuple[str, Count]]
+    sources: list[dict[str, Any]]
+    cache: str | None = None
+
+
+class LeafRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A leaf of a finished part, beside the tokens. ``digest``: ``sha256:`` and the hex digest of its values, as
+    stored, followed, if it is ragged, by its offsets.
     """
 
-    elements: int
+    elements: Count
     digest: str
 
 
-@dataclass(frozen=True)
-class PartRecord:
+class PartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One finished part.
 
     Attributes:
@@ -47,27 +69,15 @@ class PartRecord:
         leaves: Its other leaves, by name.
     """
 
-    name: str
-    documents: int
-    tokens: int
+    name: Name
+    documents: Count
+    tokens: Count
     digest: str
-    extra: dict[str, Any] = field(default_factory=dict[str, Any])
-    leaves: dict[str, LeafRecord] = field(default_factory=dict[str, LeafRecord])
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> PartRecord:
-        """The record that ``asdict`` of it gave.
-
-        Raises:
-            TypeError: it is none.
-        """
-        record = cls(**data)
-        leaves: dict[str, Any] = data.get("leaves", {})
-        return replace(record, leaves={name: LeafRecord(**leaf) for name, leaf in leaves.items()})
+    extra: dict[str, Any] = {}
+    leaves: dict[Name, LeafRecord] = {}
 
 
-@dataclass(frozen=True)
-class Ledger:
+class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a cache is made of.
 
     Attributes:
@@ -80,98 +90,123 @@ class Ledger:
         leaves: JSON form of the :class:`~headrace.store.layout.LeafSpec` of each leaf beside the tokens.
         code_version: Release of headrace that the cache was begun with; empty in ledgers older than this field.
         format_version: Version of this file.
+        digest: Of the file, with nothing in this place: ``sha256:`` and the hex digest. For reading and writing alone;
+            files older than this field have none.
     """
 
     finished: bool
     tokenizer: dict[str, Any]
     layout: dict[str, Any]
-    sources: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    parts: list[PartRecord] = field(default_factory=list[PartRecord])
-    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
-    leaves: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    code_version: str = field(default_factory=lambda: version("headrace"))
+    sources: list[dict[str, Any]] = []
+    parts: list[PartRecord] = []
+    metadata: dict[str, Any] = {}
+    leaves: list[dict[str, Any]] = []
+    code_version: str = msgspec.field(default_factory=lambda: version("headrace"))
     format_version: int = FORMAT_VERSION
+    digest: str = ""
 
     def complete(self, parts: list[PartRecord], **metadata: Any) -> Ledger:
         """This ledger, finished, with its table of parts."""
         return replace(self, finished=True, parts=parts, metadata={**self.metadata, **metadata})
 
 
+def shuffle_record(ledger: Ledger, root: str) -> ShuffleRecord | None:
+    """How documents of a cache were shuffled; None if they were not. Raises CacheCorruptError if it does not say."""
+    recorded = ledger.metadata.get(SHUFFLED)
+    try:
+        return None if recorded is None else msgspec.convert(recorded, ShuffleRecord)
+    except msgspec.ValidationError as error:
+        cure = "Shuffle the original again, or restore the file."
+        problem = f"does not say how the cache was shuffled ({error})"
+        raise CacheCorruptError(problem, field="ledger", value=files.join(root, LEDGER_NAME), cure=cure) from error
+
+
+class _Head(msgspec.Struct):
+    """What has to be known of a ledger before the rest can be."""
+
+    format_version: Any = None
+    code_version: str = ""
+
+
 def read_ledger(root: str) -> Ledger | None:
     """The ledger of a cache; None if there is none.
 
     Raises:
-        CacheCorruptError: the file is not a ledger of a version that this release reads.
+        CacheCorruptError: the file is not a ledger of a version that this release reads, or not as it was written.
         CacheError: the file cannot be read.
     """
-    data = _read_json(files.join(root, LEDGER_NAME))
-    if data is None:
-        return None
     url = files.join(root, LEDGER_NAME)
-    if data.get("format_version") != FORMAT_VERSION:
-        raise CacheCorruptError(
-            f"has format_version {data.get('format_version')!r}; this release reads {FORMAT_VERSION}",
-            field="ledger",
-            value=url,
-            cure="Use the release that wrote it, or build the cache again.",
-        )
-    try:
-        parts = [PartRecord.from_json(p) for p in data.pop("parts")]
-        data.setdefault("code_version", "")
-        return Ledger(parts=parts, **data)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise CacheCorruptError(
-            f"is not a ledger ({error})", field="ledger", value=url, cure="Build the cache again, or restore the file."
-        ) from error
+    raw = _read(url)
+    if raw is None:
+        return None
+    cure = "Build the cache again, or restore the file."
+    head = _decoded(raw, _Head, url, "ledger", cure, "ledger")
+    if head.format_version != FORMAT_VERSION:
+        version_cure = "Use the release that wrote it, or build the cache again."
+        problem = f"has format_version {head.format_version!r}; this release reads {FORMAT_VERSION}"
+        raise CacheCorruptError(problem, field="ledger", value=url, cure=version_cure)
+    ledger = _decoded(raw, Ledger, url, "ledger", cure, "ledger")
+    if ledger.digest and ledger.digest != _digest(raw.replace(_digest_line(ledger.digest), _digest_line(""), 1)):
+        problem = "is not as it was written: its digest is of another text"
+        raise CacheCorruptError(problem, field="ledger", value=url, cure=cure)
+    return replace(ledger, code_version=head.code_version, digest="")
 
 
 def write_ledger(root: str, ledger: Ledger) -> None:
     """Writes the ledger atomically. The same ledger gives the same bytes."""
-    files.write_atomic(files.join(root, LEDGER_NAME), _dump(asdict(ledger)))
+    raw = _dump(replace(ledger, digest=""))
+    raw = raw.replace(_digest_line(""), _digest_line(_digest(raw)), 1)
+    files.write_atomic(files.join(root, LEDGER_NAME), raw)
 
 
 def part_folder(root: str, name: str) -> str:
-    """Folder of a part."""
+    """Folder of a part. Raises CacheCorruptError for a name that would lead out of the cache."""
+    if not re.match(_NAME, name):
+        cure = "Build the cache again, or restore its ledger."
+        raise CacheCorruptError(
+            f"has a part named {name!r}, which is no folder's name", field="cache", value=root, cure=cure
+        )
     return files.join(root, "parts", name)
 
 
 def read_part_record(root: str, name: str) -> PartRecord | None:
-    """The record of a part; None unless the part is complete.
-
-    Raises:
-        CacheCorruptError: the file is not a record.
-    """
+    """The record of a part; None unless the part is complete. Raises CacheCorruptError if the file is no record."""
     url = files.join(part_folder(root, name), PART_RECORD_NAME)
-    data = _read_json(url)
-    try:
-        return None if data is None else PartRecord.from_json(data)
-    except (TypeError, AttributeError) as error:
-        raise CacheCorruptError(
-            f"is not a part's record ({error})", field="file", value=url, cure="Delete it and build again."
-        ) from error
+    raw = _read(url)
+    return None if raw is None else _decoded(raw, PartRecord, url, "part's record", "Delete it and build again.")
 
 
 def write_part_record(root: str, record: PartRecord) -> None:
     """Marks a part as complete. Must be the part's last write."""
-    files.write_atomic(files.join(part_folder(root, record.name), PART_RECORD_NAME), _dump(asdict(record)))
+    files.write_atomic(files.join(part_folder(root, record.name), PART_RECORD_NAME), _dump(record))
 
 
-def _dump(data: dict[str, Any]) -> bytes:
-    return (json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+def _dump(record: msgspec.Struct) -> bytes:
+    return (json.dumps(msgspec.to_builtins(record), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def _read_json(url: str) -> dict[str, Any] | None:
+def _digest(raw: bytes) -> str:
+    return "sha256:" + hashlib.sha256(raw).hexdigest()
+
+
+def _digest_line(digest: str) -> bytes:
+    return f'\n "digest": "{digest}"'.encode()
+
+
+def _read(url: str) -> bytes | None:
     try:
-        raw = files.read_bytes(url)
+        return files.read_bytes(url)
     except OSError as error:
         raise CacheError(
             f"cannot be read ({error.strerror or error})", field="file", value=url, cure="Check its permissions."
         ) from error
-    if raw is None:
-        return None
+
+
+def _decoded(raw: bytes, form: type[RecordT], url: str, what: str, cure: str, field: str = "file") -> RecordT:
     try:
-        return dict(json.loads(raw))
-    except (ValueError, TypeError) as error:
-        raise CacheCorruptError(
-            f"is not JSON ({error})", field="file", value=url, cure="Build the cache again, or restore the file."
-        ) from error
+        return msgspec.json.decode(raw, type=form)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise CacheCorruptError(f"is not a {what} ({error})", field=field, value=url, cure=cure) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        cure = "Build the cache again, or restore the file."
+        raise CacheCorruptError(f"is not JSON ({error})", field="file", value=url, cure=cure) from error

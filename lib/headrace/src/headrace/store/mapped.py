@@ -15,6 +15,7 @@ Price: mapping a shard about 30 us; a chunk about two passes over its bytes, wit
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import json
 import mmap
@@ -27,14 +28,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
+
+from headrace.store.layout import CRC_BYTES, NO_CHUNK, StoredLayout, checksum_bytes
 
 MAX_MAPS = 16_384
 """Shard files mapped by one process; what is beyond is read. Linux allows 65,530 maps, and others need some too."""
 
-_MISSING = (1 << 64) - 1
 _ENTRY = 16
-_CRC = 4
 _UNSEEN, _UNUSABLE = -1, -2
 _AROUND = 1 << 16
 """Linux maps at least so many bytes around a page that is touched; they go with it."""
@@ -67,7 +69,9 @@ class _Native:
         self.crc32c.argtypes = (ctypes.c_uint32, address, size)  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def _load() -> _Native | None:
+@functools.cache
+def native() -> _Native | None:
+    """What mapping needs of the system, or None where there is none of it."""
     if not sys.platform.startswith("linux") or sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
     try:
@@ -78,27 +82,9 @@ def _load() -> _Native | None:
     return native if native.crc32c(0, probe.ctypes.data, probe.size) == 0xE3069283 else None
 
 
-_native: _Native | None = None
-_loaded = False
-
-
-def native() -> _Native | None:
-    """What mapping needs of the system, or None where there is none of it."""
-    global _native, _loaded
-    with _lock:
-        if not _loaded:
-            _native, _loaded = _load(), True
-        return _native
-
-
 class MappedArray:
-    """The chunks of one array, as addresses. Use :func:`map_array`. Safe for several threads.
-
-    Args:
-        folder: Folder of the array.
-        chunk_bytes: Bytes of a chunk without its checksum.
-        shard_chunks: Chunks in a shard.
-        chunks: Chunks of the array.
+    """The chunks of one array, as addresses; ``chunk_bytes`` is without the checksum. Use :func:`map_array`. Safe for
+    several threads.
     """
 
     def __init__(self, folder: Path, chunk_bytes: int, shard_chunks: int, chunks: int) -> None:
@@ -130,7 +116,7 @@ class MappedArray:
         assert self._native is not None
         at, target = self.address(chunk), into.ctypes.data
         ctypes.memmove(target, at, self.chunk_bytes)
-        stored = int.from_bytes(ctypes.string_at(at + self.chunk_bytes, _CRC), "little")
+        stored = int.from_bytes(ctypes.string_at(at + self.chunk_bytes, CRC_BYTES), "little")
         self._advise(chunk, mmap.MADV_DONTNEED, _AROUND)  # out of this process; the system keeps them as it likes
         return self._native.crc32c(0, target, self.chunk_bytes) == stored
 
@@ -151,12 +137,10 @@ class MappedArray:
         with self._mapping:
             if self._place[shard] != _UNSEEN:
                 return int(self._place[shard])
-            found = self._mapped(shard)
-            if found is None:
-                self._place[shard] = _UNUSABLE
-            else:
-                self._addresses.append(found)
-                self._place[shard] = len(self._addresses) - 1
+            addresses = self._mapped(shard)
+            if addresses is not None:
+                self._addresses.append(addresses)
+            self._place[shard] = _UNUSABLE if addresses is None else len(self._addresses) - 1
             return int(self._place[shard])
 
     def _mapped(self, shard: int) -> list[int] | None:
@@ -173,10 +157,10 @@ class MappedArray:
             fd = os.open(self.folder / "c" / str(shard), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 size = os.fstat(fd).st_size
-                if size < index_bytes + _CRC:
+                if size < index_bytes + CRC_BYTES:
                     return None
-                index = os.pread(fd, index_bytes + _CRC, size - index_bytes - _CRC)
-                entries = self._entries(index, size - index_bytes - _CRC)
+                index = os.pread(fd, index_bytes + CRC_BYTES, size - index_bytes - CRC_BYTES)
+                entries = self._entries(index, size - index_bytes - CRC_BYTES)
                 if entries is None:
                     return None
                 address = self._native.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
@@ -195,34 +179,36 @@ class MappedArray:
 
     def _entries(self, index: bytes, end: int) -> np.ndarray | None:
         """Offsets of the chunks of a shard, -1 for one that is missing or of another size; None: a broken index."""
-        assert self._native is not None
-        held = np.frombuffer(index, np.uint8)
-        if self._native.crc32c(0, held.ctypes.data, held.size - _CRC) != int.from_bytes(index[-_CRC:], "little"):
+        if google_crc32c.value(index[:-CRC_BYTES]) != int.from_bytes(index[-CRC_BYTES:], "little"):
             return None
         offset, size = np.frombuffer(index, "<u8", self.shard_chunks * 2).reshape(-1, 2).T
-        sound = (offset != _MISSING) & (size == self.chunk_bytes + _CRC)
+        sound = (offset != NO_CHUNK) & (size == self.chunk_bytes + CRC_BYTES)
         sound &= (offset <= end) & (offset + size <= end)
         return np.where(sound, offset.astype(np.int64), -1)
 
 
 def map_array(folder: Path, dtype: np.dtype[Any], length: int) -> MappedArray | None:
-    """The array in a local folder as mapped chunks, or None if it has to be read through TensorStore.
-
-    Args:
-        folder: Folder that holds ``zarr.json``.
-        dtype: Dtype by the ledger.
-        length: Elements by the ledger.
+    """The array in a local folder, of this dtype and length by the ledger, as mapped chunks; None if it has to be read
+    through TensorStore.
     """
     if native() is None or _is_remote(folder):
         return None
     try:
-        found = _layout(json.loads((folder / "zarr.json").read_text()), dtype, length)
+        stored = StoredLayout.parse(json.loads((folder / "zarr.json").read_text()))
+        as_in_memory = (
+            stored.plain
+            and stored.length == length
+            and np.dtype(stored.dtype) == dtype
+            and stored.index_last
+            and checksum_bytes(stored.codecs, dtype.itemsize) == CRC_BYTES
+            and checksum_bytes(stored.index_codecs, 8) == CRC_BYTES
+        )
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None
-    if found is None:
+    if not as_in_memory:
         return None
-    chunk_elements, shard_chunks = found
-    return MappedArray(folder, chunk_elements * dtype.itemsize, shard_chunks, -(-length // chunk_elements))
+    shard_chunks, chunks = stored.shard // stored.chunk, -(-length // stored.chunk)
+    return MappedArray(folder, stored.chunk * dtype.itemsize, shard_chunks, chunks)
 
 
 def _is_remote(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
@@ -238,36 +224,6 @@ def _is_remote(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> boo
         mounted[_ESCAPED.sub(lambda m: chr(int(m[1], 8)), mount.split()[4])] = filesystem.split()[0]
     kind = next((mounted[str(p)] for p in (where, *where.parents) if str(p) in mounted), "")
     return not kind or _REMOTE.fullmatch(kind) is not None
-
-
-def _layout(metadata: dict[str, Any], dtype: np.dtype[Any], length: int) -> tuple[int, int] | None:
-    """Elements of a chunk and chunks of a shard, if chunks lie in the file just as they are used in memory."""
-    (sharding,) = metadata["codecs"]
-    inner = sharding["configuration"]
-    (shard_elements,) = metadata["chunk_grid"]["configuration"]["chunk_shape"]
-    (chunk_elements,) = inner["chunk_shape"]
-    keys = metadata["chunk_key_encoding"]
-    plain = (
-        metadata["zarr_format"] == 3
-        and metadata["shape"] == [length]
-        and np.dtype(metadata["data_type"]) == dtype
-        and sharding["name"] == "sharding_indexed"
-        and metadata["chunk_grid"]["name"] == "regular"
-        and keys["name"] == "default"
-        and keys.get("configuration", {}).get("separator", "/") == "/"
-        and inner.get("index_location", "end") == "end"
-        and _is_plain(inner["codecs"], dtype.itemsize)
-        and _is_plain(inner["index_codecs"], 8)
-        and shard_elements % chunk_elements == 0
-    )
-    return (chunk_elements, shard_elements // chunk_elements) if plain else None
-
-
-def _is_plain(codecs: list[dict[str, Any]], itemsize: int) -> bool:
-    """Whether the codecs are little-endian bytes followed by a crc32c and nothing else."""
-    if [c["name"] for c in codecs] != ["bytes", "crc32c"]:
-        return False
-    return itemsize == 1 or codecs[0]["configuration"]["endian"] == "little"
 
 
 def _unmap(native: _Native | None, regions: list[tuple[int, int]]) -> None:

@@ -10,30 +10,31 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
+import tensorstore as ts
 
 from headrace.errors import CacheError, ConfigError
-from headrace.store import files
-from headrace.store.array import ArrayWriter
+from headrace.store import files, retry
+from headrace.store.array import check_same_process, kvstore_spec, store_error
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
 from headrace.store.ledger import LeafRecord, PartRecord, part_folder, write_part_record
 
-LEAF = TOKENS
+_UNBOUNDED = 1 << 54  # an array grows shard by shard; its true length is set when the writer closes
 
 LeafValues: TypeAlias = "tuple[np.ndarray, np.ndarray | None]"
 """Values of some documents end to end, and how many each has (int64); None if each has one."""
 
 
-def data_url(root: str, part: str, leaf: str = LEAF) -> str:
+def data_url(root: str, part: str, leaf: str = TOKENS) -> str:
     """Folder of the array with a leaf's elements."""
-    return files.join(part_folder(root, part), leaf, "data")
+    return f"{part_folder(root, part)}/{leaf}/data"
 
 
-def offsets_url(root: str, part: str, leaf: str = LEAF) -> str:
+def offsets_url(root: str, part: str, leaf: str = TOKENS) -> str:
     """Folder of the array with a leaf's offsets."""
-    return files.join(part_folder(root, part), leaf, "offsets")
+    return f"{part_folder(root, part)}/{leaf}/offsets"
 
 
 class PartWriter:
@@ -59,7 +60,7 @@ class PartWriter:
             raise ConfigError("names a leaf twice", field="leaves", value=names, cure="Give each its own name.")
         self.root, self.name, self.layout = root, name, layout
         files.remove_tree(part_folder(root, name))
-        self._tokens = _LeafWriter(root, name, LEAF, layout, ragged=True)
+        self._tokens = _LeafWriter(root, name, TOKENS, layout, ragged=True)
         self._leaves = {
             spec.name: _LeafWriter(root, name, spec.name, layout.leaf(spec), ragged=spec.kind == "ragged")
             for spec in leaves
@@ -78,26 +79,20 @@ class PartWriter:
         Raises:
             CacheError: lengths do not add up, a value does not fit the dtype, or a leaf is missing or unknown.
         """
-        given = {} if leaves is None else leaves
-        if given.keys() != self._leaves.keys():
-            raise CacheError(
-                f"has the leaves {sorted(self._leaves)}, but {sorted(given)} were given", field="part", value=self.name
-            )
+        leaves = leaves or {}
+        if leaves.keys() != self._leaves.keys():
+            problem = f"has the leaves {sorted(self._leaves)}, but {sorted(leaves)} were given"
+            raise CacheError(problem, field="part", value=self.name)
         # All is checked before anything is written.
         checked = [(self._tokens, *self._tokens.checked(tokens, lengths, len(lengths)))]
-        for name, (values, counts) in given.items():
-            writer = self._leaves[name]
-            checked.append((writer, *writer.checked(values, counts, len(lengths))))
+        for name, (values, counts) in leaves.items():
+            checked.append((self._leaves[name], *self._leaves[name].checked(values, counts, len(lengths))))
         for writer, stored, counts in checked:
             writer.append(stored, counts)
         self._documents += len(lengths)
 
     def close(self, **extra: Any) -> PartRecord:
-        """Writes what is left, then the part's record, which makes the part complete.
-
-        Args:
-            **extra: JSON values to keep in the record.
-        """
+        """Writes what is left, then the part's record, with JSON values to keep, which makes the part complete."""
         tokens = self._tokens.close()
         leaves = {name: writer.close() for name, writer in self._leaves.items()}
         record = PartRecord(self.name, self._documents, tokens.elements, tokens.digest, extra=extra, leaves=leaves)
@@ -122,27 +117,22 @@ class _LeafWriter:
     def checked(
         self, values: np.ndarray, lengths: np.ndarray | None, documents: int
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Values as they are stored, and a copy of the lengths.
-
-        Raises:
-            CacheError: they cannot be values of so many documents.
+        """Values as they are stored, and a copy of the lengths. Raises CacheError if so many documents cannot have
+        them.
         """
-        what = "tokens" if self._leaf == LEAF else f"values of leaf {self._leaf}"
+        what = "tokens" if self._leaf == TOKENS else f"values of leaf {self._leaf}"
         if lengths is not None:
             lengths = np.array(lengths, np.int64)  # a copy: it is kept until the part is closed
         if (lengths is None) != (self._lengths is None):
-            said = "no lengths were given" if lengths is None else "lengths were given for one value a document"
-            raise CacheError(f"{what}: {said}", field="part", value=self._part)
+            problem = "no lengths were given" if lengths is None else "lengths were given for one value a document"
+            raise CacheError(f"{what}: {problem}", field="part", value=self._part)
         if lengths is not None and (int(lengths.sum()) != values.size or (lengths.size and int(lengths.min()) < 0)):
-            raise CacheError(
-                f"lengths add up to {int(lengths.sum())}, not to the {values.size} {what}",
-                field="part",
-                value=self._part,
-            )
-        given = values.size if lengths is None else lengths.size
-        if given != documents:
-            raise CacheError(f"{what} are of {given} documents, not {documents}", field="part", value=self._part)
-        self._check_range(values, what)
+            problem = f"lengths add up to {int(lengths.sum())}, not to the {values.size} {what}"
+            raise CacheError(problem, field="part", value=self._part)
+        described = values.size if lengths is None else lengths.size
+        if described != documents:
+            raise CacheError(f"{what} are of {described} documents, not {documents}", field="part", value=self._part)
+        self._check_range(values)
         return np.ascontiguousarray(values, np.dtype(self._layout.dtype).newbyteorder("<")), lengths
 
     def append(self, stored: np.ndarray, lengths: np.ndarray | None) -> None:
@@ -162,20 +152,106 @@ class _LeafWriter:
             self._digest.update(offsets.astype("<i8").data)
         return LeafRecord(self._data.length, f"sha256:{self._digest.hexdigest()}")
 
-    def _check_range(self, values: np.ndarray, what: str) -> None:
+    def _check_range(self, values: np.ndarray) -> None:
         dtype = np.dtype(self._layout.dtype)
         if not values.size or dtype.kind == "f":
             return
         # Nobody's id is negative; values of other leaves may be.
         low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-        low = 0 if self._leaf == LEAF else low
+        what, cure = f"a value of leaf {self._leaf}", f"Give the leaf a wider dtype than {dtype.name}."
+        if self._leaf == TOKENS:
+            what, low = "an id", 0
+            cure = "The tokenizer's vocab_size is wrong, or the dtype too narrow: leave layout.dtype out."
         if values.dtype.kind not in "iub" or int(values.max()) > high or int(values.min()) < low:
-            found = "an id" if self._leaf == LEAF else f"a value of leaf {self._leaf}"
-            raise CacheError(
-                f"holds {found} outside {low} .. {high}",
-                field="part",
-                value=self._part,
-                cure="The tokenizer's vocab_size is wrong, or the dtype too narrow: leave layout.dtype out."
-                if self._leaf == LEAF
-                else f"Give the leaf a wider dtype than {dtype.name}.",
-            )
+            raise CacheError(f"holds {what} outside {low} .. {high}", field="part", value=self._part, cure=cure)
+
+
+class ArrayWriter:
+    """Appends to a new array, one whole shard at a time, in bounded memory (one shard, and what TensorStore takes to
+    write it).
+
+    Args:
+        url: Folder to create; what is there is replaced.
+        layout: Dtype, chunks and codecs.
+        metadata: ``zarr.json`` of another program, whose arrays keep their nominal length when they are closed.
+    """
+
+    def __init__(self, url: str, layout: CacheLayout, metadata: Mapping[str, Any] | None = None) -> None:
+        self.url, self.layout = url, layout
+        self.length = 0
+        self._shard = np.empty(layout.shard_elements, layout.dtype)  # the system gives pages as they are written
+        self._filled = 0
+        self._written = 0
+        self._resizes = metadata is None
+        metadata = layout.zarr_metadata(_UNBOUNDED) if metadata is None else metadata
+        self._store = created_array(url, metadata, replace=True)
+
+    def append(self, values: np.ndarray) -> None:
+        """Adds a one-dimensional array of the layout's dtype. It is copied: the caller may write to it again."""
+        self.length += values.size
+        while values.size:
+            taken = values[: self._shard.size - self._filled]
+            self._shard[self._filled : self._filled + taken.size] = taken
+            self._filled += taken.size
+            values = values[taken.size :]
+            if self._filled == self._shard.size:
+                self._flush()
+
+    def close(self) -> None:
+        """Writes the last, partial shard and the true length."""
+        if self._filled:
+            self._flush()
+        self._shard = self._shard[:0].copy()
+        if self._resizes:
+            shorter = self._store.resize(exclusive_max=[self.length], resize_metadata_only=True, shrink_only=True)
+            written(shorter, self.url)
+
+    def _flush(self) -> None:
+        until = self._written + self._filled
+        written(self._store[self._written : until].write(self._shard[: self._filled]), self.url)
+        self._written, self._filled = until, 0
+
+
+def created_array(url: str, metadata: Mapping[str, Any], *, replace: bool) -> Any:
+    """A TensorStore array to write to, under the policy of the process; one that is there is replaced or opened.
+
+    Raises:
+        CacheError: it cannot be written.
+        ReadError: this process was forked from one that has used TensorStore.
+    """
+    check_same_process()
+    policy = retry.policy()
+    spec = {
+        "driver": "zarr3",
+        "kvstore": kvstore_spec(url),
+        "metadata": metadata,
+        "store_data_equal_to_fill_value": True,  # every chunk exists, so a missing one is a loss
+    }
+    context = ts.Context(policy.tensorstore_context(policy.write_retries))
+    return written(ts.open(spec, create=True, open=not replace, delete_existing=replace, context=context), url)
+
+
+def written(future: Any, url: str, kept: str = ": finished parts are kept") -> Any:
+    """The result of a write; CacheError, with a cure that ends with ``kept``, if it failed."""
+    try:
+        return future.result()
+    except (ValueError, OSError) as error:
+        cure = f"Check permissions and free space, then run the same command again{kept}."
+        raise CacheError(
+            f"cannot be written ({store_error(error, url)})", field="array", value=url, cure=cure
+        ) from error
+
+
+def shard_sizes(url: str, shards: int) -> dict[int, int]:
+    """Bytes of each shard file of an array that is there, by its number; there should be ``shards`` of them."""
+    fs, path = files.filesystem(files.join(url, "c"))
+    if url.startswith(("http://", "https://")):  # no listings
+        existing = [number for number in range(shards) if fs.exists(f"{path}/{number}")]
+        return {number: int(fs.info(f"{path}/{number}")["size"]) for number in existing}
+    try:
+        with files.client_errors(url):
+            entries = cast("list[dict[str, Any]]", fs.ls(path, detail=True))
+    except FileNotFoundError:
+        return {}
+    named = ((str(entry["name"]).rsplit("/", 1)[-1], entry) for entry in entries)
+    return {int(name): int(entry["size"]) for name, entry in named if name.isdigit()}

@@ -28,7 +28,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from headrace.store import retry
-from headrace.store.forks import check_same_process
 
 T = TypeVar("T")
 IDLE_S = 5.0
@@ -156,8 +155,6 @@ async def _cancelled(tasks: set[asyncio.Task[Any]]) -> None:
 
 
 class _EndedError(StoreFailedError):
-    """Said of reads that were under way when the process came to its end."""
-
     def __init__(self) -> None:
         super().__init__("CANCELLED: the thread that reads has ended")
 
@@ -173,12 +170,7 @@ _latencies: deque[float] = deque(maxlen=_KEPT_LATENCIES)
 
 
 def submit(work: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
-    """Starts a coroutine on the background loop.
-
-    Returns:
-        A future whose ``cancel()`` ends the coroutine.
-    """
-    check_same_process()
+    """Starts a coroutine on the background loop; ``cancel()`` of the future ends it."""
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     state = _entered()
     state.hand_over(partial(state.begin, work, future))
@@ -243,16 +235,13 @@ async def arrived(future: Any, timeout_s: float | None = None) -> Any:
 
 
 async def get(kvstore: Any, key: str, byte_range: slice | None, *, index: bool = False) -> bytes | None:
-    """Bytes of a stored file, asked for as often as the policy says.
+    """Bytes of a stored file, asked for as often as the policy says; None if there is no such file.
 
     Args:
         kvstore: TensorStore's.
         key: The file.
         byte_range: Which bytes; all if None; ``slice(-n, None)`` for the last n.
         index: Whether to count it as a request for an index.
-
-    Returns:
-        The bytes; None if there is no such file.
 
     Raises:
         StoreFailedError: the store failed too often, or for good.
@@ -270,7 +259,8 @@ async def get(kvstore: Any, key: str, byte_range: slice | None, *, index: bool =
             wait = policy.delay_s(failed)
             late = time.monotonic() + wait - began > policy.deadline_s
             if not transient(error) or failed >= policy.rounds or late:
-                raise StoreFailedError(_told(error, failed, time.monotonic() - began)) from error
+                given_up = f"; given up after {failed} rounds in {time.monotonic() - began:.1f} s" if failed > 1 else ""
+                raise StoreFailedError(f"{reason(error)}{given_up}") from error
         await asyncio.sleep(wait)
         retry.own_counts().retries += 1
 
@@ -290,8 +280,9 @@ async def _one(kvstore: Any, key: str, byte_range: slice | None, policy: retry.R
         asking = {first}
         try:
             await asyncio.wait(asking, timeout=hedge_after)
-            if not first.done() and _may_hedge(policy):
-                retry.own_counts().hedges += 1
+            counts = retry.own_counts()
+            if not first.done() and counts.hedges + 1 <= max(1, math.floor(policy.hedge_share * counts.requests)):
+                counts.hedges += 1
                 asking.add(asyncio.ensure_future(_ask(kvstore, key, byte_range, policy)))
             return await _first_good(asking, first, asked)
         finally:
@@ -327,11 +318,6 @@ def _hedge_after(policy: retry.RetryPolicy) -> float | None:
     return policy.hedge_p95 * float(np.percentile(np.fromiter(_latencies, float), 95))
 
 
-def _may_hedge(policy: retry.RetryPolicy) -> bool:
-    counts = retry.own_counts()
-    return counts.hedges + 1 <= max(1, math.floor(policy.hedge_share * counts.requests))
-
-
 def transient(error: BaseException) -> bool:
     """Whether an error of TensorStore is worth another try. (It retries 501 of GCS too; that is its own affair.)
 
@@ -342,11 +328,6 @@ def transient(error: BaseException) -> bool:
         False
     """
     return isinstance(error, TimeoutError) or _TRANSIENT.match(str(error)) is not None
-
-
-def _told(error: BaseException, failed: int, seconds: float) -> str:
-    said = reason(error)
-    return said if failed == 1 else f"{said}; given up after {failed} rounds in {seconds:.1f} s"
 
 
 def reason(error: BaseException) -> str:
@@ -360,5 +341,5 @@ def reason(error: BaseException) -> str:
     """
     status = _STATUS.search(str(error))
     lines = _NOTES.sub("", str(error)).replace(_OWN_RETRIES, "").splitlines()
-    said = lines[0].strip() if lines else type(error).__name__
-    return f"{said}, HTTP status {status[1]}" if status else said
+    message = lines[0].strip() if lines else type(error).__name__
+    return f"{message}, HTTP status {status[1]}" if status else message

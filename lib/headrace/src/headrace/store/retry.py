@@ -1,4 +1,4 @@
-"""When a store that answers badly is asked again, and what that cost.
+"""When a store that answers badly is asked again, what that cost, and how many requests this process sent.
 
 408, 429 and 5xx, no answer in time, a broken connection and a cut answer are asked for again, with exponential backoff
 and full jitter, up to a number of requests and a deadline; anything else (no permission, no such bucket) fails at once.
@@ -9,12 +9,20 @@ first retry of each request for data itself, ``first_delay_s`` to twice that aft
 the array was opened; the others are made here. Of what is written it makes all. What TensorStore has given up waiting
 for it cannot call back: such requests end when nothing has come for ``TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS`` (set to
 ``timeout_s``, once a process).
+
+:func:`wire` counts all requests over HTTP, whoever sent them: TensorStore counts its own, and the clients of fsspec
+(aiohttp for GCS and web servers, botocore for S3) tell each request to a listener that :func:`watch` gives them, at the
+price of a function call. Retries that a client makes by itself are requests like all others, so the numbers are those
+of a proxy on the way (and of the bill). Not seen: what a package sends by clients of its own, such as ``datasets`` does
+for ``hf://``.
 """
 
 from __future__ import annotations
 
+import importlib
 import random
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import accumulate
@@ -22,7 +30,7 @@ from typing import Any, TypeVar
 
 import tensorstore as ts
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, check_at_least
 
 T = TypeVar("T")
 _DRIVERS = ("gcs", "s3", "http")
@@ -64,8 +72,7 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         for name, least in (("attempts", 1), ("concurrency", 1), ("first_delay_s", 0), ("max_delay_s", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"must be at least {least}", field=f"retry.{name}", value=getattr(self, name))
+            check_at_least(f"retry.{name}", getattr(self, name), least)
         for name in ("timeout_s", "deadline_s", "hedge_after_s", "hedge_p95"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -80,10 +87,6 @@ class RetryPolicy:
 
     def delay_s(self, failed: int, uniform: Callable[[], float] = random.random) -> float:
         """Seconds to wait after the ``failed``-th failure, counted from 1: anything up to a bound that doubles.
-
-        Args:
-            failed: How many requests have failed.
-            uniform: Gives a number in ``0 .. 1``.
 
         Example:
             >>> [RetryPolicy(max_delay_s=0.3).delay_s(k, lambda: 1.0) for k in (1, 2, 3, 4)]
@@ -103,11 +106,7 @@ class RetryPolicy:
         return min(self.attempts - 1, sum(waited <= self.deadline_s for waited in waits))
 
     def tensorstore_context(self, max_retries: int = 1) -> dict[str, Any]:
-        """What makes TensorStore follow this policy. Requests that hang keep their place in its own limit.
-
-        Args:
-            max_retries: How often it asks again by itself.
-        """
+        """What makes TensorStore follow this policy. Requests that hang keep their place in its own limit."""
         retries = {
             "max_retries": max_retries,
             "initial_delay": f"{self.first_delay_s:.3f}s",
@@ -147,11 +146,33 @@ class RequestCounts:
         return RequestCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(RequestCounts)))
 
 
+@dataclass(frozen=True)
+class Wire:
+    """Requests over HTTP, and those that were answered with 408, 429 or 5xx or, to fsspec, not at all.
+
+    Example:
+        >>> Wire(7, 1) - Wire(5) + Wire(1)
+        Wire(requests=3, failed=1)
+    """
+
+    requests: int = 0
+    failed: int = 0
+
+    def __add__(self, other: Wire) -> Wire:
+        return Wire(self.requests + other.requests, self.failed + other.failed)
+
+    def __sub__(self, other: Wire) -> Wire:
+        return Wire(self.requests - other.requests, self.failed - other.failed)
+
+
 class _Process:
-    """The policy and the counters of this process."""
+    """The policy and the counters of this process. ``wire``: what the clients of fsspec sent; they all live on fsspec's
+    one thread, so nothing is added twice at a time.
+    """
 
     policy = RetryPolicy()
     counts = RequestCounts()
+    wire = Wire()
 
 
 def policy() -> RetryPolicy:
@@ -179,21 +200,13 @@ def request_counts() -> RequestCounts:
 
     TensorStore counts for the whole process: the retries of anything else that uses it are in here too.
     """
-    inner = sum(
-        int(value["value"])
-        for driver in _DRIVERS
-        for metric in ts.experimental_collect_matching_metrics(f"/tensorstore/kvstore/{driver}/retries")
-        for value in metric["values"]
-    )
+    inner = sum(int(v["value"]) for driver in _DRIVERS for v in _collected(f"kvstore/{driver}/retries"))
     return _Process.counts + RequestCounts(requests=inner, retries=inner)
 
 
 def with_retries(ask: Callable[[], T], transient: Callable[[Exception], bool]) -> T:
-    """Calls ``ask`` until it succeeds, fails for good, or the policy is at its end; then raises what it raised last.
-
-    Args:
-        ask: Does one request; must be safe to repeat.
-        transient: Whether an error is worth another try.
+    """Calls ``ask``, which must be safe to repeat, until it succeeds, fails with an error that is not ``transient``, or
+    the policy is at its end; then raises what it raised last.
     """
     current, began = policy(), time.monotonic()
     failed = 0
@@ -214,3 +227,78 @@ def own_counts() -> RequestCounts:
     so they need no lock.
     """
     return _Process.counts
+
+
+_watched: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def wire() -> Wire:
+    """What this process sent so far."""
+    failed = sum(int(v["value"]) for v in _collected("http/response_codes") if _fails(int(v["code"] or 0)))
+    started = sum(int(v["value"]) for v in _collected("http/request_started"))
+    return _Process.wire + Wire(started, failed)
+
+
+def watch(fs: Any) -> None:
+    """Counts the requests of a filesystem of fsspec from now on, if it speaks HTTP. Harmless when it is repeated."""
+    for name in ("set_session", "_set_session"):
+        connect = getattr(fs, name, None)
+        if connect is not None and not getattr(connect, "counts_requests", False):
+            setattr(fs, name, _listening(connect))
+
+
+def _listening(connect: Callable[..., Any]) -> Callable[..., Any]:
+    """The method by which a filesystem gets its client, now and then a new one: each gets a listener."""
+
+    async def connected(*args: Any, **options: Any) -> Any:
+        client = await connect(*args, **options)
+        if client not in _watched:
+            _listen(client)
+            _watched.add(client)
+        return client
+
+    connected.counts_requests = True  # pyright: ignore[reportFunctionMemberAccess]
+    return connected
+
+
+def _listen(client: Any) -> None:
+    if hasattr(client, "trace_configs"):
+        tracing: Any = importlib.import_module("aiohttp").TraceConfig()
+        tracing.on_request_start.append(_aiohttp_sent)
+        tracing.on_request_end.append(_aiohttp_answered)
+        tracing.on_request_exception.append(_aiohttp_failed)
+        tracing.freeze()
+        client.trace_configs.append(tracing)
+    elif hasattr(client, "meta"):
+        client.meta.events.register("before-send", _botocore_sent)
+        client.meta.events.register("response-received", _botocore_answered)
+
+
+async def _aiohttp_sent(*_: Any) -> None:
+    _Process.wire += Wire(1)
+
+
+async def _aiohttp_answered(session: Any, context: Any, told: Any) -> None:
+    _Process.wire += Wire(0, _fails(int(told.response.status)))
+
+
+async def _aiohttp_failed(*_: Any) -> None:
+    _Process.wire += Wire(0, 1)
+
+
+def _botocore_sent(**_: Any) -> None:
+    _Process.wire += Wire(1)
+
+
+def _botocore_answered(parsed_response: Any = None, exception: Any = None, **_: Any) -> None:
+    said: dict[str, Any] = (parsed_response or {}).get("ResponseMetadata", {})
+    _Process.wire += Wire(0, exception is not None or _fails(int(said.get("HTTPStatusCode", 0))))
+
+
+def _fails(status: int) -> bool:
+    return status in (408, 429) or status >= 500
+
+
+def _collected(name: str) -> list[dict[str, Any]]:
+    """The values of a metric of TensorStore's."""
+    return [v for m in ts.experimental_collect_matching_metrics(f"/tensorstore/{name}") for v in m["values"]]

@@ -14,6 +14,7 @@ fast as SHA-256.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -21,22 +22,26 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from headrace.errors import CacheError, ConfigError, HeadraceError, ReadError
 from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
-from headrace.store.layout import TOKENS
+from headrace.store.layout import NO_CHUNK, TOKENS, StoredLayout, checksum_bytes
 from headrace.store.leaf import BLOCK_ELEMENTS, LeafPart
 from headrace.store.ledger import (
+    LEDGER_NAME,
     PART_RECORD_NAME,
     PartRecord,
     part_folder,
     read_ledger,
     read_part_record,
+    shuffle_record,
     write_ledger,
 )
-from headrace.store.shard_files import file_findings
+from headrace.store.levanter.layout import LevanterArray
+from headrace.store.ragged import shard_sizes
 
 _FILES_AT_ONCE = 16
 _PARTS_AT_ONCE = 2
@@ -44,23 +49,14 @@ _PARTS_AT_ONCE = 2
 
 @dataclass(frozen=True)
 class Damage:
-    """Something that is not what was written.
-
-    Attributes:
-        part: The part it is in.
-        problem: What is wrong.
-        array: Folder of the array; empty if it is the part as a whole.
-        file: The file; empty if it is none in particular.
-        chunks: Numbers of the damaged chunks of the array, as ``[first, last]`` runs.
-        sources: Source files from which the part is rebuilt.
-    """
+    """Something that is not what was written."""
 
     part: str
     problem: str
-    array: str = ""
-    file: str = ""
-    chunks: list[list[int]] = field(default_factory=list[list[int]])
-    sources: list[str] = field(default_factory=list[str])
+    array: str = ""  # its folder; empty if it is the part as a whole
+    file: str = ""  # empty if it is none in particular
+    chunks: list[list[int]] = field(default_factory=list[list[int]])  # the damaged ones, as [first, last] runs
+    sources: list[str] = field(default_factory=list[str])  # files from which the part is rebuilt
 
 
 @dataclass(frozen=True)
@@ -74,6 +70,7 @@ class VerifyReport:
         parts: Parts that were checked.
         elements: Tokens and values of other leaves that they hold.
         damages: What was found, part by part.
+        shuffled: Seed, unit, and fingerprint of the original, if its documents were shuffled when it was written.
     """
 
     path: str
@@ -82,6 +79,7 @@ class VerifyReport:
     parts: int
     elements: int
     damages: list[Damage]
+    shuffled: dict[str, Any] | None = None
 
     @property
     def damaged_parts(self) -> list[str]:
@@ -130,7 +128,14 @@ def verify(
     for source in cache.ledger.sources:
         sources.setdefault(str(source.get("part")), []).append(str(source["path"]))
     damages = [replace(d, sources=list(dict.fromkeys(sources.get(d.part, [])))) for damages in found for d in damages]
-    return VerifyReport(path, finished, deep, len(leaves), elements, damages)
+    shuffled = shuffle_record(cache.ledger, path) if finished else None
+    if shuffled is not None:
+        documents = sum(count for _, count in shuffled.parts)
+        if documents != cache.num_documents:
+            problem = f"has {cache.num_documents} documents, and the cache that it was made of {documents}"
+            damages.append(Damage("", problem, file=files.join(path, LEDGER_NAME)))
+    facts = shuffled and {key: getattr(shuffled, key) for key in ("seed", "unit", "fingerprint")}
+    return VerifyReport(path, finished, deep, len(leaves), elements, damages, facts)
 
 
 def damaged_parts(path: str, *, deep: bool = False) -> list[str]:
@@ -154,21 +159,17 @@ def invalidate(path: str, names: Sequence[str]) -> None:
     ledger = read_ledger(path)
     if ledger is None:
         raise CacheError("has no ledger", field="cache", value=path, cure="Build it: nothing can be repaired.")
-    known = {str(s["part"]) for s in ledger.sources}
-    unknown = [name for name in names if name not in known]
+    planned = {str(s["part"]) for s in ledger.sources}
+    unknown = [name for name in names if name not in planned]
     if unknown:
+        cure = "Only parts that a build planned can be built again."
         raise ConfigError(
-            f"{path} was not built from sources as part of that name",
-            field="part",
-            value=unknown[0],
-            cure="Only parts that a build planned can be built again.",
+            f"{path} was not built from sources as part of that name", field="part", value=unknown[0], cure=cure
         )
-    if not names:
-        return
     for name in names:
         files.remove_tree(files.join(part_folder(path, name), PART_RECORD_NAME))
-    if ledger.finished:
-        write_ledger(path, replace(ledger, finished=False, parts=[]))
+    if names and ledger.finished:
+        write_ledger(path, structs.replace(ledger, finished=False, parts=[]))
 
 
 def _opened(path: str) -> tuple[TokenCache, bool, bool]:
@@ -180,7 +181,7 @@ def _opened(path: str) -> tuple[TokenCache, bool, bool]:
         return TokenCache(path, ledger), True, True
     names = dict.fromkeys(str(s["part"]) for s in ledger.sources)
     done = [record for name in names if (record := read_part_record(path, name)) is not None]
-    return TokenCache(path, replace(ledger, parts=done)), False, True
+    return TokenCache(path, structs.replace(ledger, parts=done)), False, True
 
 
 def _leaf_parts(cache: TokenCache) -> list[list[tuple[str, LeafPart]]]:
@@ -244,10 +245,10 @@ def _read_array(
         stop = min(at + step, array.length)
         try:
             values = array.read(at, stop).result()
-        except (ReadError, CacheError) as error:
-            if isinstance(error, CacheError):
-                yield Damage(record.name, error.problem, array.url)
-                return
+        except CacheError as error:
+            yield Damage(record.name, error.problem, array.url)
+            return
+        except ReadError:
             bad += _bad_chunks(array, at, stop)
         else:
             digest.update(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data)
@@ -287,3 +288,62 @@ def _runs(numbers: Sequence[int]) -> list[list[int]]:
         else:
             runs.append([number, number])
     return runs
+
+
+def file_findings(array: StoredArray) -> list[tuple[str, str]]:
+    """What is wrong with the files of an array, by names and lengths: (file, problem) pairs.
+
+    Raises:
+        CacheError: the store cannot be reached.
+    """
+    url = files.join(array.url, "zarr.json")
+    raw = files.read_bytes(url)
+    if raw is None:
+        return [(url, "is missing")]
+    sparse = isinstance(array, LevanterArray)
+    try:
+        stored = StoredLayout.parse(json.loads(raw))
+        longer = stored.length > array.length and not sparse
+        if stored.dtype != array.dtype.name or stored.length < array.length or longer:
+            expected = f"{array.length} of {array.dtype.name}"
+            raise ValueError(f"it holds {stored.length} of {stored.dtype}, and the ledger has {expected}")
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        return [(url, f"is not the description of the array ({error})")]
+    shards = -(-array.length // stored.shard)
+    sizes = shard_sizes(array.url, shards)
+    findings: list[tuple[str, str]] = []
+    for number in range(shards):
+        file = files.join(array.url, "c", str(number))
+        if number not in sizes:
+            if not isinstance(array, LevanterArray) or array.must_exist(number):
+                findings.append((file, "is missing"))
+        elif problem := _wrong_size(
+            file, sizes[number], stored, min(stored.shard, array.length - number * stored.shard), sparse
+        ):
+            findings.append((file, problem))
+    return findings
+
+
+def _wrong_size(file: str, size: int, stored: StoredLayout, elements: int, sparse: bool) -> str | None:
+    """What is wrong with the length of a shard file that must hold so many elements; None if nothing is."""
+    index_bytes = stored.index_bytes
+    if not index_bytes or not stored.index_last:
+        return None
+    itemsize = np.dtype(stored.dtype).itemsize
+    chunks, checksum = -(-elements // stored.chunk), checksum_bytes(stored.codecs, itemsize)
+    if checksum is not None and not sparse:
+        expected = chunks * (stored.chunk * itemsize + checksum) + index_bytes
+        return None if size == expected else f"has {size:,} bytes instead of {expected:,}"
+    if size < index_bytes:
+        return f"has {size:,} bytes, less than its index"
+    fs, path = files.filesystem(file)
+    with files.client_errors(file):
+        raw = fs.cat_file(path, start=size - index_bytes, end=size)
+    entries = np.frombuffer(raw, "<u8", count=stored.shard // stored.chunk * 2).reshape(-1, 2)
+    stored_entries = entries[entries[:, 0] != NO_CHUNK]
+    ends = stored_entries[:, 0].astype(np.float64) + stored_entries[:, 1]
+    if ends.size and ends.max() != size - index_bytes:
+        return f"has {size:,} bytes, which is not what its index says: it was cut off or overwritten"
+    if not sparse and stored_entries.shape[0] != chunks:
+        return f"has {stored_entries.shape[0]} chunks instead of {chunks}"
+    return None

@@ -6,10 +6,6 @@ import asyncio
 from dataclasses import dataclass, replace
 
 
-class ServerClosedError(Exception):
-    """The server closed the connection before its answer was there."""
-
-
 @dataclass(frozen=True)
 class Head:
     """First line and headers of a request or an answer; header names are lower case."""

@@ -1,16 +1,22 @@
-"""Small caches of random or given documents."""
+"""Small caches of random or given documents, arrays that count and delay their reads, and a check of index maps."""
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import shutil
 import tempfile
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from headrace.order.order import Order
+from headrace.store.array import ArrayFuture, StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec, token_dtype
 from headrace.store.ledger import Ledger, write_ledger
@@ -77,3 +83,97 @@ def tiny_cache(
         root = tempfile.mkdtemp(prefix="headrace-tiny-cache-")
         atexit.register(shutil.rmtree, root, ignore_errors=True)
     return write_cache(root, split, vocab_size=vocab_size, eos_id=vocab_size - 1)
+
+
+def with_arrays(cache: TokenCache, make: Callable[[str, int, CacheLayout], StoredArray]) -> TokenCache:
+    """The same cache, its tokens read through arrays that ``make(url, length, layout)`` gives.
+
+    Example:
+        >>> counted = with_arrays(tiny_cache(), CountingArray)
+        >>> _ = counted.tokens(0, 10)
+        >>> counted.parts[0].data.reads
+        1
+    """
+    seen = TokenCache(cache.path, cache.ledger)
+    seen.parts = tuple(replace(p, data=make(p.data.url, p.data.length, p.data.layout)) for p in cache.parts)
+    return seen
+
+
+class CountingArray(StoredArray):
+    """A stored array that counts its reads and the elements read."""
+
+    def __init__(self, url: str, length: int, layout: CacheLayout) -> None:
+        super().__init__(url, length, layout)
+        self.reads = 0
+        self.elements = 0
+        self._count_lock = threading.Lock()
+
+    def _count(self, elements: int) -> None:
+        with self._count_lock:
+            self.reads += 1
+            self.elements += elements
+
+    def read(self, start: int, stop: int) -> ArrayFuture:
+        self._count(stop - start)
+        return super().read(start, stop)
+
+    def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
+        self._count(out.size)
+        return super().read_into(out, start)
+
+
+class SlowArray(CountingArray):
+    """A stored array whose answers arrive ``latency_s`` after they were asked for; reads in flight overlap."""
+
+    def __init__(self, url: str, length: int, layout: CacheLayout, latency_s: float = 0.03) -> None:
+        super().__init__(url, length, layout)
+        self.latency_s = latency_s
+
+    def read(self, start: int, stop: int) -> ArrayFuture:
+        return _Delayed(super().read(start, stop), time.perf_counter() + self.latency_s)
+
+    def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
+        return _Delayed(super().read_into(out, start), time.perf_counter() + self.latency_s)
+
+
+class _Delayed:
+    def __init__(self, future: ArrayFuture, ready_at: float) -> None:
+        self._future, self._ready_at = future, ready_at
+
+    def result(self, timeout: float | None = None) -> np.ndarray:
+        left = self._ready_at - time.perf_counter()
+        if timeout is not None and left > timeout:
+            time.sleep(timeout)
+            raise TimeoutError
+        time.sleep(max(left, 0))
+        return self._future.result(timeout)
+
+    def __await__(self) -> Generator[Any, None, np.ndarray]:
+        yield from asyncio.sleep(max(self._ready_at - time.perf_counter(), 0)).__await__()
+        return (yield from self._future.__await__())
+
+
+def check_order(index_map: Order, *, sample: int = 10_000, seed: int = 0) -> None:
+    """Raises AssertionError unless the map keeps its promises: range, bijection, batched equals one by one, locality.
+
+    Maps of more than ``sample`` positions are checked on a random sample.
+
+    Example:
+        >>> from headrace.order import Feistel
+        >>> check_order(Feistel(1000, seed=3))
+    """
+    n = len(index_map)
+    rng = np.random.default_rng(seed)
+    i = np.arange(n) if n <= sample else np.unique(rng.integers(0, n, sample))
+    rows = index_map(i)
+    assert (rows.dtype, rows.shape) == (np.int64, i.shape)
+    assert rows.size == 0 or (rows.min() >= 0 and rows.max() < index_map.rows), "row out of range"
+    if index_map.bijective:
+        assert np.unique(rows).size == rows.size, "two positions share a row"
+        assert n > sample or np.array_equal(np.sort(rows), np.arange(index_map.rows)), "a row is missing"
+    few = i[rng.integers(0, i.size, min(i.size, 20))] if i.size else i
+    one_by_one = np.array([index_map(np.array([j]))[0] for j in few], np.int64)
+    assert np.array_equal(index_map(few), one_by_one), "batched differs from one by one"
+    locality = index_map.locality(i)
+    assert locality.shape == i.shape
+    assert i.size == 0 or (locality.min() >= 0 and locality.max() < 1), "locality outside [0, 1)"

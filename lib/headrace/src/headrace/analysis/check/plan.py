@@ -1,0 +1,308 @@
+"""What a config resolves to: sizes, shares, strands, epochs, and the reads of its first steps.
+
+All of it follows from ledgers, or from declared sizes, without reading a token: the order is a pure function. Epochs
+are counted, not divided out: the quotas are walked to the last step.
+
+Price: a second of imports; then 2 us for each row of the steps that are looked at and 2 us for each step of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+
+from headrace.analysis.check.sizes import PlannedCaches, planned_caches
+from headrace.analysis.simulate.forecast import Forecast, RunSteps, simulate
+from headrace.config.lm_data import LmDataConfig
+from headrace.data.budgets import OpenBytes
+from headrace.data.dataset import PlannedDataset
+from headrace.data.mixture import MixtureDataset
+from headrace.data.phased import PhasedDataset
+from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.feed.plan import BlockSpace, global_rows, stored_blocks
+from headrace.mix.blend import is_size_rule
+from headrace.mix.schedule import RowOrder
+from headrace.order.order import Identity
+from headrace.store.cache import TokenCache
+
+LOOKED_ROWS = 1 << 17
+"""Rows whose reads are forecast, but four batches at least, and four times the strands: a braid opens all its strands
+once before its reads are those of the long run."""
+MOST_ROWS = 1 << 20
+HOSTS = (1, 8, 64)
+
+
+@dataclass(frozen=True)
+class ComponentPlan:
+    """One component of a run."""
+
+    name: str  # its name
+    cache: str  # path of its cache
+    leaves: tuple[str, ...]  # what the cache holds beside the tokens
+    exists: bool  # whether the cache does; if not, sizes are as declared
+    declared_tokens: int | None  # tokens that the config declares; None: it declares none
+    tokens: int  # tokens of the cache
+    rows: int  # rows that are trained on, in an epoch of the first phase
+    row_tokens: int  # tokens of these rows, one by one
+    chunk_tokens: int  # tokens of a stored chunk, the unit of reading
+    shuffle: str  # its order: ``braid``, ``block``, ``full``, ``era`` or ``none``
+    strands: int  # blocks open at a time, of a braid
+    block_rows: int  # rows of a block; 0 if the order has none
+    open_blocks: int  # blocks that its order keeps open at a time by design; 0 if it knows no blocks
+    open_bytes: int  # bytes of rows that its order draws from at a time, over all hosts
+    held_windows: int  # so many times ``open_bytes`` the loader must be able to hold
+    first_share: float  # share of a batch that it is to have at step 0
+    last_share: float  # the same at the last step of the run, or of the last stage
+    largest_share: float  # the largest that was seen at stage borders and between
+    drawn_rows: int | None  # rows of the whole run; None if its length is not known
+    epochs: float | None  # passes over it in the run; None likewise
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A whole run."""
+
+    components: tuple[ComponentPlan, ...]  # its sources
+    stages: tuple[dict[str, Any], ...]  # first step, name and weights of each mixture
+    phases: tuple[tuple[int, int], ...]  # first step and tokens of a row of each phase
+    batch_size: int  # rows of a batch at step 0
+    largest_batch: int  # rows of the largest
+    steps: int | None  # steps of the run; None: no end is known
+    tokens: int | None  # tokens of the run; None likewise
+    ends_early: int | None  # the step at which limits end it, if that is before the steps that were asked for
+    first_batch_chunks: int  # stored chunks that the first batch touches
+    first_batch_bytes: int  # bytes of these
+    forecast: Forecast | None  # reads for some numbers of hosts with the config's memory; None: they hold not one batch
+    unlimited: Forecast  # the same with all the memory that hosts want
+    settled: bool  # whether the steps that were looked at show the long run, and not just how it begins
+    refused: str | None  # why ``forecast`` is None
+    row_bytes: int  # bytes of a row as it is stored
+    prefetch_bytes: int  # memory for blocks on a host
+    open_bytes: OpenBytes  # what the orders of all components keep open: the figure by which loaders refuse a budget
+    # Components that are to be packed, and are planned as streams since their documents are not there yet
+    unpacked: tuple[str, ...]
+    config: LmDataConfig = field(repr=False)  # the config
+
+    def held_bytes(self, hosts: int) -> int:
+        """Bytes of blocks that one of so many hosts must be able to hold to read each once."""
+        return self.open_bytes.needed(1 / hosts)
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures as JSON values."""
+        plain = {k: v for k, v in vars(self).items() if k not in ("config", "components", "forecast", "unlimited")}
+        return {
+            **plain,
+            "open_bytes": self.open_bytes._asdict(),
+            "components": [asdict(c) for c in self.components],
+            "forecast": None if self.forecast is None else self.forecast.to_json(),
+            "unlimited": self.unlimited.to_json(),
+        }
+
+
+def plan_run(
+    config: LmDataConfig,
+    *,
+    sizes: Mapping[str, float] | None = None,
+    layout: str = "headrace",
+    look: bool = True,
+    hosts: Sequence[int] | None = None,
+    num_steps: int | None = None,
+    max_rows: int = LOOKED_ROWS,
+) -> RunPlan:
+    """Resolves a config.
+
+    Args:
+        config: The config.
+        sizes: Tokens of components, in place of what the config or a cache says.
+        layout: Whose chunks the caches to come will have; see :func:`~headrace.analysis.check.sizes.planned_caches`.
+        look: Whether to look for the caches whose sizes are declared.
+        hosts: Numbers of hosts to forecast for; None: of 1, 8 and 64 those that a batch can be split over.
+        num_steps: Steps of the run, in place of the config's.
+        max_rows: Rows whose reads are forecast, at most.
+
+    Raises:
+        ConfigError: the config cannot be resolved: what a loader would say, without a loader.
+        CacheError: a cache is missing, and its size is not declared.
+
+    Example:
+        >>> from headrace import ComponentConfig
+        >>> config = LmDataConfig({"web": ComponentConfig("caches/web", expected_tokens=2e8)}, num_steps=1000)
+        >>> plan = plan_run(config)
+        >>> plan.tokens, round(plan.components[0].epochs, 3), plan.first_batch_chunks
+        (65536000, 0.328, 32)
+    """
+    if num_steps is not None:
+        config = replace(config, num_steps=num_steps)
+    _check_mixture(config)
+    given, planned = config, planned_caches(config, sizes, layout=layout, look=look)
+    config = planned.config
+    opened = config.open_caches(planned.caches)
+    dataset = config.dataset(opened)
+    steps, ends_early = _steps(dataset, config.run_steps)
+    first = cast("MixtureDataset", dataset.at_step(0)[0])
+    trained = config.train_datasets(opened)
+    rows_drawn = None if steps is None else _drawn(dataset, steps)
+    shares = _shares(first, steps)
+    order: RowOrder = "locality" if config.row_order == "locality" else "stream"
+    size = dataset.batch_schedule.rows_at(0)[1]
+    strands = sum(shuffle.strands for c in first.components if (shuffle := c.shuffle_order()) is not None)
+    rows = max(4 * size, min(max(max_rows, 5 * strands), max(MOST_ROWS, max_rows)))
+    forecast, unlimited, refused = _forecasts(
+        dataset, order, hosts or [n for n in HOSTS if n == 1 or size % n == 0], config, steps, rows
+    )
+    chunks, chunk_bytes = _first_batch(dataset, order)
+    tokens = None if rows_drawn is None else sum(int(rows.sum()) * length for _, length, rows in rows_drawn)
+    components = tuple(
+        _component(
+            name, config, opened[name], planned, trained[name], component, shares[:, d], _drawn_of(rows_drawn, d)
+        )
+        for d, (name, component) in enumerate(zip(first.names, first.components, strict=True))
+    )
+    return RunPlan(
+        components=components,
+        stages=tuple({k: s[k] for k in ("step", "name", "weights")} for s in first.describe()["stages"]),
+        phases=tuple((step, length) for step, length in config.phases),
+        batch_size=size,
+        largest_batch=dataset.batch_schedule.max_size,
+        steps=steps,
+        tokens=tokens,
+        ends_early=ends_early,
+        first_batch_chunks=chunks,
+        first_batch_bytes=chunk_bytes,
+        forecast=forecast,
+        unlimited=unlimited,
+        settled=unlimited.steps * size >= 4 * strands,
+        refused=refused,
+        row_bytes=first.row_bytes,
+        prefetch_bytes=config.prefetch_bytes,
+        open_bytes=OpenBytes.of(dataset),
+        unpacked=planned.unpacked,
+        config=given,
+    )
+
+
+def _check_mixture(config: LmDataConfig) -> None:
+    """Says what is wrong with weights and stages before it is said that a cache is missing."""
+    blends = [config.weights, *(stage.weights for stage in config.stages)]
+    if not any(blend is not None and is_size_rule(blend, config.components) for blend in blends):
+        config.resolved_stages()
+
+
+def _steps(dataset: MixtureDataset | PhasedDataset, wanted: int | None) -> tuple[int | None, int | None]:
+    """Steps of the run, and the step at which limits end it, if that is before."""
+    if dataset.length is None:
+        return wanted, None
+    if not dataset.length:
+        raise ConfigError("has no row to train on", field="components", cure="Raise max_epochs or max_tokens.")
+    end = int(dataset.batch_schedule.step_of(np.asarray([dataset.length - 1]))[0]) + 1
+    if wanted is None or end < wanted:
+        return end, None if wanted is None else end
+    return wanted, None
+
+
+def _drawn(dataset: MixtureDataset | PhasedDataset, steps: int) -> list[tuple[int, int, np.ndarray]]:
+    """First step and row length of each phase, and the rows of each component in it."""
+    found: list[tuple[int, int, np.ndarray]] = []
+    step = 0
+    while step < steps:
+        phase, until = dataset.at_step(step)
+        draws = cast("MixtureDataset", phase).draws
+        stop = steps if until is None else min(until, steps)
+        try:
+            end = draws.starts_at(stop)
+        except IndexOutOfRangeError:  # the last batch is not full
+            end = draws.starts_at(stop - 1)
+        found.append((step, phase.seq_len, end - draws.starts_at(step)))
+        step = stop
+    return found
+
+
+def _drawn_of(drawn: list[tuple[int, int, np.ndarray]] | None, component: int) -> list[tuple[int, int]] | None:
+    """Row length of each phase, and the rows of a component in it."""
+    return None if drawn is None else [(length, int(rows[component])) for _, length, rows in drawn]
+
+
+def _shares(mixture: MixtureDataset, steps: int | None) -> np.ndarray:
+    """Wanted shares, ``[looks, d]``: of the first step, of some between, of the last."""
+    bends = [stage.first_step for stage in mixture.stages]
+    bends += [b for stage in mixture.stages for b in stage.blend.breaks]
+    end = max(bends) + 1 if steps is None else steps
+    looks = np.unique(np.clip([0, *bends, *(b - 1 for b in bends), *np.linspace(0, end - 1, 65)], 0, end - 1))
+    return mixture.weights_at(looks.astype(np.int64))
+
+
+def _forecasts(
+    dataset: PlannedDataset,
+    order: RowOrder,
+    hosts: Sequence[int],
+    config: LmDataConfig,
+    steps: int | None,
+    max_rows: int,
+) -> tuple[Forecast | None, Forecast, str | None]:
+    schedule = cast("MixtureDataset", dataset).batch_schedule
+
+    def forecast(cache_bytes: int | None) -> Forecast:
+        return simulate(
+            dataset,
+            schedule,
+            hosts=hosts,
+            cache_bytes=cache_bytes,
+            steps=RunSteps(num_steps=steps, max_rows=max_rows),
+            row_order=order,
+        )
+
+    unlimited = forecast(None)
+    try:
+        return forecast(config.prefetch_bytes), unlimited, None
+    except ConfigError as error:
+        return None, unlimited, f"{error.problem}. {error.cure or ''}".strip()
+
+
+def _first_batch(dataset: PlannedDataset, order: RowOrder) -> tuple[int, int]:
+    """Stored chunks that the first batch touches, and their bytes."""
+    schedule = cast("MixtureDataset", dataset).batch_schedule
+    served, _, _, _, rows = global_rows(dataset, schedule, 0, 1, order)
+    space = BlockSpace(served.sources)
+    blocks = np.unique(stored_blocks(served.sources, space, rows)[1])
+    array = space.array_of(blocks)
+    return blocks.size, int(space.block_bytes()[array].sum())
+
+
+def _component(
+    name: str,
+    config: LmDataConfig,
+    cache: TokenCache,
+    planned: PlannedCaches,
+    trained: PlannedDataset,
+    component: PlannedDataset,
+    shares: np.ndarray,
+    drawn: list[tuple[int, int]] | None,
+) -> ComponentPlan:
+    order, window = component.shuffle_order() or Identity(len(trained)), component.open_window()
+    row_tokens = len(trained) * trained.seq_len
+    tokens = None if drawn is None else sum(length * rows for length, rows in drawn)
+    return ComponentPlan(
+        name=name,
+        cache=config.components[name].shown_cache,
+        leaves=tuple(cache.leaves),
+        exists=name not in planned.caches,
+        declared_tokens=planned.declared.get(name),
+        tokens=cache.num_tokens,
+        rows=len(trained),
+        row_tokens=row_tokens,
+        chunk_tokens=cache.layout.chunk_elements,
+        shuffle=order.kind,
+        strands=order.strands,
+        block_rows=order.io_block_size,
+        open_blocks=window.blocks,
+        open_bytes=window.rows * component.row_bytes,
+        held_windows=window.windows,
+        first_share=float(shares[0]),
+        last_share=float(shares[-1]),
+        largest_share=float(shares.max()),
+        drawn_rows=None if drawn is None else sum(rows for _, rows in drawn),
+        epochs=None if tokens is None or not row_tokens else tokens / row_tokens,
+    )

@@ -1,0 +1,213 @@
+"""Caches to plan with where there are none yet: their sizes as the config declares them.
+
+A cache that exists is always taken as it is: what is declared for it is only compared. So a plan that was made before
+the caches were built becomes exact, source by source, as they are.
+
+Price: one look for each component's ledger, 16 at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from headrace.batch.masks import MASKS
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig
+from headrace.errors import CacheError, ConfigError, check_at_least, check_choice, did_you_mean
+from headrace.ingest.tokenize import load_tokenizer
+from headrace.store.cache import TokenCache
+from headrace.store.layout import CacheLayout
+from headrace.store.ledger import LeafRecord, Ledger, PartRecord, read_ledger
+from headrace.store.levanter.layout import CHUNK, SHARD_CHUNKS, is_levanter
+
+UNKNOWN_VOCABULARY = 1 << 17
+"""Ids that a vocabulary has if nothing says how many: of the size of Llama 3's, so that tokens take four bytes."""
+LAYOUTS = ("headrace", "levanter")
+_PART_TOKENS = 1 << 40
+
+
+@dataclass(frozen=True)
+class PlannedCaches:
+    """Caches in place of those that do not exist."""
+
+    caches: dict[str, TokenCache]  # by component, of the declared sizes; nothing can be read from them
+    # Tokens that the config or the caller declares, by component, whether the cache exists or not
+    declared: dict[str, int]
+    # The config to plan by: what is to be packed is planned as a stream where there are no documents yet
+    config: LmDataConfig
+    unpacked: tuple[str, ...] = ()  # the components of which that is so
+
+
+def planned_caches(
+    config: LmDataConfig, sizes: Mapping[str, float] | None = None, *, layout: str = "headrace", look: bool = True
+) -> PlannedCaches:
+    """The caches of a config that do not exist yet, of their declared sizes.
+
+    Args:
+        config: The config.
+        sizes: Tokens of components, by name; they take the place of ``expected_tokens`` and of caches that exist.
+        layout: Whose chunks the caches will have, ``headrace`` or ``levanter``.
+        look: Whether to look for the caches whose sizes are declared; False: they count as missing, and no store is
+            asked for them.
+
+    Raises:
+        ConfigError: a size for a component that is not there, a size that is none, a cache that does not exist and
+            whose size is not known, or of which documents are to be held out or removed.
+
+    Example:
+        >>> from headrace import ComponentConfig
+        >>> config = LmDataConfig({"web": ComponentConfig("caches/web", expected_tokens=2e9)})
+        >>> planned_caches(config).caches["web"].num_tokens
+        2000000000
+    """
+    given = dict(sizes or {})
+    for name in given:
+        if name not in config.components:
+            raise ConfigError("is not a component", field=name, cure=did_you_mean(name, config.components))
+    check_choice("layout", layout, LAYOUTS, "is not a layout")
+    declared = {
+        name: _whole(f"components.{name}.expected_tokens", given.get(name, component.expected_tokens))
+        for name, component in config.components.items()
+        if name in given or component.expected_tokens is not None
+    }
+    asked = [name for name in config.components if name not in given and (look or name not in declared)]
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        found = dict(
+            zip(asked, pool.map(lambda name: _exists(name, config.components[name].caches), asked), strict=True)
+        )
+    missing = [name for name in config.components if not found.get(name)]
+    for name in missing:
+        if name not in declared:
+            path = config.components[name].caches[0]
+            raise ConfigError(
+                "does not exist, and there is no size to plan with",
+                field=f"components.{name}.cache",
+                value=config.components[name].cache,
+                cure=f"Add components.{name}.expected_tokens (or --tokens {name}=2.5e11), or build it: headrace build"
+                f" SOURCE --tokenizer FILE --output {path}",
+            )
+    if not missing:
+        return PlannedCaches({}, declared, config)
+    _refuse_documents(config, missing)
+    there = next((c.caches[0] for name, c in config.components.items() if found.get(name)), None)
+    vocabulary, eos_id = _tokens_of(config, there)
+    chunks = CacheLayout("int32", CHUNK, SHARD_CHUNKS) if layout == "levanter" else None
+    caches = {
+        name: virtual_cache(
+            name,
+            declared[name],
+            vocab_size=vocabulary,
+            layout=chunks,
+            eos_id=eos_id,
+            mask=_mask_of(config.components[name]),
+        )
+        for name in missing
+    }
+    unpacked = tuple(name for name in missing if config.components[name].packing is not None)
+    return PlannedCaches(caches, declared, _as_streams(config, unpacked), unpacked)
+
+
+def virtual_cache(
+    name: str,
+    tokens: int,
+    *,
+    vocab_size: int = 1 << 17,
+    layout: CacheLayout | None = None,
+    eos_id: int | None = 0,
+    mask: str | None = None,
+) -> TokenCache:
+    """A cache that does not exist, of the given size: enough to plan with, nothing to read.
+
+    ``mask`` names a leaf that says which tokens are trained on.
+
+    Example:
+        >>> virtual_cache("web", 10**12).num_tokens
+        1000000000000
+    """
+    check_at_least(f"tokens of {name}", tokens)
+    layout = layout or CacheLayout("uint32" if vocab_size > 1 << 16 else "uint16")
+    sizes = [min(_PART_TOKENS, tokens - at) for at in range(0, tokens, _PART_TOKENS)]
+    parts = [
+        PartRecord(
+            f"{k:05d}",
+            max(size // 1000, 1),
+            size,
+            f"virtual:{name}:{k}",
+            leaves={} if mask is None else {mask: LeafRecord(size, f"virtual:{name}:{k}:{mask}")},
+        )
+        for k, size in enumerate(sizes)
+    ]
+    leaves = [] if mask is None else [{"name": mask, "dtype": "uint8", "kind": "ragged"}]
+    tokenizer = {"path": "virtual", "file": None, "fingerprint": "virtual", "vocab_size": vocab_size}
+    tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": eos_id}
+    return TokenCache(f"/virtual/{name}", Ledger(True, tokenizer, layout.to_json(), parts=parts, leaves=leaves))
+
+
+def _mask_of(component: ComponentConfig) -> str | None:
+    """The leaf that a cache will have that says which tokens are trained on."""
+    if component.loss_mask not in ("auto", "none"):
+        return component.loss_mask
+    masked = component.source is not None and component.source.kind in ("chat", "preference")
+    return MASKS[0] if masked and component.loss_mask == "auto" else None
+
+
+def _refuse_documents(config: LmDataConfig, missing: Sequence[str]) -> None:
+    """Raises ConfigError if what is trained on hangs on documents of caches that are not there."""
+    if config.validation is not None and config.validation.by == "documents":
+        raise ConfigError(
+            f"needs to know where documents end, and there is no cache of component {missing[0]!r} to say so",
+            field="validation.by",
+            value="documents",
+            cure="Build the cache first, or plan with validation.by=blocks: as many rows, and the same reads, about.",
+        )
+    for name in missing:
+        if config.components[name].remove is not None:
+            raise ConfigError(
+                "needs to know where documents end, and there is no cache to say so",
+                field=f"components.{name}.remove",
+                value=config.components[name].remove,
+                cure=f"Build the cache first, or plan without: components.{name}.remove=null.",
+            )
+
+
+def _as_streams(config: LmDataConfig, names: tuple[str, ...]) -> LmDataConfig:
+    """The config with these components, and what shares batches with them, not packed."""
+    if not names:
+        return config
+    components = {n: replace(c, packing=None) for n, c in config.components.items()}
+    return replace(config, components=components)
+
+
+def _exists(name: str, paths: Sequence[str]) -> bool:
+    try:
+        return all(read_ledger(path) is not None or is_levanter(path) for path in paths)
+    except CacheError as error:
+        raise CacheError(
+            error.problem,
+            field=f"components.{name}.cache",
+            value=paths[0] if len(paths) == 1 else [*paths],
+            cure=f"{error.cure or ''} To plan without it: components.{name}.expected_tokens, or --tokens {name}=2.5e11,"
+            " with --declared.".lstrip(),
+        ) from error
+
+
+def _whole(field: str, tokens: float | None) -> int:
+    if tokens is None or not 1 <= tokens < 1 << 60:
+        raise ConfigError("is not a number of tokens", field=field, value=tokens, cure="Write e.g. 2.5e11.")
+    return int(tokens)
+
+
+def _tokens_of(config: LmDataConfig, there: str | None) -> tuple[int, int | None]:
+    """Size of the vocabulary and end-of-text token of caches to come: those of a cache that is there, or of the
+    config's tokenizer, as far as they can be known without building anything.
+    """
+    if there is not None:
+        tokenizer = TokenCache.open(there).ledger.tokenizer
+        return int(tokenizer["vocab_size"]), tokenizer["eos_id"]
+    try:
+        found = load_tokenizer(config.tokenizer) if config.tokenizer else None
+    except ConfigError:  # not here yet, as the caches are not
+        found = None
+    return (UNKNOWN_VOCABULARY, 0) if found is None else (found.vocab_size, found.eos_id)

@@ -1,0 +1,188 @@
+"""Whether a corpus needs shuffling, told from the tokens of its cache: how alike neighbouring rows are.
+
+Each row gets a value: its loss under a model of the user's, or, with no model at hand, its loss under the frequencies
+of the tokens in the sample (a unigram model), which knows sources, languages and formats apart. From them follow the
+share of the variance between blocks (:mod:`headrace.analysis.icc`) and, for the orders that headrace has, how much
+noisier their batches are than those of a full shuffle.
+
+What it cannot see: likeness that does not show in the value (two sources of equal loss), and likeness over more than 64
+blocks beyond its share; for orders that keep the stored order at large (none, era) the noise is then a lower bound.
+
+Price: 4,096 blocks are read at most, 536 MB of uint16 tokens; a few passes over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Integer
+
+from headrace.analysis.icc import BlockShare, batch_noise, between_block_share, nested_shares
+from headrace.errors import ConfigError, check_at_least
+from headrace.order.block_shuffle import BlockShuffle, EraShuffle
+from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.braid.strands import resolve_strands
+from headrace.order.order import Identity, Order
+from headrace.order.permutation import Feistel
+from headrace.store.cache import TokenCache
+
+DEFAULT_BLOCKS = 4096
+_GROWTH, _LEVELS, _LEAST_UNITS = 4, 3, 8
+_STAND_IN_ROWS = 1 << 18
+
+
+@dataclass(frozen=True)
+class ShuffleProbe:
+    """What a probe found.
+
+    Attributes:
+        value: What a row's value is: ``unigram loss`` or ``given losses``.
+        rows: Rows looked at.
+        of_rows: Rows of the cache.
+        block: Rows in a block.
+        share: Share of the variance between blocks.
+        nested: Share that each length of neighbourhood has for itself, by rows in it.
+        batch_size: Examples in a batch, for ``noise``.
+        noise: Variance of batch means relative to a full shuffle, by order.
+    """
+
+    value: str
+    rows: int
+    of_rows: int
+    block: int
+    share: BlockShare
+    nested: dict[int, float]
+    batch_size: int
+    noise: dict[str, float]
+
+    @property
+    def needs_shuffling(self) -> bool:
+        """Whether batches in stored order are noisier by more than a tenth."""
+        return self.noise["none"] > 1.1
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        return {**asdict(self), "needs_shuffling": self.needs_shuffling}
+
+
+def probe_cache(
+    cache: TokenCache,
+    seq_len: int,
+    *,
+    batch_size: int = 512,
+    block: int | None = None,
+    losses: Float64[np.ndarray, " n"] | None = None,
+    max_blocks: int = DEFAULT_BLOCKS,
+) -> ShuffleProbe:
+    """Looks at evenly spaced stretches of 64 blocks, or at all of a small cache.
+
+    Args:
+        cache: The cache.
+        seq_len: Tokens in a row.
+        batch_size: Examples in a batch.
+        block: Rows in a block; None: one stored chunk.
+        losses: Loss of each row in stored order, from a model; None: that of the sample's token frequencies.
+        max_blocks: Blocks to read, at most.
+
+    Raises:
+        ConfigError: too few rows to tell, a size out of range, a wrong number of losses.
+        ReadError: stored bytes are missing or damaged.
+
+    Example:
+        >>> import headrace.testing
+        >>> found = probe_cache(headrace.testing.tiny_cache(documents=2000), seq_len=8, batch_size=16, block=16)
+        >>> found.rows, found.needs_shuffling  # random tokens
+        (6659, False)
+    """
+    for name, size in (("seq_len", seq_len), ("batch_size", batch_size), ("max_blocks", max_blocks)):
+        check_at_least(name, size)
+    rows = cache.num_tokens // seq_len
+    block = max(cache.layout.chunk_elements // seq_len, 1) if block is None else block
+    units = neighbourhoods(rows, block)
+    if losses is None:
+        tokens = _sample(cache, seq_len, units[-1], max_blocks * block)
+        values, value = unigram_losses(tokens), "unigram loss"
+    else:
+        if losses.shape != (rows,):
+            raise ConfigError(
+                f"has shape {losses.shape}, and {cache.path} has {rows:,} rows of {seq_len} tokens",
+                field="losses",
+                cure="Give one loss a row, in stored order.",
+            )
+        values, value = np.asarray(losses, np.float64), "given losses"
+    nested = nested_shares(values, units)
+    share = between_block_share(values, np.arange(values.size) // block)
+    stand_in = min(rows, _STAND_IN_ROWS)
+    noise = {
+        name: batch_noise(make(stand_in)(np.arange(stand_in)), batch_size, nested)
+        for name, make in usual_orders(block, batch_size).items()
+    }
+    return ShuffleProbe(value, values.size, rows, block, share, nested, batch_size, noise)
+
+
+def neighbourhoods(rows: int, block: int) -> tuple[int, ...]:
+    """Rows in a block, 4, 16 and 64 blocks, as far as there are eight of the largest.
+
+    Raises:
+        ConfigError: fewer than eight blocks, or blocks of one row.
+
+    Example:
+        >>> neighbourhoods(10_000, 16)
+        (16, 64, 256, 1024)
+    """
+    if block < 2 or rows // block < _LEAST_UNITS:
+        raise ConfigError(
+            f"of {block} rows are too few or too small in {rows:,} rows to tell blocks from rows",
+            field="blocks",
+            cure="Give a smaller block, of two rows or more, or a larger cache.",
+        )
+    sizes = [block * _GROWTH**level for level in range(_LEVELS + 1)]
+    return tuple(size for size in sizes if rows // size >= _LEAST_UNITS)
+
+
+def unigram_losses(tokens: Integer[np.ndarray, "n seq"]) -> Float64[np.ndarray, " n"]:
+    """Mean of ``-log`` of the frequency, among all tokens given, of each row's tokens, in nats.
+
+    Example:
+        >>> unigram_losses(np.array([[0, 0], [0, 1]])).round(3).tolist()
+        [0.288, 0.837]
+    """
+    counts = np.bincount(tokens.reshape(-1))
+    with np.errstate(divide="ignore"):  # ids that do not occur are not asked for
+        nats = -np.log(counts / tokens.size)
+    return nats[tokens].mean(axis=1)
+
+
+def usual_orders(block: int, batch_size: int) -> dict[str, Callable[[int], Order]]:
+    """Orders of ``n`` rows by name, the cheapest in reads first."""
+
+    def braid(n: int) -> Order:
+        plan = resolve_strands(np.array([n]), np.ones(1), batch_size=batch_size)
+        return BraidShuffle(n, io_block_size=block, strands=int(plan.strands[0]), lap=float(plan.laps[0]), seed=0)
+
+    def window(blocks: int) -> Callable[[int], Order]:
+        return lambda n: BlockShuffle(n, io_block_size=block, window_blocks=blocks, seed=0)
+
+    return {
+        "none": lambda n: Identity(n),
+        "era of 8 blocks": lambda n: EraShuffle(n, era_length=8 * block, seed=0),
+        "block, 8 blocks": window(8),
+        "block, 32 blocks": window(32),
+        "block, 512 blocks": window(512),
+        "braid (default)": braid,
+        "full": lambda n: Feistel(n, 0),
+    }
+
+
+def _sample(cache: TokenCache, seq_len: int, stretch: int, most: int) -> Integer[np.ndarray, "n seq"]:
+    """Rows of evenly spaced stretches, ``most`` at most but two stretches at least; or all rows."""
+    rows = cache.num_tokens // seq_len
+    if rows <= most:
+        return cache.tokens(0, rows * seq_len).reshape(rows, seq_len)
+    wanted = min(max(most // stretch, _LEAST_UNITS), rows // stretch)
+    first = np.linspace(0, rows - stretch, wanted).astype(np.int64)
+    parts = [cache.tokens(int(row) * seq_len, int(row + stretch) * seq_len) for row in first]
+    return np.concatenate(parts).reshape(-1, seq_len)

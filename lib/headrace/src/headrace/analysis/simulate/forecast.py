@@ -1,0 +1,239 @@
+"""The forecast: what was looked at, the quality of the order, and the reads for each number of hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.analysis.simulate.host_forecast import HostForecast, Prices, Seen, forecast_hosts, weighted_mean
+from headrace.analysis.simulate.looks import LEAST_STEPS, Look, Stretch, all_steps, sampled, stretches, walk_to
+from headrace.analysis.simulate.replay import VARIANCE_WINDOWS, Windows
+from headrace.data.budgets import OpenBytes, require_steps
+from headrace.data.dataset import PlannedDataset
+from headrace.data.mixture import mixture_of
+from headrace.errors import ConfigError
+from headrace.mix.policy import Watch
+from headrace.mix.schedule import MAX_STEP, BatchSchedule, RowOrder
+
+DEFAULT_ROWS = 1 << 20
+LAST_STEP = MAX_STEP - (1 << 10)
+"""Steps from here on are not looked at: the loader plans some way ahead, and there are 2**40."""
+
+
+@dataclass(frozen=True)
+class RunSteps:
+    """Which steps of a run to look at.
+
+    Attributes:
+        first_step: Where to begin to look.
+        num_steps: Steps of the run; None: all, for a finite dataset, else as many as ``max_rows`` allows.
+        max_rows: Rows that are looked at, at most, but two batches of each size.
+
+    Raises:
+        ConfigError: a number that can be of no run.
+    """
+
+    first_step: int = 0
+    num_steps: int | None = None
+    max_rows: int = DEFAULT_ROWS
+
+    def __post_init__(self) -> None:
+        if self.num_steps is not None and not 1 <= self.num_steps < LAST_STEP:
+            raise ConfigError("is no number of steps", field="num_steps", value=self.num_steps, cure="Give 1 to 2**40.")
+        if not 0 <= self.first_step < LAST_STEP:
+            cure = "Steps count from 0, and there are 2**40 of them."
+            raise ConfigError("is no step that can be looked at", field="first_step", value=self.first_step, cure=cure)
+        if self.max_rows < 1:
+            raise ConfigError(
+                "leaves nothing to look at", field="max_rows", value=self.max_rows, cure="Give 1 or more."
+            )
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What was looked at, the quality of the order, and the reads for each number of hosts.
+
+    Attributes:
+        first_step: First step looked at.
+        steps: Steps looked at.
+        exact: Whether these are all steps of the run and every host was replayed: ``block_fetches`` is then what the
+            loaders will count. The means leave out the cold start in any case: the steps until each block that the
+            order has open was met once, and of a sample the first quarter of each window at least.
+        looks: The windows of steps: one if the steps follow each other, else one for each stretch of equal batches.
+        batch_size: Rows of a batch, the largest that was looked at.
+        block_bytes: Bytes of a block in memory, the largest.
+        distinct_blocks: Blocks in a batch, mean.
+        variance_ratio: ``VR_w`` for w of 1, 8 and 64 batches as far as there are steps: variance of the mean over w
+            rows of a value that is the same in a block, over that of independent rows. 1 is a full shuffle.
+        by_hosts: Reads, one for each number of hosts.
+        notes: What the figures do not tell, in sentences.
+    """
+
+    first_step: int
+    steps: int
+    exact: bool
+    looks: tuple[Look, ...]
+    batch_size: int
+    block_bytes: int
+    distinct_blocks: float
+    variance_ratio: dict[str, float]
+    by_hosts: tuple[HostForecast, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures as JSON values."""
+        return asdict(self)
+
+
+def simulate(
+    dataset: PlannedDataset,
+    schedule: BatchSchedule,
+    *,
+    hosts: Sequence[int],
+    steps: RunSteps | None = None,
+    cache_bytes: int | None = None,
+    row_order: RowOrder = "locality",
+    prices: Prices | None = None,
+    watch: Watch | None = None,
+) -> Forecast:
+    """Forecasts the reads of a run.
+
+    Args:
+        dataset: What is loaded.
+        schedule: Batch sizes. All are looked at, through their changes if all steps are.
+        hosts: Numbers of hosts to forecast for.
+        steps: Which steps to look at; None: all, or as many as :data:`DEFAULT_ROWS` allow.
+        cache_bytes: Memory for blocks on a host; None: as much as it wants.
+        row_order: As in the loader.
+        prices: Of the store.
+        watch: Told how far a policy that counts examples one by one has come.
+
+    Raises:
+        ConfigError: an argument that can be of no run, no step to look at, more hosts than rows, a cache that does not
+            hold one batch, limits of the components that end the mixture before ``num_steps``.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace import TokenSeqDataset
+        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8).shuffle(0)
+        >>> forecast = simulate(dataset, BatchSchedule({0: 2, 3: 4}), hosts=[1], steps=RunSteps(num_steps=6))
+        >>> forecast.exact, forecast.steps, forecast.by_hosts[0].block_fetches
+        (True, 6, 10)
+    """
+    if cache_bytes is not None and cache_bytes < 1:
+        cure = "Give the bytes that a host has for blocks, or None for as many as it wants."
+        raise ConfigError("is no memory", field="cache_bytes", value=cache_bytes, cure=cure)
+    steps = steps or RunSteps()
+    num_steps, first_step, max_rows = steps.num_steps, steps.first_step, steps.max_rows
+    if num_steps is not None:
+        _check_end(dataset, num_steps, watch)
+    ends = None if not dataset.length else int(schedule.step_of(np.asarray([dataset.length - 1]))[0]) + 1
+    total = min((step for step in (num_steps, ends) if step is not None), default=None)
+    if total is not None and first_step >= total:
+        cure = f"The run has {total:,} steps: give one below {total:,}."
+        raise ConfigError("leaves no whole step to look at", field="first_step", value=first_step, cure=cure)
+    _check_hosts(hosts, schedule.rows_at(first_step)[1])
+    stop = _affordable(schedule, first_step, max_rows) if total is None else min(total, LAST_STEP)
+    run = stretches(dataset, schedule, first_step, stop)
+    whole = total is None or stop - first_step <= LEAST_STEPS or sum(s.rows for s in run) <= max_rows
+    looks = [all_steps(run, sample=total is None)] if whole else sampled(run, max_rows)
+    seen: list[Seen] = []
+    for look in looks:
+        walk_to(dataset, look.first_step, watch)
+        seen.append(Seen.of(look, Windows(dataset, schedule, look.first_step, ends, row_order), run))
+    if not any(one.parts for one in seen):
+        raise ConfigError("leaves no whole step to look at", field="first_step", value=first_step)
+    block_bytes = seen[0].windows.space.slot_bytes
+    used = seen[0].windows.distinct(stop) if whole and total is not None else None
+    found: list[HostForecast] = []
+    for number in hosts:
+        try:
+            found.append(forecast_hosts(seen, number, cache_bytes, prices or Prices(), used))
+        except ConfigError as error:
+            raise ConfigError(
+                error.problem, field="cache_bytes", value=cache_bytes, cure=f"A block takes {block_bytes} bytes."
+            ) from error
+    return Forecast(
+        first_step=first_step,
+        steps=sum(look.stop_step - look.first_step for look in looks),
+        exact=whole and first_step == 0 and stop == total and all(h.hosts_replayed == h.hosts for h in found),
+        looks=tuple(looks),
+        batch_size=max(look.batch_size for look in looks),
+        block_bytes=block_bytes,
+        distinct_blocks=weighted_mean([(q.distinct_blocks, weight) for one in seen for q, weight in one.parts]),
+        variance_ratio=_variance(seen),
+        by_hosts=tuple(found),
+        notes=(
+            *(note for note in (OpenBytes.of(dataset).shortage(cache_bytes, number) for number in hosts) if note),
+            *_notes(seen, run, schedule, total, max(hosts, default=1)),
+        ),
+    )
+
+
+def _check_hosts(hosts: Sequence[int], size: int) -> None:
+    for number in hosts:
+        if not 1 <= number <= size:
+            raise ConfigError(f"must be 1 to the {size} rows of a batch", field="hosts", value=number)
+
+
+def _check_end(dataset: PlannedDataset, num_steps: int, watch: Watch | None) -> None:
+    """Raises ConfigError if the run ends before so many steps; where components have limits, it has to be counted."""
+    mixture = mixture_of(dataset.at_step(0)[0])
+    if mixture is not None and any(limit is not None for limit in mixture.limits.values()):
+        walk_to(dataset, num_steps, watch)
+    require_steps(dataset, num_steps)
+
+
+def _affordable(schedule: BatchSchedule, first_step: int, max_rows: int) -> int:
+    """One past the last of as many whole steps as there are rows for, but two at least."""
+    last = int(schedule.step_of(np.asarray([schedule.rows_at(first_step)[0] + max_rows]))[0])
+    return min(max(last, first_step + LEAST_STEPS), LAST_STEP)
+
+
+def _variance(seen: Sequence[Seen]) -> dict[str, float]:
+    found = {
+        w: [(q.variance[w], weight) for one in seen for q, weight in one.parts if w in q.variance]
+        for w in VARIANCE_WINDOWS
+    }
+    return {f"{w} batches" if w > 1 else "1 batch": weighted_mean(values) for w, values in found.items() if values}
+
+
+def _notes(
+    seen: Sequence[Seen], run: Sequence[Stretch], schedule: BatchSchedule, total: int | None, hosts: int
+) -> tuple[str, ...]:
+    """What the figures do not tell."""
+    notes: list[str] = []
+    for look in (one.look for one in seen):
+        own = [s for s in run if s.first_step < look.stop_step and s.stop_step > look.counted_from]
+        counted = look.stop_step - look.counted_from
+        if look.stop_step - look.first_step <= own[0].cold_steps and look.counted_from > own[0].first_step:
+            notes.append(
+                f"Steps {look.first_step:,} to {look.stop_step - 1:,} are all cold start, which takes"
+                f" {own[0].cold_steps:,} steps: reads are far above those of later steps."
+            )
+            continue
+        life = sum(s.block_life * s.steps for s in own) / sum(s.steps for s in own)
+        ended = len(seen) > 1 and look.stop_step == own[-1].stop_step  # more rows would not show more of this stretch
+        if counted < life and not ended:
+            notes.append(
+                f"A block is in use for about {life:,.0f} steps from step {look.first_step:,} on, and {counted:,} were"
+                " counted: reads a block are of these steps, and may differ over an epoch."
+            )
+    if notes and (total is None or len(seen) > 1 or seen[-1].look.stop_step < total):
+        notes.append("Raise max_rows to look at more steps.")
+    if 1 < len(seen) < len(run):
+        notes.append(f"{len(seen)} of {len(run)} stretches of equal batches were looked at.")
+    last = seen[-1].look.stop_step
+    later = [step for step, _ in schedule.points if step >= last]
+    if total is None and later:
+        notes.append(
+            f"No end of the run is known, and only steps below {last:,} were looked at: the batch size changes at step"
+            f" {later[0]:,}. Say how many steps it has."
+        )
+    fewest = min(s.batch_size for s in run)
+    if hosts > fewest:
+        notes.append(f"Some batches have {fewest:,} rows, fewer than {hosts:,} hosts: some hosts have none.")
+    return tuple(notes)

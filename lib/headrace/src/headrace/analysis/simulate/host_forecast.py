@@ -1,0 +1,240 @@
+"""The reads of a run on some number of hosts, with and without an exchange of rows, over all looks at it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from headrace.analysis.simulate.looks import Look, Stretch
+from headrace.analysis.simulate.replay import Quality, Windows, replay
+from headrace.data.budgets import OpenBytes
+from headrace.errors import ConfigError
+from headrace.feed.exchange import WORTH_IT
+from headrace.mix.schedule import ExchangeSetting
+
+MAX_REPLAYED = 64
+"""Hosts that are replayed, at most, if their memory does not hold all that they use."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a store charges.
+
+    Attributes:
+        per_1000_reads: Money for a thousand requests.
+        per_gib: Money for each GiB that leaves the store (0 within a region).
+
+    Raises:
+        ConfigError: a price that is negative or not finite.
+    """
+
+    per_1000_reads: float = 0.0004
+    per_gib: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in ("per_1000_reads", "per_gib"):
+            check_price(field, getattr(self, field))
+
+
+def check_price(field: str, value: float) -> None:
+    """Raises ConfigError unless ``value`` can be a price."""
+    if not math.isfinite(value) or value < 0:
+        raise ConfigError("is no price", field=field, value=value, cure="Give 0 or more, in your money.")
+
+
+@dataclass(frozen=True)
+class ExchangeForecast:
+    """Reads of the same hosts if they exchange rows from the first step on; fields as of :class:`HostForecast`.
+
+    Attributes:
+        moved_rows: Rows of a batch that one host reads for another, mean over the windows looked at.
+        worth_it: Whether ``row_exchange: auto`` turns it on: without it, ``reads_per_block`` is above 1.2.
+    """
+
+    block_fetches: int
+    reads_per_step: float
+    reads_per_step_busiest: float
+    reads_per_block: float
+    resident_bytes: int
+    moved_rows: float
+    worth_it: bool
+
+
+@dataclass(frozen=True)
+class HostForecast:
+    """Reads for one number of hosts. Figures a step are means over the steps looked at, after the cold start; if these
+    are a sample, each window counts for the steps that it stands for.
+
+    Attributes:
+        hosts: Number of hosts.
+        block_fetches: Block reads of all hosts in all steps looked at, the cold start included: the sum of what the
+            loaders count as ``block_fetches`` for these steps.
+        hosts_replayed: Hosts that this was counted for; if not all, ``block_fetches`` is projected from them.
+        reads_per_step: Block reads of a host in a step, mean over hosts.
+        reads_per_step_busiest: The same of the host that reads most.
+        bytes_per_step: Bytes that a host reads in a step, mean over hosts.
+        reads_per_block: Reads of each stored block in an epoch, over all hosts; 1 is the least that there can be,
+            unless memory holds blocks from one epoch to the next. Of a run that is looked at whole: all its
+            reads, the cold start included, over the blocks that it uses, as often as it passes over them. Of a sample:
+            reads after the cold start over blocks' worth of rows. :attr:`Forecast.notes` say where the steps are too
+            few to tell.
+        resident_bytes: Bytes of blocks that a host has to hold at its peak to read each once while it is in use, but no
+            more than its memory.
+        cold_start_reads: Reads of the busiest host before the first batch.
+        cold_start_bytes: Bytes of them.
+        burst: Most reads of all hosts together in one step over the mean, after the cold start.
+        cost_per_1000_steps: Money for the reads of all hosts in a thousand steps.
+        open_bytes: Bytes that the orders of the run draw from at a time on a host; see
+            :mod:`headrace.data.budgets`.
+        refused: Whether its loader refuses to start with so much memory.
+        exchange: The same if the hosts exchange rows, which the figures above leave out; None: for one host, or where
+            the rows that a host owns do not fit in its memory.
+    """
+
+    hosts: int
+    block_fetches: int
+    hosts_replayed: int
+    reads_per_step: float
+    reads_per_step_busiest: float
+    bytes_per_step: float
+    reads_per_block: float
+    resident_bytes: int
+    cold_start_reads: int
+    cold_start_bytes: int
+    burst: float
+    cost_per_1000_steps: float
+    open_bytes: int
+    refused: bool
+    exchange: ExchangeForecast | None = None
+
+    def reads_with(self, setting: ExchangeSetting) -> float:
+        """Reads per block per epoch under ``row_exchange``."""
+        exchanged = self.exchange is not None and (setting == "on" or (setting == "auto" and self.exchange.worth_it))
+        return self.exchange.reads_per_block if exchanged and self.exchange is not None else self.reads_per_block
+
+    def describe_exchange(self, setting: ExchangeSetting, batch_size: int) -> str | None:
+        """What ``row_exchange`` does for these hosts, as a sentence; None: nothing to say."""
+        there = self.exchange
+        if there is None or (not there.worth_it and setting != "on"):
+            return None
+        does = {"auto": "auto turns it on", "on": "on", "off": "off; auto would turn it on"}[setting]
+        return (
+            f"{self.hosts:,} hosts: row_exchange: {does}. A block is read {there.reads_per_block:.2f} times per epoch"
+            f" with it, {self.reads_per_block:.2f} times without; {there.moved_rows:,.0f} of {batch_size:,} rows move."
+        )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A look, the windows that it goes over, and the quality of its stretches with the steps that each stands for."""
+
+    look: Look
+    windows: Windows
+    parts: tuple[tuple[Quality, float], ...]
+
+    @property
+    def blocks_worth(self) -> float:
+        """Blocks' worth of data in all of its full batches."""
+        return sum(quality.blocks_per_step * quality.steps for quality, _ in self.parts)
+
+    @classmethod
+    def of(cls, look: Look, windows: Windows, run: Sequence[Stretch]) -> Seen:
+        inside = [s for s in run if s.first_step < look.stop_step and s.stop_step > look.first_step]
+        steps = look.stop_step - look.counted_from
+        parts: list[tuple[Quality, float]] = []
+        for s in inside:
+            first, stop = max(s.first_step, look.first_step), min(s.stop_step, look.stop_step)
+            table = windows.table(first, stop, s.batch_size)
+            if table.size:
+                counted = max(stop - max(first, look.counted_from), 0)
+                quality = Quality.of(table, s.batch_size, s.seq_len, windows.space)
+                parts.append((quality, look.stands_for * counted / steps))
+        return cls(look, windows, tuple(parts))
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """Reads of a number of hosts over all looks."""
+
+    fetches: int
+    replayed: int
+    rate: float  # of all hosts, in a step
+    busiest: float
+    most: float
+    held: int
+    moved: float
+
+    @classmethod
+    def of(cls, seen: Sequence[Seen], hosts: int, slots: int | None, *, exchange: bool) -> _Reads:
+        rates: list[tuple[float, float]] = []
+        busiest: list[tuple[float, float]] = []
+        moved: list[tuple[float, float]] = []
+        fetches, replayed, most, held = 0, hosts, 0.0, 0
+        for one in seen:
+            look = one.look
+            found = replay(one.windows, hosts, look.stop_step - look.first_step, slots, MAX_REPLAYED, exchange=exchange)
+            count = found.by_host.size
+            reads = found.by_step[look.counted_from - look.first_step :] * (hosts / count)
+            rates.append((float(reads.mean()), look.stands_for))
+            share = float(found.by_host.max() / max(found.by_host.mean(), 1e-12))
+            busiest.append((float(reads.mean()) * share, look.stands_for))
+            moved.append((found.moved, look.stands_for))
+            fetches += round(int(found.by_host.sum()) * hosts / count)
+            replayed, most, held = min(replayed, count), max(most, float(reads.max())), max(held, found.held)
+        return cls(fetches, replayed, weighted_mean(rates), weighted_mean(busiest), most, held, weighted_mean(moved))
+
+
+def forecast_hosts(
+    seen: Sequence[Seen], hosts: int, cache_bytes: int | None, prices: Prices, used: int | None
+) -> HostForecast:
+    """``used``: different blocks of a run that is looked at whole; None: it is not."""
+    open_bytes, block_bytes = OpenBytes.of(seen[0].windows.dataset), seen[0].windows.space.slot_bytes
+    slots = None if cache_bytes is None else cache_bytes // block_bytes
+    reads = _Reads.of(seen, hosts, slots, exchange=False)
+    wanted = weighted_mean([(q.blocks_per_step, weight) for one in seen for q, weight in one.parts])
+    read_bytes = weighted_mean([(q.read_bytes, q.blocks_per_step * weight) for one in seen for q, weight in one.parts])
+    requests = weighted_mean([(q.requests, q.blocks_per_step * weight) for one in seen for q, weight in one.parts])
+    cold = seen[0].windows.cold_start(hosts)
+    money = reads.rate * (requests * prices.per_1000_reads / 1000 + read_bytes / 2**30 * prices.per_gib)
+
+    def per_block(these: _Reads) -> float:
+        return these.rate / wanted if used is None else these.fetches / max(used, seen[0].blocks_worth)
+
+    exchange: ExchangeForecast | None = None
+    with suppress(ConfigError):
+        if hosts > 1:
+            apart = _Reads.of(seen, hosts, slots, exchange=True)
+            exchange = ExchangeForecast(
+                block_fetches=apart.fetches,
+                reads_per_step=apart.rate / hosts,
+                reads_per_step_busiest=apart.busiest / hosts,
+                reads_per_block=per_block(apart),
+                resident_bytes=apart.held * block_bytes,
+                moved_rows=apart.moved,
+                worth_it=per_block(reads) > WORTH_IT,
+            )
+    return HostForecast(
+        hosts=hosts,
+        block_fetches=reads.fetches,
+        hosts_replayed=reads.replayed,
+        reads_per_step=reads.rate / hosts,
+        reads_per_step_busiest=reads.busiest / hosts,
+        bytes_per_step=reads.rate / hosts * read_bytes,
+        reads_per_block=per_block(reads),
+        resident_bytes=reads.held * block_bytes,
+        cold_start_reads=cold,
+        cold_start_bytes=round(cold * read_bytes),
+        burst=reads.most / reads.rate if reads.rate else 0.0,
+        cost_per_1000_steps=1000 * money,
+        open_bytes=open_bytes.needed(1 / hosts),
+        refused=cache_bytes is not None and open_bytes.refused(cache_bytes, 1 / hosts),
+        exchange=exchange,
+    )
+
+
+def weighted_mean(values: Sequence[tuple[float, float]]) -> float:
+    """Mean of values with their weights; the plain mean if none has any (steps that count but are no full batches)."""
+    total = sum(weight for _, weight in values)
+    return sum(v * weight for v, weight in values) / total if total else sum(v for v, _ in values) / len(values)

@@ -1,0 +1,180 @@
+"""Which steps of a run are looked at: all of them if they fit the row budget, else a window in each stretch.
+
+A *stretch* is a run of steps with batches of one size and rows of one length. How often blocks are read differs between
+stretches and hardly within one, so a run that is too long is looked at through one window in each, and every window
+counts for the steps of its stretch. Figures leave out the cold start of a window: until each open block has been met
+once, almost every row is the first of its block.
+
+Price: none to speak of; at most :data:`MAX_STRETCHES` windows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from headrace.data.dataset import PlannedDataset
+from headrace.data.mixture import mixture_of
+from headrace.mix.policy import Watch
+from headrace.mix.schedule import BatchSchedule
+
+MAX_STRETCHES = 16
+"""Stretches that are looked at, at most; of more, those that evenly spaced steps fall into."""
+LEAST_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Steps with batches of one size and rows of one length."""
+
+    first_step: int  # its first step
+    stop_step: int  # one past its last
+    batch_size: int  # rows of a batch
+    seq_len: int  # tokens of a row
+    open_blocks: int  # blocks that the order has open at a time, over all hosts
+    open_rows: int  # rows of these blocks: so many pass, about, while a block is in use
+
+    @property
+    def steps(self) -> int:
+        return self.stop_step - self.first_step
+
+    @property
+    def rows(self) -> int:
+        return self.steps * self.batch_size
+
+    @property
+    def cold_steps(self) -> int:
+        """Steps until each open block has been met."""
+        return max(-(-self.open_blocks // self.batch_size), 1)
+
+    @property
+    def block_life(self) -> int:
+        """Steps for which a block is in use, about."""
+        return -(-self.open_rows // self.batch_size)
+
+
+@dataclass(frozen=True)
+class Look:
+    """A window of steps that is looked at."""
+
+    first_step: int  # where hosts begin, with nothing in memory
+    counted_from: int  # first step that counts; the cold start comes before it
+    stop_step: int  # one past the last
+    stands_for: float  # steps of the run that its figures stand for
+    batch_size: int  # rows of its largest batch
+
+
+def stretches(dataset: PlannedDataset, schedule: BatchSchedule, first_step: int, stop_step: int) -> list[Stretch]:
+    """The stretches of some steps, in order."""
+    borders = {first_step, stop_step, *(step for step, _ in schedule.points if first_step < step < stop_step)}
+    until = dataset.at_step(first_step)[1]
+    while until is not None and until < stop_step:
+        borders.add(until)
+        until = dataset.at_step(until)[1]
+    found: list[Stretch] = []
+    for begin, end in pairwise(sorted(borders)):
+        phase, size = dataset.at_step(begin)[0], schedule.rows_at(begin)[1]
+        last = found[-1] if found else None
+        if last is not None and (last.batch_size, last.seq_len) == (size, phase.seq_len):
+            found[-1] = Stretch(last.first_step, end, size, last.seq_len, last.open_blocks, last.open_rows)
+        else:
+            found.append(Stretch(begin, end, size, phase.seq_len, *open_at(phase, begin)))
+    return found
+
+
+def open_at(dataset: PlannedDataset, step: int) -> tuple[int, int]:
+    """Blocks that a dataset's order has open at a time, at least 1 for each component, and their rows; of a mixture: of
+    what has weight at ``step``.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace import TokenSeqDataset
+        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(documents=200), seq_len=8)
+        >>> open_at(dataset.braid_shuffle(seed=0, strands=5, batch_size=None, io_block_size=4), 0)
+        (5, 20)
+        >>> open_at(dataset.shuffle(0), 0) == (1, len(dataset))  # a block is in use to the end of the epoch
+        True
+    """
+    windows = [window for window, _ in dataset.open_windows(step).values()]
+    return sum(max(window.blocks, 1) for window in windows), sum(window.rows for window in windows)
+
+
+def walk_to(dataset: PlannedDataset, step: int, watch: Watch | None) -> None:
+    """Counts to the first example of ``step``, if the policy counts examples one by one (2 to 6 us each; others reach
+    any step at once); later questions begin there.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace import MixtureDataset, TokenSeqDataset
+        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
+        >>> mixture = MixtureDataset({"a": dataset, "b": dataset}, {"a": 3, "b": 1}, batch_size=100, policy="greedy")
+        >>> walk_to(mixture, 1000, lambda done, total: print(done, total))
+        65536 100000
+        100000 100000
+    """
+    mixture = mixture_of(dataset.at_step(step)[0])
+    if mixture is not None:
+        mixture.draws.policy.walk_to(step, watch or (lambda done, total: None))
+
+
+def all_steps(run: Sequence[Stretch], *, sample: bool) -> Look:
+    """One look at all of some steps, through changes of size; ``sample``: if the run goes on behind them."""
+    first, stop = run[0].first_step, run[-1].stop_step
+    cold, missing = first, run[0].open_blocks
+    for stretch in run:  # a first stretch may be shorter than the cold start
+        steps = min(-(-missing // stretch.batch_size), stretch.steps)
+        cold, missing = cold + steps, missing - steps * stretch.batch_size
+        if missing <= 0:
+            break
+    least = first + max((stop - first) // 4 if sample else 0, 1)
+    return Look(first, max(min(max(cold, least), stop - 1), first), stop, stop - first, max(s.batch_size for s in run))
+
+
+def sampled(run: Sequence[Stretch], max_rows: int) -> list[Look]:
+    """A window in each stretch, together of about ``max_rows`` rows; see the module."""
+    chosen, stands_for = _chosen(run)
+    leads = [_lead(run, k) for k in chosen]
+    sizes = [run[max(k - 1, 0)].batch_size for k in chosen]
+    warming = [lead * size for lead, size in zip(leads, sizes, strict=True)]
+    budgets = _budgets([run[k].rows + rows for k, rows in zip(chosen, warming, strict=True)], max_rows)
+    looks: list[Look] = []
+    for n, k in enumerate(chosen):
+        own, begin, size = run[k], run[k].first_step - leads[n], run[k].batch_size
+        steps = min(own.steps, max((budgets[n] - warming[n]) // size, LEAST_STEPS))
+        cold = 0 if leads[n] else max(min(max(steps // 4, own.cold_steps), steps - 1), 0)
+        largest = max(size, sizes[n]) if leads[n] else size
+        looks.append(Look(begin, own.first_step + cold, own.first_step + steps, stands_for[n], largest))
+    return looks
+
+
+def _lead(run: Sequence[Stretch], k: int) -> int:
+    """Steps before a stretch with which a look at it begins: none, unless all of it would be cold start."""
+    own = run[k]
+    if k == 0 or own.steps >= 2 * own.cold_steps:
+        return 0
+    return min(-(-own.open_blocks // run[k - 1].batch_size), own.first_step - run[0].first_step)
+
+
+def _chosen(run: Sequence[Stretch]) -> tuple[list[int], list[float]]:
+    """Numbers of the stretches to look at, and the steps that each stands for."""
+    if len(run) <= MAX_STRETCHES:
+        return list(range(len(run))), [float(s.steps) for s in run]
+    first = [s.first_step for s in run]
+    at = np.linspace(first[0], run[-1].stop_step - 1, MAX_STRETCHES).astype(np.int64)
+    found, times = np.unique([bisect_right(first, int(step)) - 1 for step in at], return_counts=True)
+    total = run[-1].stop_step - first[0]
+    return found.tolist(), [total * int(n) / MAX_STRETCHES for n in times]
+
+
+def _budgets(rows: Sequence[int], max_rows: int) -> list[int]:
+    """Equal parts of the budget; what short stretches leave goes to the others."""
+    budgets = [0] * len(rows)
+    left = max_rows
+    for done, k in enumerate(sorted(range(len(rows)), key=lambda k: rows[k])):
+        budgets[k] = min(rows[k], left // (len(rows) - done))
+        left -= budgets[k]
+    return budgets

@@ -1,0 +1,277 @@
+"""The steps of a run planned as its loader plans them; what each host then fetches, and how well rows are mixed.
+
+A replay goes through changes of batch size and row length as the loader does: windows count on through both, and only a
+change of row length ends one early. Nothing is approximated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from headrace.data.dataset import PlannedDataset
+from headrace.feed.exchange import RowExchange
+from headrace.feed.plan import BlockSpace, GlobalRows, arrange, global_rows, stored_blocks
+from headrace.mix.schedule import BatchSchedule, RowOrder
+from headrace.order.residency import Residency, WindowUses, window_steps, window_uses
+
+
+@dataclass(frozen=True)
+class Window:
+    """Uses of blocks of a window of steps, by all hosts; rows in the loader's order."""
+
+    planned: GlobalRows
+    first_step: int
+    step: Int64[np.ndarray, " u"]  # counted from the first
+    row: Int64[np.ndarray, " u"]  # of the window, which uses the block
+    place: Int64[np.ndarray, " u"]  # of the row in its batch
+    size: Int64[np.ndarray, " u"]  # of the batch
+    block: Int64[np.ndarray, " u"]
+
+    @property
+    def steps(self) -> int:
+        return self.planned.steps
+
+    def of_hosts(self, host: Int64[np.ndarray, " u"], hosts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Steps and blocks sorted by the host of each use, and the bounds of each host."""
+        order = np.argsort(host, kind="stable")
+        return self.step[order], self.block[order], np.searchsorted(host[order], np.arange(hosts + 1))
+
+    def uses_of(self, mine: Bool[np.ndarray, " u"]) -> WindowUses:
+        """Some of the uses, as the loader of the host that they are of plans them."""
+        return window_uses(self.first_step, self.steps, self.block[mine], self.step[mine])[0]
+
+
+class Windows:
+    """The windows in which the loader plans a run, planned when they are asked for.
+
+    Args:
+        dataset: What is loaded.
+        schedule: Batch sizes.
+        first_step: Where the loader begins.
+        stop_step: Where it ends; None: nowhere.
+        row_order: As in the loader.
+    """
+
+    def __init__(
+        self,
+        dataset: PlannedDataset,
+        schedule: BatchSchedule,
+        first_step: int,
+        stop_step: int | None,
+        row_order: RowOrder,
+    ) -> None:
+        self.dataset, self.schedule = dataset, schedule
+        self.row_order: RowOrder = row_order
+        self.space = BlockSpace(dataset.sources)
+        self.first_step, self.stop_step = first_step, stop_step
+        self._planned: list[Window] = []
+        self._exchanges: dict[int, _Exchanged] = {}  # by number of hosts
+
+    def __getitem__(self, number: int) -> Window:
+        while number >= len(self._planned):
+            last = self._planned[-1] if self._planned else None
+            step = self.first_step if last is None else last.first_step + last.steps
+            steps = window_steps(len(self._planned))
+            self._planned.append(
+                self._plan(step, steps if self.stop_step is None else min(steps, self.stop_step - step))
+            )
+        return self._planned[number]
+
+    def until(self, step: int) -> list[Window]:
+        """The windows that hold the steps before ``step``."""
+        number = 0
+        while self[number].first_step + self[number].steps < step:
+            number += 1
+        return self._planned[: number + 1]
+
+    def table(self, first_step: int, stop_step: int, size: int) -> Int64[np.ndarray, "steps uses"]:
+        """Blocks of each full batch of some steps, all of ``size`` rows; rows in several blocks count for each."""
+        windows = [w for w in self.until(stop_step) if w.first_step + w.steps > first_step]
+        step = np.concatenate([w.step + w.first_step for w in windows])
+        row = (step - first_step) * size + np.concatenate([w.place for w in windows])
+        inside = (step >= first_step) & (step < stop_step)
+        owner, found = row[inside], np.concatenate([w.block for w in windows])[inside]
+        full = int(owner[-1] + 1) // size if owner.size else 0
+        inside = owner < full * size
+        owner, found = owner[inside], found[inside]
+        if not full:
+            return np.zeros((0, size), np.int64)
+        uses = np.bincount(owner, minlength=full * size)
+        if uses.max() == 1:
+            return found.reshape(full, size)
+        # pad every row to the same number of blocks by naming its last one again
+        width = int(uses.max())
+        first = np.cumsum(uses) - uses
+        table = found[first[:, None] + np.minimum(np.arange(width), uses[:, None] - 1)]
+        return table.reshape(full, size * width)
+
+    def distinct(self, stop_step: int) -> int:
+        """Different blocks in the steps before ``stop_step``, over all hosts."""
+        return np.unique(
+            np.concatenate([w.block[w.step + w.first_step < stop_step] for w in self.until(stop_step)])
+        ).size
+
+    def hosts_of(self, number: int, hosts: int, *, exchange: bool) -> Int64[np.ndarray, " u"]:
+        """The host that reads the row of each use of a window, with or without an exchange of rows."""
+        window = self[number]
+        if not exchange:
+            return window.place * hosts // window.size
+        exchanged = self._exchanges.setdefault(hosts, _Exchanged(RowExchange(np.arange(hosts), "on"), [], []))
+        while len(exchanged.hosts) <= number:
+            window = self[len(exchanged.hosts)]
+            arranged = arrange(window.planned, self.space, exchanged.exchange)
+            host = window.place * hosts // window.size
+            exchanged.hosts.append(host if arranged is None else arranged.owner[window.row])
+            exchanged.moved.append(0.0 if arranged is None else float(arranged.sent.sum()) / window.steps)
+        return exchanged.hosts[number]
+
+    def moved_rows(self, hosts: int, windows: int) -> float:
+        """Rows a step that move between hosts in the first windows, if they exchange rows."""
+        return float(np.mean(self._exchanges[hosts].moved[:windows]))
+
+    def cold_start(self, hosts: int) -> int:
+        """Blocks of the first batch, on the host that has most."""
+        host = self.hosts_of(0, hosts, exchange=False)
+        return max(self[0].uses_of(host == number).blocks.size for number in range(hosts))
+
+    def _plan(self, first_step: int, steps: int) -> Window:
+        planned = global_rows(self.dataset, self.schedule, first_step, steps, self.row_order)
+        row, block = stored_blocks(planned.dataset.sources, self.space, planned.rows)
+        step = np.repeat(np.arange(planned.steps), planned.valid)[row]
+        place = row - (np.cumsum(planned.valid) - planned.valid)[step]
+        return Window(planned, first_step, step, row, place, planned.sizes[step], block)
+
+
+class _Exchanged(NamedTuple):
+    """An exchange between some number of hosts, with the host of each use and the mean of rows moved, by window."""
+
+    exchange: RowExchange
+    hosts: list[Int64[np.ndarray, " u"]]
+    moved: list[float]
+
+
+@dataclass(frozen=True)
+class Fetches:
+    """Block fetches of the hosts that were replayed."""
+
+    by_step: Int64[np.ndarray, " steps"]  # of all of them together, in each step
+    by_host: Int64[np.ndarray, " replayed"]  # of each, in all steps
+    held: int  # most blocks that a host has in use at a time, were each read once
+    moved: float  # rows a step that hosts read for others
+
+
+def replay(
+    windows: Windows, hosts: int, steps: int, slots: int | None, most: int, *, exchange: bool = False
+) -> Fetches:
+    """What the loaders fetch in the first ``steps`` steps.
+
+    Args:
+        windows: The run.
+        hosts: Its hosts.
+        steps: Steps to look at.
+        slots: Blocks that a host has memory for; None: as many as it wants.
+        most: Hosts that are replayed, at most, if their memory does not hold all that they use.
+        exchange: Whether hosts exchange rows, from the first step on.
+
+    Raises:
+        ConfigError: memory does not hold the blocks of one batch.
+    """
+    stop = windows.first_step + steps
+    looked = windows.until(stop)
+    of_uses = [windows.hosts_of(number, hosts, exchange=exchange) for number in range(len(looked))]
+    parts = [w.of_hosts(host, hosts) for w, host in zip(looked, of_uses, strict=True)]
+    by_step = np.zeros((hosts, steps), np.int64)
+    short: list[int] = []
+    held = 0
+    for host in range(hosts):
+        step = np.concatenate(
+            [s[b[host] : b[host + 1]] + w.first_step for w, (s, _, b) in zip(looked, parts, strict=True)]
+        )
+        block = np.concatenate([x[b[host] : b[host + 1]] for _, x, b in parts])
+        block, step = block[step < stop], step[step < stop] - windows.first_step
+        distinct, first, inverse = np.unique(block, return_index=True, return_inverse=True)
+        last = np.zeros(distinct.size, np.int64)
+        last[inverse] = step  # rising: of several the last is kept
+        begun, done = (np.bincount(at, minlength=steps + 1) for at in (step[first], last + 1))
+        held = max(held, int((begun - done).cumsum().max(initial=0)))
+        if slots is None or distinct.size <= slots:  # nothing ever makes room: each block is read at its first use
+            by_step[host] = begun[:steps]
+        else:
+            short.append(host)
+    chosen = short if len(short) <= most else [short[k * len(short) // most] for k in range(most)]
+    for host in chosen:
+        by_step[host] = _replay_host(windows, hosts, host, steps, slots or 0, exchange=exchange)
+    moved = windows.moved_rows(hosts, len(looked)) if exchange else 0.0
+    by_step = by_step[chosen] if len(chosen) < len(short) else by_step
+    return Fetches(by_step.sum(axis=0), by_step.sum(axis=1), held if slots is None else min(held, slots), moved)
+
+
+def _replay_host(
+    windows: Windows, hosts: int, host: int, steps: int, slots: int, *, exchange: bool
+) -> Int64[np.ndarray, " steps"]:
+    """Fetches of each step of one host, decided as its loader decides them."""
+    memory = Residency(slots, windows.first_step, windows.stop_step)
+    found = np.zeros(steps, np.int64)
+    number = 0
+    for k in range(steps):
+        while memory.wants_window:
+            memory.extend(windows[number].uses_of(windows.hosts_of(number, hosts, exchange=exchange) == host))
+            number += 1
+        found[k] = len(memory.decide().blocks)
+    return found
+
+
+VARIANCE_WINDOWS = (1, 8, 64)
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Figures of some steps with batches of one size and rows of one length."""
+
+    steps: int  # full batches looked at
+    blocks_per_step: float  # blocks' worth of data in a step: what is read if each block is read once
+    read_bytes: float  # bytes of a block, mean over what is used
+    requests: float  # requests that it takes, likewise
+    distinct_blocks: float  # blocks in a batch, mean
+    variance: dict[int, float]  # ``VR_w`` by w, as far as there are steps
+
+    @classmethod
+    def of(cls, blocks: Int64[np.ndarray, "steps uses"], size: int, seq_len: int, space: BlockSpace) -> Quality:
+        """Of batches of ``size`` rows; rows that lie in several blocks have several uses, side by side."""
+        array = space.array_of(blocks.ravel())
+        block_bytes = space.block_bytes()
+        worth = seq_len / space.chunk[array]  # of caches with other chunks: the mean over what is used
+        return cls(
+            steps=blocks.shape[0],
+            blocks_per_step=size * float(worth.mean()),
+            read_bytes=float((block_bytes[array] * worth).sum() / worth.sum()),
+            requests=float((space.block_requests()[array] * worth).sum() / worth.sum()),
+            distinct_blocks=float(np.mean((np.diff(np.sort(blocks, axis=1), axis=1, prepend=-1) != 0).sum(axis=1))),
+            variance={
+                w: variance_ratio(blocks[:, :: blocks.shape[1] // size], w)
+                for w in VARIANCE_WINDOWS
+                if blocks.shape[0] >= 2 * w
+            },
+        )
+
+
+def variance_ratio(blocks: Int64[np.ndarray, "steps batch"], window: int) -> float:
+    """Mean over windows of ``window`` steps of ``sum_b c_b**2 / rows``, where block b gives c_b of the window's rows.
+
+    For a value that is the same within a block and independent between blocks this is the variance of a window's mean
+    over that of as many independent rows.
+
+    Example:
+        >>> variance_ratio(np.array([[0, 0, 1, 1], [2, 3, 4, 5]]), 1)
+        1.5
+    """
+    steps, batch = blocks.shape
+    count = steps // window
+    flat = np.sort(blocks[: count * window].reshape(count, window * batch), axis=1)
+    run = np.cumsum(np.diff(flat, axis=1, prepend=-1) != 0, axis=1) + np.arange(count)[:, None] * (window * batch + 1)
+    sizes = np.bincount(run.ravel())
+    return float((sizes.astype(float) ** 2).sum() / (count * window * batch))

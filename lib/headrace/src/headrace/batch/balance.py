@@ -1,0 +1,333 @@
+"""Partitions of equal cost: samples over ranks and micro-batches, so that no rank waits for another.
+
+Costs are tokens, or what a function makes of tokens: FLOPs (:class:`TransformerCost`) grow faster. A cap on tokens is
+hard: memory has no average. These functions look at the samples of one step, some thousands.
+
+Reference: Karmarkar, Karp, "The differencing method of set partitioning", 1982. slime and verl use it; ties are broken
+as theirs are, so that partitions are equal to theirs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from headrace.batch.sample_numbers import checked_costs, checked_count, checked_tokens
+from headrace.errors import ConfigError
+from headrace.pack import stream
+from headrace.pack.items import Items
+
+Bins = list[list[int]]
+Costs: TypeAlias = Sequence[Any] | np.ndarray | Callable[[Int64[np.ndarray, " n"]], Sequence[Any] | np.ndarray] | None
+"""Cost of each sample; or what gives it for their tokens, as :meth:`TransformerCost.flops`; None: their tokens."""
+
+
+@dataclass(frozen=True)
+class TransformerCost:
+    """A dense decoder with grouped queries and gated feed-forward layers.
+
+    Attributes:
+        hidden_size: Width.
+        num_layers: Layers.
+        num_heads: Query heads.
+        head_size: Channels of a head.
+        num_kv_heads: Heads of keys and values.
+        ffn_size: Width of the feed-forward layers.
+        vocab_size: Size of the vocabulary.
+
+    Example:
+        >>> model = TransformerCost(1024, 12, 16, 64, 4, 4096, 32000)
+        >>> float(model.flops(np.array([1000]))[0])
+        455016448000.0
+    """
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    head_size: int
+    num_kv_heads: int
+    ffn_size: int
+    vocab_size: int
+
+    def flops(self, lengths: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+        """FLOPs of the forward pass over documents that attend to themselves only, causally.
+
+        Args:
+            lengths: Tokens of each document.
+        """
+        n = np.asarray(lengths, np.float64)
+        queries, keys = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        weights = self.hidden_size * (2 * queries + 2 * keys + 3 * self.ffn_size)
+        attention = 2 * queries * n  # scores and values, of which causal attention needs half
+        return n * (self.num_layers * (2 * weights + attention) + 2 * self.hidden_size * self.vocab_size)
+
+
+def costs_of(costs: Costs, sizes: Int64[np.ndarray, " n"]) -> list[Any]:
+    """Cost of each sample; ConfigError unless there is one for each, finite and from 0 up."""
+    if costs is None:
+        return sizes.tolist()
+    return checked_costs(costs(sizes) if callable(costs) else costs, sizes.size)
+
+
+class _Differences:
+    """Sets that will be partitions, largest first; two of these are merged until one is left."""
+
+    __slots__ = ("sets",)
+
+    def __init__(self, sets: list[tuple[Any, int, list[int]]]) -> None:
+        self.sets = sorted(sets, reverse=True)  # by sum, number of items, items
+
+    @property
+    def spread(self) -> Any:
+        return self.sets[0][0] - self.sets[-1][0]
+
+    def __lt__(self, other: _Differences) -> bool:
+        return self.spread > other.spread or (self.spread == other.spread and self.sets[0] > other.sets[0])
+
+    def merged(self, other: _Differences) -> _Differences:
+        """The largest set of one with the smallest of the other, and so on."""
+        pairs = zip(self.sets, reversed(other.sets), strict=True)
+        return _Differences([(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in pairs])
+
+
+def karmarkar_karp(costs: Sequence[Any] | np.ndarray, k: int, *, equal_size: bool = False) -> Bins:
+    """``k`` partitions of nearly equal cost, by the largest differencing method.
+
+    Args:
+        costs: Cost of each item: tokens or FLOPs.
+        k: Number of partitions.
+        equal_size: Whether all get the same number of items, which must then be a multiple of ``k``.
+
+    Returns:
+        Items of each partition, ascending; the most costly partition first.
+
+    Raises:
+        ConfigError: fewer items than partitions, a number that does not divide, or costs that are not finite and
+            from 0 up.
+
+    Example:
+        >>> karmarkar_karp([10, 9, 8, 7, 6, 5, 4, 3], 4)
+        [[1, 6], [2, 5], [3, 4], [0, 7]]
+    """
+    values = checked_costs(costs)
+    k = _checked_parts(len(values), k)
+    if equal_size and len(values) % k:
+        problem = f"do not divide into {k} partitions of equal size"
+        raise ConfigError(problem, field="items", value=len(values), cure="Add or drop some.")
+    return _differenced(values, k, equal_size)
+
+
+def _differenced(values: list[Any], k: int, equal_size: bool = False) -> Bins:
+    order = sorted(range(len(values)), key=lambda i: (values[i], i))
+    each = k if equal_size else 1
+    heap: list[_Differences] = []
+    empty: list[tuple[Any, int, list[int]]] = [(0, 0, [])] * (k - each)
+    for at in range(0, len(order), each):
+        heapq.heappush(heap, _Differences([(values[i], 1, [i]) for i in order[at : at + each]] + empty))
+    while len(heap) > 1:
+        first, second = heapq.heappop(heap), heapq.heappop(heap)
+        heapq.heappush(heap, first.merged(second))
+    return [sorted(items) for _, _, items in heap[0].sets]
+
+
+def first_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:
+    """Bins of at most ``max_tokens``, each item in the first that it fits, in order. A larger item is a bin alone.
+
+    Raises:
+        ConfigError: a cap below 1, or tokens that are not whole numbers from 0 up.
+
+    Example:
+        >>> first_fit([10, 9, 8, 7, 6, 5, 4, 3], 10)
+        [[0], [1], [2], [3, 7], [4, 6], [5]]
+    """
+    sizes, max_tokens = checked_tokens(tokens), checked_count("max_tokens", max_tokens)
+    space = np.zeros(sizes.size, np.int64)
+    bins: Bins = []
+    for item, size in enumerate(sizes.tolist()):
+        fits = space[: len(bins)] >= size
+        at = int(np.argmax(fits)) if fits.any() else len(bins)
+        if at == len(bins):
+            bins.append([])
+            space[at] = max_tokens
+        bins[at].append(item)
+        space[at] -= size
+    return bins
+
+
+def next_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:
+    """Bins of at most ``max_tokens`` of neighbours, in order. A larger item is a bin alone.
+
+    Raises:
+        ConfigError: a cap below 1, or tokens that are not whole numbers from 0 up.
+
+    Example:
+        >>> next_fit([5, 9, 3, 3, 7, 2], 10)
+        [[0], [1], [2, 3], [4, 5]]
+    """
+    sizes, max_tokens = checked_tokens(tokens), checked_count("max_tokens", max_tokens)
+    items = Items(np.arange(sizes.size), np.zeros(sizes.size, np.int64), sizes)
+    packed, _ = stream.next_fit(items, min(max_tokens, int(sizes.sum())), last=True)
+    return [pack.tolist() for pack in np.split(packed.items.document, np.cumsum(packed.held))[:-1]]
+
+
+def split_bins(tokens: Sequence[int] | np.ndarray, bins: Bins, count: int) -> Bins:
+    """``count`` bins: the largest that holds several items is halved, again and again.
+
+    Of equally large bins the last is halved. Items go, the largest first, to the lighter half, the left one if equal;
+    the right half becomes the last bin. ConfigError: fewer items than ``count``, more bins, an item that is none of
+    ``tokens``.
+
+    Example:
+        >>> split_bins([10, 9, 8, 7, 6, 5, 4, 3], [[0], [1, 7], [2, 6], [3, 5], [4]], 7)
+        [[0], [1, 7], [2], [3], [4], [5], [6]]
+    """
+    sizes = checked_tokens(tokens).tolist()
+    items = [i for b in bins for i in b]
+    count = _checked_parts(len(items), count)
+    if items and not 0 <= min(items) <= max(items) < len(sizes):
+        wrong = next(i for i in items if not 0 <= i < len(sizes))
+        raise ConfigError(
+            f"is none of the {len(sizes)} samples", field="bins", value=wrong, cure="Give its tokens, too."
+        )
+    if len(bins) > count:
+        raise ConfigError(
+            f"are more than the {count} wanted", field="bins", value=len(bins), cure="Bins are halved, never merged."
+        )
+    bins = [list(b) for b in bins]
+    sums = [sum(sizes[i] for i in b) for b in bins]
+    while len(bins) < count:
+        at = max((k for k, b in enumerate(bins) if len(b) > 1), key=lambda k: (sums[k], k))
+        halves: Bins = [[], []]
+        weight = [0, 0]
+        for item in sorted(bins[at], key=sizes.__getitem__, reverse=True):
+            side = int(weight[1] < weight[0])
+            halves[side].append(item)
+            weight[side] += sizes[item]
+        bins[at], sums[at] = halves[0], weight[0]
+        bins.append(halves[1])
+        sums.append(weight[1])
+    return bins
+
+
+def capped_partitions(
+    costs: Sequence[Any] | np.ndarray, tokens: Sequence[int] | np.ndarray, max_tokens: int, *, multiple: int = 1
+) -> Bins:
+    """As few partitions as it takes, of nearly equal cost, none with more than ``max_tokens``.
+
+    Karmarkar-Karp where its result keeps to the cap, else the most costly item first, into the cheapest partition that
+    has room for it.
+
+    Args:
+        costs: Cost of each item.
+        tokens: Tokens of each item.
+        max_tokens: Tokens of a partition, at most.
+        multiple: The number of partitions is a multiple of this.
+
+    Raises:
+        ConfigError: an item is larger than the cap, or there are fewer items than partitions; not one cost an item.
+
+    Example:
+        >>> capped_partitions([9, 4, 4, 1], [3, 2, 2, 1], 5, multiple=2)
+        [[1, 2, 3], [0]]
+    """
+    sizes = checked_tokens(tokens)
+    values = checked_costs(costs, sizes.size)
+    max_tokens, multiple = checked_count("max_tokens", max_tokens), checked_count("multiple", multiple)
+    if sizes.size and int(sizes.max()) > max_tokens:
+        raise ConfigError(
+            f"exceeds the {max_tokens} tokens of a micro-batch",
+            field=f"tokens[{int(sizes.argmax())}]",
+            value=int(sizes.max()),
+            cure="Raise max_tokens, or truncate such samples.",
+        )
+    least = -(-int(sizes.sum()) // max_tokens)
+    k = max(-(-least // multiple), 1) * multiple
+    while True:
+        _checked_parts(sizes.size, k)
+        found = _differenced(values, k)
+        if max(int(sizes[b].sum()) for b in found) <= max_tokens:
+            return found
+        found = _cheapest_with_room(values, sizes.tolist(), max_tokens, k)
+        if found is not None:
+            return found
+        k += multiple
+
+
+def micro_batches(
+    tokens: Sequence[int] | np.ndarray,
+    max_tokens: int,
+    *,
+    ranks: int = 1,
+    costs: Costs = None,
+    multiple: int = 1,
+) -> list[Bins]:
+    """Micro-batches of every rank: the same number for each, none above the cap, the most costly first.
+
+    At every place in the ranks' lists are micro-batches of about the same cost, and the ranks' sums are about the same.
+    With the most costly first, a step that does not fit into memory fails at once.
+
+    Args:
+        tokens: Tokens of each sample of the step.
+        max_tokens: Tokens of a micro-batch, at most.
+        ranks: Data-parallel ranks.
+        costs: Cost of each sample, or a function that gives it for their tokens; None: their tokens.
+        multiple: The number of micro-batches of a rank is a multiple of this (pipeline stages).
+
+    Returns:
+        Samples, by rank and micro-batch.
+
+    Raises:
+        ConfigError: a sample is larger than the cap, or there are fewer samples than micro-batches; not one cost a
+            sample; a count below 1.
+
+    Example:
+        >>> micro_batches([5, 4, 3, 2, 1, 1], 6, ranks=2)
+        [[[0], [3, 5]], [[1], [2, 4]]]
+    """
+    ranks, multiple = checked_count("ranks", ranks), checked_count("multiple", multiple)
+    sizes = checked_tokens(tokens)
+    values = costs_of(costs, sizes)
+    bins = capped_partitions(values, sizes, max_tokens, multiple=ranks * multiple)
+    cost = [sum(values[i] for i in b) for b in bins]
+    order = sorted(range(len(bins)), key=lambda b: (-cost[b], bins[b]))
+    result: list[Bins] = [[] for _ in range(ranks)]
+    total = [0] * ranks
+    for at in range(0, len(order), ranks):
+        by_need = sorted(range(ranks), key=lambda r: (total[r], r))
+        for rank, b in zip(by_need, order[at : at + ranks], strict=True):
+            result[rank].append(bins[b])
+            total[rank] += cost[b]
+    return result
+
+
+def _cheapest_with_room(values: list[Any], sizes: list[int], max_tokens: int, k: int) -> Bins | None:
+    bins: Bins = [[] for _ in range(k)]
+    load: list[Any] = [0] * k
+    room = [max_tokens] * k
+    for item in sorted(range(len(sizes)), key=lambda i: (-values[i], -sizes[i], i)):
+        at = min(
+            (b for b in range(k) if room[b] >= sizes[item]), key=lambda b: (load[b], len(bins[b]), b), default=None
+        )
+        if at is None:
+            return None
+        bins[at].append(item)
+        load[at] += values[item]
+        room[at] -= sizes[item]
+    return [sorted(b) for b in bins] if all(bins) else None
+
+
+def _checked_parts(items: int, parts: int) -> int:
+    parts = checked_count("partitions", parts)
+    if items < parts:
+        raise ConfigError(
+            f"cannot be filled with {items} samples",
+            field="partitions",
+            value=parts,
+            cure="Give more samples, or use fewer ranks.",
+        )
+    return parts

@@ -1,0 +1,160 @@
+"""Which tokens each context-parallel rank holds, so that causal attention costs all ranks the same.
+
+A token attends to those before it: with contiguous slices the last rank would do most of the work. *Zig-zag* cuts a
+document into 2R chunks and gives rank r chunks r and 2R - 1 - r; *striped* deals out tokens one by one, whatever the
+documents, so packed rows need no padding.
+
+Invariant: every token is on exactly one rank; places without a token are -1. Price: some array operations a row.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.batch.sample_numbers import checked_count, checked_tokens
+from headrace.errors import ConfigError
+
+
+class ContextSplit(NamedTuple):
+    """Tokens of a row on each rank.
+
+    Attributes:
+        token: Place in the row of each token that a rank holds, -1 for padding.
+        lengths: Places that each document takes on every rank.
+    """
+
+    token: Int64[np.ndarray, "R T"]
+    lengths: Int64[np.ndarray, " d"]
+
+    def take(self, values: np.ndarray, fill: int | float = 0) -> np.ndarray:
+        """What each rank holds of ``values`` (one entry a token of the row, ``[n, ...]``), padded with ``fill``.
+
+        Raises:
+            ConfigError: there are fewer values than tokens.
+        """
+        values = np.asarray(values)
+        tokens = int(self.token.max(initial=-1)) + 1
+        if values.ndim == 0 or len(values) < tokens:  # more: the row's own padding
+            raise ConfigError(
+                f"must be one for each of the row's {tokens} tokens", field="values", value=len(np.atleast_1d(values))
+            )
+        padded = np.concatenate([values, np.full_like(values, fill, shape=(1, *values.shape[1:]))])
+        return padded[self.token]
+
+
+def zigzag(lengths: Int64[np.ndarray, " d"], ranks: int) -> ContextSplit:
+    """Splits each document of a row into two chunks a rank: the r-th from the front, and the r-th from the back.
+
+    Documents are padded to 2 x ``ranks`` equal chunks.
+
+    Args:
+        lengths: Tokens of each document of the row, end to end.
+        ranks: Context-parallel ranks.
+
+    Raises:
+        ConfigError: no rank, or lengths that are not whole numbers from 0 up.
+
+    Example:
+        >>> zigzag(np.array([10]), 2).take(np.arange(1, 11)).tolist()
+        [[1, 2, 3, 10, 0, 0], [4, 5, 6, 7, 8, 9]]
+    """
+    lengths, ranks = checked_tokens(lengths, "lengths"), checked_count("ranks", ranks)
+    chunk = -(-lengths // (2 * ranks))
+    first = np.cumsum(lengths) - lengths
+    places = 2 * chunk
+    document = np.repeat(np.arange(lengths.size), places)
+    within = np.arange(document.size) - np.repeat(np.cumsum(places) - places, places)
+    size = chunk[document]
+    rank = np.arange(ranks)[:, None]
+    number = np.where(within < size, rank, 2 * ranks - 1 - rank)
+    token = number * size + np.where(within < size, within, within - size)
+    return ContextSplit(np.where(token < lengths[document], first[document] + token, -1), places)
+
+
+def striped(length: int, ranks: int) -> ContextSplit:
+    """Deals the tokens of a row out one by one: token t to rank ``t % ranks``.
+
+    Raises:
+        ConfigError: no rank, or a length that is no whole number from 0 up.
+
+    Example:
+        >>> striped(5, 2).token.tolist()
+        [[0, 2, 4], [1, 3, -1]]
+    """
+    length, ranks = checked_count("length", length, 0), checked_count("ranks", ranks)
+    each = -(-length // ranks)
+    token = np.arange(each)[None, :] * ranks + np.arange(ranks)[:, None]
+    return ContextSplit(np.where(token < length, token, -1), np.array([each], np.int64))
+
+
+def attention_work(split: ContextSplit, lengths: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " R"]:
+    """Pairs of tokens that causal attention within documents looks at, by rank.
+
+    Raises:
+        ConfigError: the documents have more or fewer tokens than the row that was split.
+
+    Example:
+        >>> attention_work(zigzag(np.array([8]), 2), np.array([8])).tolist()
+        [18, 18]
+    """
+    lengths = checked_tokens(lengths, "lengths")
+    held = int((split.token >= 0).sum())
+    if int(lengths.sum()) != held:
+        raise ConfigError(
+            f"are not those of the {held} tokens that were split",
+            field="lengths",
+            value=int(lengths.sum()),
+            cure="Give the lengths of this row's documents.",
+        )
+    position = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return split.take(position + 1).sum(axis=1)
+
+
+class ResponsePart(NamedTuple):
+    """What a zig-zag rank holds of a response, in each of its two chunks: ranges of places in the document.
+
+    Attributes:
+        chunk: Tokens of a chunk.
+        chunks: The two chunks.
+        logits: Places whose logits predict tokens of the response.
+        tokens: These tokens: one place further.
+    """
+
+    chunk: int
+    chunks: tuple[tuple[int, int], tuple[int, int]]
+    logits: tuple[tuple[int, int], tuple[int, int]]
+    tokens: tuple[tuple[int, int], tuple[int, int]]
+
+
+def response_part(total: int, response: int, ranks: int, rank: int) -> ResponsePart:
+    """Where a rank's logits for a response lie. Nothing predicts the first token of a document.
+
+    Args:
+        total: Tokens of prompt and response.
+        response: Tokens of the response, at the end.
+        ranks: Context-parallel ranks.
+        rank: This one.
+
+    Raises:
+        ConfigError: the response is longer than the document, or there is no such rank.
+
+    Example:
+        >>> response_part(17, 9, 4, 2)
+        ResponsePart(chunk=3, chunks=((6, 9), (15, 18)), logits=((7, 9), (15, 16)), tokens=((8, 10), (16, 17)))
+    """
+    total, response = checked_count("total", total, 0), checked_count("response", response, 0)
+    ranks, rank = checked_count("ranks", ranks), checked_count("rank", rank, 0)
+    if response > total:
+        raise ConfigError(f"is not within a document of {total} tokens", field="response", value=response)
+    if rank >= ranks:
+        raise ConfigError(f"is not one of {ranks}", field="rank", value=rank)
+    chunk = -(-total // (2 * ranks))
+    chunks = tuple((c * chunk, (c + 1) * chunk) for c in (rank, 2 * ranks - 1 - rank))
+    first, last = max(total - response - 1, 0), total - 1
+    inside = [(max(a, first), min(b, last)) for a, b in chunks]
+    logits = tuple((a, b) if a < b else (0, 0) for a, b in inside)
+    tokens = tuple((a + 1, b + 1) if a < b else (0, 0) for a, b in logits)
+    return ResponsePart(chunk, chunks, logits, tokens)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,126 @@
+"""Losses beside next-token prediction: a teacher's distribution, several next tokens, the size of the normaliser.
+
+A teacher is known by its K most likely tokens at each label and their log probabilities (``[B, S, K]``, laid out as
+labels are). What they leave of the mass is one more outcome, the *rest*, so that both sides are distributions and the
+divergence is a lower bound of that over the whole vocabulary, reached when K is all of it. With t the teacher and p
+the policy, over the K tokens and the rest::
+
+    forward   KL(t || p) = sum of t (log t - log p)         covers what the teacher does
+    reverse   KL(p || t) = sum of p (log p - log t)         keeps to what the teacher does
+
+Price: the log probabilities of K ids a label, in the one pass over the vocabulary that a loss makes anyway.
+
+References: Hinton et al., arXiv:1503.02531, and Agarwal et al., arXiv:2306.13649 (distillation); DeepSeek-AI,
+arXiv:2412.19437 (several next tokens); Chowdhery et al., arXiv:2204.02311 (z-loss).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from headrace.batch.loss import Denominator, LossBatch, token_mean
+from headrace.batch.packed_batch import ExpandedBatch, PackedBatch
+from headrace.batch.segments import next_in_segment
+from headrace.errors import ConfigError, check_at_least, check_choice
+
+SMALLEST_REST = 1e-7
+"""The least mass of the rest: float32 cannot tell less from none."""
+
+
+def top_k_divergence(
+    log_probs: Float[Array, "*batch K"],
+    teacher_log_probs: Float[Array, "*batch K"],
+    direction: Literal["forward", "reverse"] = "forward",
+    *,
+    rest: bool = True,
+) -> Float[Array, "*batch"]:
+    """KL divergence of teacher and policy at each label; reduce it with ``token_mean`` or ``weighted_mean``.
+
+    Args:
+        log_probs: The policy's, of the teacher's tokens: what :func:`~headrace.batch.vocabulary.hidden_stats` gives for
+            labels ``[*batch, K]``.
+        teacher_log_probs: The teacher's own; -inf for tokens that it did not name.
+        direction: ``forward``: KL(teacher || policy); ``reverse``: KL(policy || teacher).
+        rest: Whether what the K tokens leave of the mass counts; without it the sum over the K tokens may be negative.
+
+    Raises:
+        ConfigError: no such direction; other shapes.
+
+    Example:
+        >>> half = jnp.log(jnp.array([[0.5, 0.25]]))
+        >>> float(top_k_divergence(half, half)[0])
+        0.0
+        >>> round(float(top_k_divergence(jnp.log(jnp.array([[0.25, 0.25]])), half)[0]), 4)  # .5 log 2 + .25 log .5
+        0.1733
+    """
+    check_choice("direction", direction, ("forward", "reverse"), "is no direction")
+    if log_probs.shape != teacher_log_probs.shape:
+        raise ConfigError(
+            f"must be one for each of the policy's, {log_probs.shape}",
+            field="teacher_log_probs",
+            value=teacher_log_probs.shape,
+            cure="Take the policy's log probabilities of the teacher's token ids.",
+        )
+    sides = log_probs.astype(jnp.float32), jnp.maximum(teacher_log_probs.astype(jnp.float32), -1e9)
+    if rest:
+        sides = tuple(jnp.concatenate([side, _log_rest(side)[..., None]], axis=-1) for side in sides)
+    policy, teacher = sides
+    first, second = (teacher, policy) if direction == "forward" else (policy, teacher)
+    p = jnp.exp(first)
+    return (p * jnp.where(p > 0, first - second, 0)).sum(axis=-1)
+
+
+def z_loss(
+    log_normalizer: Float[Array, "B S"], batch: LossBatch, denominator: Denominator = "tokens"
+) -> Float[Array, ""]:
+    """``mean of log_normalizer^2``, which keeps logits from drifting; PaLM adds 1e-4 of it to the loss.
+
+    Args:
+        log_normalizer: Of :func:`~headrace.batch.vocabulary.token_stats` or ``hidden_stats``.
+        batch: Says which labels are trained on.
+        denominator: See :mod:`headrace.batch.loss`.
+
+    Example:
+        >>> import numpy as np
+        >>> from headrace.batch import pack_rows
+        >>> float(z_loss(jnp.array([[1.0, 3.0, 9.0]]), pack_rows(np.array([[1, 2, 3]]))))
+        5.0
+    """
+    return token_mean(log_normalizer**2, batch, denominator)
+
+
+def mtp_batch(batch: PackedBatch | ExpandedBatch, depth: int) -> ExpandedBatch:
+    """The batch whose labels lie ``depth`` tokens further on: for the loss of a head that predicts several next tokens.
+
+    Label i becomes label ``i + depth``, with its weight and mask, where that is of the same segment; else nothing is
+    trained on. Any loss takes it, with any denominator. Nothing is stored or sent for it: it is derived on the device.
+
+    Args:
+        batch: As delivered.
+        depth: 0 leaves it as it is; 1 is the first head beside the model's own.
+
+    Raises:
+        ConfigError: a negative depth.
+
+    Example:
+        >>> import numpy as np
+        >>> from headrace.batch import pack_rows
+        >>> batch = mtp_batch(pack_rows(np.array([[5, 6, 7, 8, 9]]), segment_lengths=np.array([[3, 2]])), 1)
+        >>> batch.labels.tolist(), batch.token_weights.tolist()
+        ([[7, 0, 0, 0, 0]], [[1.0, 0.0, 0.0, 0.0, 0.0]])
+    """
+    check_at_least("depth", depth, 0)
+    expanded = batch.expand() if isinstance(batch, PackedBatch) else batch
+    if depth == 0:
+        return expanded
+    names = ("labels", "token_weights", "label_mask")
+    return dataclasses.replace(expanded, **{n: next_in_segment(getattr(expanded, n), expanded, depth) for n in names})
+
+
+def _log_rest(log_probs: Float[Array, "*batch K"]) -> Float[Array, "*batch"]:
+    """Log of what the tokens leave of the mass."""
+    return jnp.log(jnp.maximum(1 - jnp.exp(log_probs).sum(axis=-1), SMALLEST_REST))

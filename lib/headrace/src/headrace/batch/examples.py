@@ -1,0 +1,300 @@
+"""``Example``: one sequence with what is said about each of its tokens; and batches made of them.
+
+In an example everything is said about **tokens**, as it is recorded: the mask says which tokens are trained on, log
+probabilities are those of the tokens. In a batch everything is said about **labels**: position i holds what concerns
+the token at i + 1, and the last position of a segment holds nothing. :func:`pack_examples` is the one place where the
+one becomes the other, so that nothing is shifted twice.
+
+Examples that belong together (the two answers of a preference pair) are one *unit*: never parted by packing.
+
+Price: a few numpy calls a batch; examples are listed once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int32, Int64, Integer
+
+from headrace.batch.packed_batch import PackedBatch
+from headrace.batch.sample_numbers import checked_count
+from headrace.errors import ConfigError
+from headrace.pack.plan import plan_packs
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One sequence of n tokens, on the host. What is given as a list is kept as an array.
+
+    Attributes:
+        tokens: Token ids.
+        loss_mask: 1 where the token itself is trained on; None: everywhere.
+        weights: Weight of each token's loss, e.g. its advantage; one number for all; None: 1.
+        log_probs: Log probability of each token under the policy that sampled it; 0 where none did.
+        reward: Its reward.
+        group: Number of the group that it belongs to.
+        policy_version: Version of the policy that sampled each token; -1 where none did.
+        extras: Further values, ``[n, ...]`` each, e.g. which picture a token stands for. They stay with their token.
+
+    Raises:
+        ConfigError: something is said about more or fewer tokens than there are; no token; ids, a mask or versions that
+            are not whole numbers; a weight, log probability or reward that is not finite.
+
+    Example:
+        >>> Example(np.array([5, 6, 7]), loss_mask=[0, 1, 1]).length
+        3
+    """
+
+    tokens: Integer[np.ndarray, " n"]
+    loss_mask: Integer[np.ndarray, " n"] | None = None
+    weights: Float32[np.ndarray, " n"] | float | None = None
+    log_probs: Float32[np.ndarray, " n"] | None = None
+    reward: float | None = None
+    group: int | None = None
+    policy_version: Int32[np.ndarray, " n"] | None = None
+    extras: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+
+    def __post_init__(self) -> None:
+        tokens = _array("tokens", self.tokens)
+        if tokens.ndim != 1 or tokens.size == 0:
+            raise ConfigError("must be a row of at least one token", field="tokens", value=tokens.shape)
+        if tokens.dtype.kind not in "iu":
+            raise ConfigError("must be integers", field="tokens", value=tokens.dtype.name, cure="Give token ids.")
+        object.__setattr__(self, "tokens", tokens)
+        for name, dtype, empty in _OF_TOKENS:
+            if getattr(self, name) is None:
+                continue
+            values = _array(name, getattr(self, name))
+            one_for_all = name == "weights" and values.ndim == 0
+            if not one_for_all:
+                _check_length(name, values, tokens.size, ndim=1)
+            _check_values(name, values, dtype, f"Give {empty} where there is none.")
+            object.__setattr__(self, name, values.item() if one_for_all else values)
+        extras = {name: _array(name, values) for name, values in self.extras.items()}
+        for name, values in extras.items():
+            _check_length(name, values, tokens.size)
+        object.__setattr__(self, "extras", extras)
+        for name, _, dtype in _OF_SEGMENTS:
+            if (number := getattr(self, name)) is not None:
+                _check_values(name, _array(name, number), dtype, "Give None where there is none.")
+
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        return int(self.tokens.size)
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    try:
+        found = np.asarray(values)
+    except ValueError:  # lists of several lengths
+        found = np.asarray(None)
+    if found.dtype.kind in "OUS":
+        raise ConfigError("must be numbers", field=name, value=values, cure="Give an array, or a list of numbers.")
+    return found
+
+
+def _check_length(name: str, values: np.ndarray, tokens: int, ndim: int | None = None) -> None:
+    if values.ndim != (ndim or max(values.ndim, 1)):
+        raise ConfigError(f"must be one value for each of {tokens} tokens", field=name, value=values.shape)
+    if len(values) != tokens:
+        raise ConfigError(
+            f"is {'longer' if len(values) > tokens else 'shorter'} than the {tokens} tokens",
+            field=name,
+            value=len(values),
+            cure="One value for each token, the prompt included.",
+        )
+
+
+def _check_values(name: str, values: np.ndarray, dtype: np.dtype[Any], cure: str) -> None:
+    """Raises ConfigError unless a batch can hold the values: whole numbers in range, or finite ones."""
+    whole = dtype.kind in "iu"
+    if whole and np.can_cast(values.dtype, dtype):
+        return
+    exact = values.astype(np.float64)
+    limits = np.iinfo(dtype) if whole else np.finfo(dtype)
+    good = (exact >= limits.min) & (exact <= limits.max)  # NaN is in no range
+    if whole:
+        good &= exact == np.floor(exact)
+    if not good.all():
+        at = int(np.argmin(good))
+        raise ConfigError(
+            f"must be a whole number from {limits.min} to {limits.max}" if whole else "must be finite",
+            field=f"{name}[{at}]" if values.ndim else name,
+            value=values.reshape(-1)[at].item(),
+            cure=cure,
+        )
+
+
+def pack_examples(
+    examples: Sequence[Example],
+    seq_len: int,
+    *,
+    unit: int = 1,
+    rows: int | None = None,
+    multiple: int = 1,
+    max_segments: int | None = None,
+) -> PackedBatch:
+    """A batch of examples, each a segment, packed by best fit decreasing.
+
+    The same examples give the same batch. Leaves that no example has are left out of the batch; examples that lack one
+    that others have get the neutral value (mask 1, weight 1, log probability 0, reward 0, version -1, extras 0).
+
+    Args:
+        examples: What to pack.
+        seq_len: Tokens in a row.
+        unit: So many neighbours are one unit (2 for pairs): they stay in one row, in their order.
+        rows: Rows of the batch, the rest of them empty; None: as many as are needed.
+        multiple: Then rows are a multiple of this.
+        max_segments: Width of ``segment_lengths``, for batches of one shape; None: as wide as is needed.
+
+    Raises:
+        ConfigError: a unit is longer than a row, or not complete; more rows or segments are needed than there may be;
+            a length or count below 1; extras of one name that differ in shape.
+
+    Example:
+        >>> batch = pack_examples([Example(np.array([1, 2, 3])), Example(np.array([4, 5]))], 6)
+        >>> batch.tokens.tolist(), batch.labels.tolist()
+        ([[1, 2, 3, 4, 5, 0]], [[2, 3, 0, 5, 0, 0]])
+        >>> batch.segment_ids.tolist()
+        [[0, 0, 0, 1, 1, -1]]
+    """
+    seq_len, unit = checked_count("seq_len", seq_len), checked_count("unit", unit)
+    multiple = checked_count("multiple", multiple)
+    rows = None if rows is None else checked_count("rows", rows, 0)
+    max_segments = None if max_segments is None else checked_count("max_segments", max_segments)
+    order, row_of = _placed(examples, seq_len, unit)
+    needed = int(row_of.max(initial=-1)) + 1
+    height = -(-max(needed, 1) // multiple) * multiple if rows is None else rows
+    if needed > height:
+        raise ConfigError(
+            f"are too few for {len(examples)} examples, which need {needed}",
+            field="rows",
+            value=rows,
+            cure=f"Give at least {needed} rows, or longer ones.",
+        )
+    sorted_examples = [examples[i] for i in order]
+    length = np.array([e.length for e in sorted_examples], np.int64)
+    held = np.bincount(row_of, minlength=height)
+    column = np.arange(order.size) - np.repeat(np.cumsum(held) - held, held)
+    width = max(int(held.max(initial=0)), 1) if max_segments is None else max_segments
+    if held.max(initial=0) > width:
+        raise ConfigError(
+            f"is fewer than the {int(held.max())} segments of a row", field="max_segments", value=max_segments
+        )
+    segments = np.zeros((height, width), np.int32)
+    segments[row_of, column] = length
+    at = _places(segments, row_of, column, length, seq_len)
+    dtype = np.result_type(*{e.tokens.dtype for e in examples}) if examples else np.dtype(np.int32)
+    batch = PackedBatch(
+        token_ids=_laid([e.tokens for e in sorted_examples], at, (height, seq_len), dtype),
+        source_id=np.where(np.arange(height) < needed, 0, -1).astype(np.int32),
+        segment_lengths=segments,
+    )
+    return dataclasses.replace(batch, **_leaves(sorted_examples, at, (height, seq_len), (row_of, column), segments))
+
+
+def _placed(examples: Sequence[Example], seq_len: int, unit: int) -> tuple[Int64[np.ndarray, " n"], np.ndarray]:
+    """Examples in the order of the batch, and the row of each."""
+    if len(examples) % unit:
+        raise ConfigError(
+            f"are not whole units of {unit}",
+            field="examples",
+            value=len(examples),
+            cure="Preference rows come in pairs: chosen, rejected." if unit == 2 else None,
+        )
+    if not examples:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    lengths = np.array([e.length for e in examples], np.int64).reshape(-1, unit).sum(axis=1)
+    if lengths.max() > seq_len:
+        at = int(lengths.argmax())
+        named = f"examples[{at}]" if unit == 1 else f"examples[{at * unit}:{at * unit + unit}]"
+        raise ConfigError(
+            f"has more than the {seq_len} tokens of a row",
+            field=named,
+            value=int(lengths[at]),
+            cure="Truncate it, leave it out, or use longer rows.",
+        )
+    plan = plan_packs(lengths, seq_len, "bfd", "error")
+    order = (plan.items.document.astype(np.int64)[:, None] * unit + np.arange(unit)).reshape(-1)
+    return order, np.repeat(np.arange(len(plan)), np.diff(plan.bounds) * unit)
+
+
+def _places(
+    segments: np.ndarray, row: np.ndarray, column: np.ndarray, length: np.ndarray, seq_len: int
+) -> Int64[np.ndarray, " T"]:
+    """Where each token of all examples lies in the flat batch."""
+    begin = np.cumsum(segments, axis=1, dtype=np.int64) - segments
+    first = row * seq_len + begin[row, column]
+    within = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
+    return np.repeat(first, length) + within
+
+
+def _laid(
+    values: Sequence[np.ndarray], at: np.ndarray, shape: tuple[int, int], dtype: Any, empty: float = 0
+) -> np.ndarray:
+    """Values of all tokens where the tokens are."""
+    trailing = values[0].shape[1:] if values else ()
+    out = np.full((shape[0] * shape[1], *trailing), empty, dtype)
+    if values:
+        out[at] = np.concatenate(values)
+    return out.reshape(*shape, *trailing)
+
+
+def _leaves(
+    examples: Sequence[Example],
+    at: np.ndarray,
+    shape: tuple[int, int],
+    place: tuple[np.ndarray, np.ndarray],
+    segments: np.ndarray,
+) -> dict[str, Any]:
+    """The leaves that some example has, as the batch holds them: what concerns a token stands one position before."""
+    leaves: dict[str, Any] = {}
+    last = np.cumsum([e.length for e in examples]).astype(np.int64) - 1
+    for name, dtype, empty in _OF_TOKENS:
+        given = [getattr(e, name) for e in examples]
+        if all(v is None for v in given):
+            continue
+        neutral = 1 if name in ("loss_mask", "weights") else empty
+        full = [
+            np.full(e.length, neutral if v is None else v, dtype) if not isinstance(v, np.ndarray) else v.astype(dtype)
+            for e, v in zip(examples, given, strict=True)
+        ]
+        of_label = np.append(np.concatenate(full)[1:], np.asarray(empty, dtype))
+        of_label[last] = empty
+        leaves[name] = _laid([of_label], at, shape, dtype, empty)
+    for of_segment, name, dtype in _OF_SEGMENTS:
+        said = [getattr(e, of_segment) for e in examples]
+        if any(v is not None for v in said):
+            leaves[name] = np.zeros(segments.shape, dtype)
+            leaves[name][place] = [0 if v is None else v for v in said]
+    extras = sorted({name for e in examples for name in e.extras})
+    if extras:
+        given = {name: _extra(examples, name) for name in extras}
+        leaves["extras"] = {
+            name: _laid(v, at, shape, np.result_type(*{x.dtype for x in v})) for name, v in given.items()
+        }
+    return leaves
+
+
+_OF_TOKENS = (
+    ("loss_mask", np.dtype(np.uint8), 0),
+    ("weights", np.dtype(np.float32), 0),
+    ("log_probs", np.dtype(np.float32), 0),
+    ("policy_version", np.dtype(np.int32), -1),
+)
+_OF_SEGMENTS = (("reward", "rewards", np.dtype(np.float32)), ("group", "group_ids", np.dtype(np.int32)))
+
+
+def _extra(examples: Sequence[Example], name: str) -> list[np.ndarray]:
+    like = next(e.extras[name] for e in examples if name in e.extras)
+    shapes = {e.extras[name].shape[1:] for e in examples if name in e.extras}
+    if len(shapes) > 1:
+        raise ConfigError(
+            "must be of one shape, in all examples that have it", field=name, value=sorted(shapes), cure="Pad it."
+        )
+    return [e.extras.get(name, np.zeros((e.length, *like.shape[1:]), like.dtype)) for e in examples]

@@ -1,0 +1,188 @@
+"""``unified_loss``: one loss for pretraining, SFT, preferences and RL, with a denominator that is named and global.
+
+With p the model's probability of ``labels[b, i]``, w the weight there and c a coefficient that depends on the
+denominator alone::
+
+    loss = - sum over b, i of  c[b, i] * w[b, i] * log p[b, i]
+
+===============  ====================================================================================================
+denominator      c
+===============  ====================================================================================================
+``"weights"``    1 / max(1, sum of all ``|w|``); the default, seed 002's and nanomoe's
+``"tokens"``     1 / max(1, labels that are trained on), whatever they weigh
+``"sequences"``  1 / (labels of the segment that are trained on x segments that have any): the mean over segments of
+                 each segment's mean
+``"groups"``     the same with groups for segments, a group being all segments of one number in ``segment_groups``,
+                 wherever in the batch they lie
+a number         1 / that number (Dr. GRPO: completions x the longest length)
+a function       1 / what it returns for the batch: a scalar, or one value a label
+===============  ====================================================================================================
+
+A label that weighs 0 because its advantage is 0 is trained on and counts; one that is masked does not.
+
+Under jit on a sharded batch every sum is over the whole batch, not over a device's part: the loss and its gradient do
+not depend on the number of devices. All losses reduce what they say of each label with :func:`token_mean` or
+:func:`weighted_mean`, so each of them takes each denominator, packed or not. The softmax is that of
+:mod:`headrace.batch.vocabulary`: :func:`unified_loss_from_hidden` does not hold [B, S, V] in any type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from headrace.batch.packed_batch import ExpandedBatch, PackedBatch, with_auto_axes
+from headrace.batch.vocabulary import DEFAULT_CHUNK, hidden_nll, token_nll
+from headrace.errors import ConfigError, check_choice
+
+LossBatch: TypeAlias = PackedBatch | ExpandedBatch
+Named: TypeAlias = Literal["weights", "tokens", "sequences", "groups"]
+Denominator: TypeAlias = Named | float | Callable[[LossBatch], Any]
+
+
+def unified_loss(
+    logits: Float[Array, "B S V"],
+    batch: LossBatch,
+    denominator: Denominator = "weights",
+    *,
+    chunk: int = DEFAULT_CHUNK,
+) -> Float[Array, ""]:
+    """The loss of logits, in nats.
+
+    Args:
+        logits: Of any float type; the sums are in float32.
+        batch: What was asked of the model.
+        denominator: See the module's table.
+        chunk: Entries of the vocabulary at a time.
+
+    Raises:
+        ConfigError: there is no such denominator; shapes do not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> from headrace.batch import pack_rows
+        >>> batch = pack_rows(np.array([[1, 2, 3]]))
+        >>> round(float(unified_loss(jnp.zeros((1, 3, 4)), batch)), 4)  # log 4
+        1.3863
+    """
+    _check_shape(logits.shape[:-1], batch, "logits")
+    return weighted_mean(token_nll(logits, batch.labels, chunk=chunk), batch, denominator)
+
+
+def unified_loss_from_hidden(
+    hidden: Float[Array, "B S D"],
+    unembedding: Float[Array, "V D"],
+    batch: LossBatch,
+    denominator: Denominator = "weights",
+    *,
+    chunk: int = DEFAULT_CHUNK,
+) -> Float[Array, ""]:
+    """The loss of ``logits = hidden @ unembedding.T``, which are never whole in memory.
+
+    Args:
+        hidden: What the last layer gives.
+        unembedding: One row for each entry of the vocabulary.
+        batch: What was asked of the model.
+        denominator: See the module's table.
+        chunk: Entries of the vocabulary at a time.
+
+    Raises:
+        ConfigError: there is no such denominator; shapes do not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> from headrace.batch import pack_rows
+        >>> batch = pack_rows(np.array([[1, 2, 3]]))
+        >>> round(float(unified_loss_from_hidden(jnp.zeros((1, 3, 2)), jnp.ones((4, 2)), batch, chunk=3)), 4)
+        1.3863
+    """
+    _check_shape(hidden.shape[:-1], batch, "hidden")
+    return weighted_mean(hidden_nll(hidden, unembedding, batch.labels, chunk=chunk), batch, denominator)
+
+
+def weighted_mean(nll: Float[Array, "B S"], batch: LossBatch, denominator: Denominator = "weights") -> Float[Array, ""]:
+    """``sum(coefficient * weight * nll)``: the loss of negative log likelihoods that the caller computed.
+
+    Where the product of coefficient and weight is 0, the likelihood is not looked at: it may be infinite.
+    """
+    return _sum_of(nll, coefficients(batch, denominator) * batch.token_weights)
+
+
+def token_mean(values: Float[Array, "B S"], batch: LossBatch, denominator: Denominator = "tokens") -> Float[Array, ""]:
+    """``sum(coefficient * value)`` over the labels that are trained on, whatever they weigh: KL, entropy, z-loss.
+
+    Values of other labels are not looked at: they may be NaN.
+
+    Example:
+        >>> import numpy as np
+        >>> from headrace.batch import pack_rows
+        >>> float(token_mean(jnp.array([[1.0, 3.0, 9.0]]), pack_rows(np.array([[1, 2, 3]]))))
+        2.0
+    """
+    return _sum_of(values, coefficients(batch, denominator) * batch.label_mask)
+
+
+def _sum_of(values: Float[Array, "B S"], factor: Float[Array, "B S"]) -> Float[Array, ""]:
+    return (factor * jnp.where(factor != 0, values, 0.0)).sum()
+
+
+def coefficients(batch: LossBatch, denominator: Denominator = "weights") -> Float[Array, "#B #S"]:
+    """What the denominator makes of a batch: c of the module's table, one value a label or one for all.
+
+    Raises:
+        ConfigError: there is no such denominator.
+    """
+    if callable(denominator):
+        return 1.0 / jnp.asarray(denominator(batch), jnp.float32)
+    if not isinstance(denominator, str):
+        if not denominator > 0:
+            raise ConfigError("must be positive", field="denominator", value=denominator)
+        return jnp.asarray(1.0 / denominator, jnp.float32)
+    mask = jnp.asarray(batch.label_mask)
+    if denominator == "weights":
+        return 1.0 / jnp.maximum(1.0, jnp.abs(jnp.asarray(batch.token_weights)).sum())
+    if denominator == "tokens":
+        return 1.0 / jnp.maximum(1, mask.sum())
+    check_choice("denominator", denominator, get_args(Named), "is no denominator")
+    groups = batch.segment_groups if denominator == "groups" else None
+    rest: Any = jax.tree.map(jnp.asarray, (batch.segment_ids, batch.cu_seqlens, groups))
+    return with_auto_axes(_shares, mask, *rest, out=lambda spec: spec)
+
+
+def _shares(
+    mask: Bool[Array, "B S"],
+    segment_ids: Int[Array, "B S"],
+    cu_seqlens: Int[Array, "B M1"],
+    groups: Int[Array, "B M"] | None,
+) -> Float[Array, "B S"]:
+    """The coefficient of each label where every segment, or every group, counts alike."""
+    trained = _trained_of_segments(mask, cu_seqlens)
+    units = (trained > 0).sum()
+    if groups is not None:
+        trained, units = _summed_by_group(trained, groups)
+    share = 1.0 / (jnp.maximum(1, trained) * jnp.maximum(1, units)).astype(jnp.float32)
+    return jnp.take_along_axis(share, jnp.maximum(segment_ids, 0), axis=1)
+
+
+def _trained_of_segments(mask: Bool[Array, "B S"], cu_seqlens: Int[Array, "B M1"]) -> Int[Array, "B M"]:
+    """Labels of each segment that are trained on."""
+    so_far = jnp.pad(jnp.cumsum(mask, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
+    return jnp.diff(jnp.take_along_axis(so_far, cu_seqlens, axis=1), axis=1)
+
+
+def _summed_by_group(trained: Int[Array, "B M"], groups: Int[Array, "B M"]) -> tuple[Int[Array, "B M"], Int[Array, ""]]:
+    """For each segment the labels of its whole group, and the groups that have any. By number, not by place."""
+    _, place = jnp.unique(groups, return_inverse=True, size=groups.size)
+    sums = jnp.zeros(groups.size, jnp.int32).at[place.reshape(-1)].add(trained.reshape(-1))
+    return sums[place.reshape(groups.shape)], (sums > 0).sum()
+
+
+def _check_shape(shape: tuple[int, ...], batch: LossBatch, field: str) -> None:
+    if tuple(shape) != tuple(batch.labels.shape):
+        raise ConfigError(
+            f"has other rows and positions than a batch of {tuple(batch.labels.shape)}", field=field, value=tuple(shape)
+        )

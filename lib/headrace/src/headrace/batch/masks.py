@@ -1,0 +1,132 @@
+"""What is trained on: which turns of a conversation, and which leaf of a cache says so of each token.
+
+Chats have a mask (``headrace build --kind chat`` writes ``loss_mask``, Levanter's builder ``assistant_masks``): 1 for
+what the assistant says. Rows of such a cache carry it wherever they go, through packing, shuffles, mixtures and the
+planned reads of a loader, to :attr:`headrace.batch.packed_batch.PackedBatch.token_mask`. Tokens of caches without one
+all count. Turns are chosen by mode; the modes are tinker's ``TrainOnWhat``:
+
+===============================  ======================================================================================
+``last_assistant_message``       the last turn whose role is ``assistant``
+``last_assistant_turn``          the assistant's turns behind the last one of a user
+``all_assistant_messages``       the assistant's turns
+``all_messages``                 every turn
+``all_user_and_system_messages``  turns of users and of the system
+``customized``                   turns that say that they are ``trainable``
+===============================  ======================================================================================
+
+Price: one byte a token more to read and to hand to the devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+from headrace.errors import ConfigError, check_choice, did_you_mean
+
+if TYPE_CHECKING:  # what --help reads opens no store
+    from headrace.store.array import StoredArray
+    from headrace.store.cache import TokenCache
+
+TurnMode: TypeAlias = Literal[
+    "last_assistant_message",
+    "last_assistant_turn",
+    "all_assistant_messages",
+    "all_messages",
+    "all_user_and_system_messages",
+    "customized",
+]
+TURN_MODES: tuple[str, ...] = get_args(TurnMode)
+MASKS = ("loss_mask", "assistant_masks")
+"""Leaves that ``auto`` looks for: headrace's own, and that of Levanter's chats."""
+
+
+def trained_turns(roles: Sequence[str], mode: str, trainable: Sequence[bool | None] = ()) -> list[bool]:
+    """Whether each turn is trained on.
+
+    Args:
+        roles: Role of each turn.
+        mode: One of :data:`TURN_MODES`.
+        trainable: With ``customized``, what each turn says.
+
+    Raises:
+        ConfigError: there is no such mode; ``customized``, and a turn does not say whether it is trainable.
+
+    Example:
+        >>> trained_turns(["user", "assistant", "tool", "assistant", "user"], "last_assistant_message")
+        [False, False, False, True, False]
+    """
+    assistant = [role == "assistant" for role in roles]
+    if mode == "all_messages":
+        return [True] * len(roles)
+    if mode == "all_assistant_messages":
+        return assistant
+    if mode == "all_user_and_system_messages":
+        return [role in ("user", "system") for role in roles]
+    if mode == "last_assistant_message":
+        last = max((i for i, is_one in enumerate(assistant) if is_one), default=-1)
+        return [i == last for i in range(len(roles))]
+    if mode == "last_assistant_turn":
+        asked = max((i for i, role in enumerate(roles) if role == "user"), default=-1)
+        return [is_one and i > asked for i, is_one in enumerate(assistant)]
+    if mode != "customized":
+        raise ConfigError("is no mode", field="train_on", value=mode, cure=did_you_mean(mode, TURN_MODES))
+    for i, said in enumerate(trainable):
+        if said is None:
+            raise ConfigError("does not say whether it is trained on", field=f"messages[{i}].trainable", value=None)
+    return [bool(said) for said in trainable]
+
+
+def mask_leaf(cache: TokenCache, loss_mask: str, field: str = "loss_mask") -> str | None:
+    """The leaf that says which tokens are trained on; None: all are.
+
+    Args:
+        cache: The cache.
+        loss_mask: ``auto``: one of :data:`MASKS`, if the cache has it; ``none``: all tokens; or the name of a leaf.
+        field: What errors call it.
+
+    Raises:
+        ConfigError: the cache has no such leaf.
+
+    Example:
+        >>> import headrace.testing
+        >>> mask_leaf(headrace.testing.tiny_cache(documents=5), "auto") is None
+        True
+    """
+    if loss_mask == "none":
+        return None
+    known = cache.leaves
+    if loss_mask == "auto":
+        return next((name for name in MASKS if name in known), None)
+    check_choice(field, loss_mask, [*known, "auto", "none"], f"is not a leaf of {cache.path}")
+    return loss_mask
+
+
+def mask_arrays(cache: TokenCache, leaf: str | None) -> Sequence[StoredArray] | None:
+    """The mask of each part of a cache; None for ``leaf=None``.
+
+    Raises:
+        ConfigError: the leaf has not one number a token, or lies in other chunks than the tokens.
+    """
+    if leaf is None:
+        return None
+    found = cache.leaf(leaf)
+    field = f"leaf {leaf!r} of {cache.path}"
+    masks, tokens = [p.data for p in found.parts], [p.data for p in cache.parts]
+    one_each = found.kind == "ragged" and [a.length for a in masks] == [a.length for a in tokens]
+    if not one_each or found.dtype.kind not in "iub":
+        raise ConfigError(
+            "has not one number a token",
+            field=field,
+            value=sum(a.length for a in masks),
+            cure="Name another leaf as loss_mask, or none.",
+        )
+    for mask, of in zip(masks, tokens, strict=True):
+        if mask.chunk_elements != of.chunk_elements:
+            raise ConfigError(
+                f"lies in chunks of {mask.chunk_elements} elements, the tokens in chunks of {of.chunk_elements}",
+                field=field,
+                cure="Build the cache again, as chunks of tokens and of their mask are read together; or set loss_mask:"
+                " none.",
+            )
+    return masks

@@ -1,0 +1,386 @@
+"""``PackedBatch``: the one contract between data and training (seed 002).
+
+``token_weights[b, i]`` multiplies the loss of predicting ``labels[b, i]`` from position i. The last position of each
+segment and all padding weigh 0, and no label crosses a segment: labels, positions and weights are derived from tokens
+and segments, so they cannot disagree with them.
+
+A batch holds, and sends to the devices, only what cannot be derived: token ids in the narrowest dtype and a few
+numbers a row. The rest are properties; used inside a jitted training step they cost nothing to move and fuse with what
+uses them, in the batch's own sharding. Outside jit they are computed where the tokens are: numpy on the host, jax on
+devices. ``expand()`` and ``flatten()`` write them out; expanded batches of one shape have one structure, whatever they
+were made for, so that one compiled training step serves them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxtyping import Bool, Float32, Int32, Integer
+
+from headrace.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class ExpandedBatch(eqx.Module):
+    """B rows of S tokens with everything that a training step reads, as arrays; see :class:`PackedBatch` for each."""
+
+    tokens: Int32[Any, "B S"]
+    labels: Int32[Any, "B S"]
+    position_ids: Int32[Any, "B S"]
+    segment_ids: Int32[Any, "B S"]
+    cu_seqlens: Int32[Any, "B M1"]
+    token_weights: Float32[Any, "B S"]
+    label_mask: Bool[Any, "B S"]
+    segment_groups: Int32[Any, "B M"]
+
+
+class FlatBatch(eqx.Module):
+    """T tokens of n segments end to end; nanomoe's form once it is compact.
+
+    Segment k is ``tokens[cu_seqlens[k]:cu_seqlens[k + 1]]``; weight i multiplies the loss of label i.
+
+    Attributes:
+        tokens: Token ids.
+        labels: The token that follows; 0 at the end of a segment.
+        position_ids: Position within the segment.
+        segment_ids: Number of the segment within the row that it came from; -1 in padding.
+        cu_seqlens: Where segments begin, and T.
+        token_weights: Weight of each label's loss.
+        log_probs: Log probability of each label under the policy that sampled it, or None.
+    """
+
+    tokens: Int32[Any, " T"]
+    labels: Int32[Any, " T"]
+    position_ids: Int32[Any, " T"]
+    segment_ids: Int32[Any, " T"]
+    cu_seqlens: Int32[Any, " n1"]
+    token_weights: Float32[Any, " T"]
+    log_probs: Float32[Any, " T"] | None = None
+
+    def compact(self) -> FlatBatch:
+        """Without padding and without empty ranges, on the host.
+
+        Raises:
+            ConfigError: the arrays are on a device, where shapes must not depend on values.
+        """
+        if not isinstance(self.tokens, np.ndarray):
+            raise ConfigError(
+                "lies on a device", field="batch", value=type(self.tokens).__name__, cure="Flatten it on the host."
+            )
+        kept = self.segment_ids >= 0
+        bounds = np.unique(np.concatenate([[0], np.cumsum(kept)])[self.cu_seqlens]).astype(np.int32)
+        taken = None if self.log_probs is None else self.log_probs[kept]
+        per_token = ("tokens", "labels", "position_ids", "segment_ids", "token_weights")
+        return FlatBatch(**{name: getattr(self, name)[kept] for name in per_token}, cu_seqlens=bounds, log_probs=taken)
+
+    @property
+    def max_seqlen(self) -> int:
+        """Tokens of the longest segment, padding included; on the host."""
+        return int(np.diff(np.asarray(self.cu_seqlens)).max(initial=0))
+
+
+class PackedBatch(eqx.Module):
+    """B rows of S tokens, each row one or more segments (documents) end to end.
+
+    Attributes:
+        token_ids: Token ids as stored, of any integer dtype. Use :attr:`tokens`.
+        source_id: Number of the source that each row came from; -1 for rows that only fill up the batch.
+        log_probs: Log probability of each label under the policy that sampled it (RL), or None.
+        rewards: One reward a segment (RL), or None.
+        segment_lengths: Tokens of each row's segments, zeros behind the last; what they leave of a row is padding.
+            None: rows are full, and ``eos_id`` says where segments end.
+        eos_id: A segment ends after each of these tokens; None: each row is one segment. Static under jit.
+        loss_mask: Which labels are trained on, beside what segments say (RL, and SFT of examples); None: all.
+            Position i stands for token i + 1; a mask of tokens, as caches have it, is ``token_mask``.
+        weights: Weight of each label (RL: its advantage); None: 1. Where a label is not trained on, it does not count.
+        group_ids: Group of each segment (RL: the prompt; preference: the pair), any numbers; None: each its own.
+        policy_version: Version of the policy that sampled each label (RL), or None.
+        token_mask: Which tokens are trained on, as caches store it (SFT): the label of a position counts if the token
+            behind it does. None: all.
+        pairs: Whether the segments of each row are chosen and rejected in turn: rejected ones weigh -1, and both of a
+            pair are one group. Static under jit.
+        extras: Further leaves, each ``[B, S, ...]``, that the model reads: e.g. where pictures go. Carried as they are.
+
+    Example:
+        >>> batch = pack_rows(np.array([[5, 6, 0, 8]], np.uint16), eos_id=0)
+        >>> batch.labels.tolist(), batch.token_weights.tolist()
+        ([[6, 0, 0, 0]], [[1.0, 1.0, 0.0, 0.0]])
+        >>> batch.segment_ids.tolist(), batch.position_ids.tolist(), batch.cu_seqlens.tolist()
+        ([[0, 0, 0, 1]], [[0, 1, 2, 0]], [[0, 3, 4, 4, 4]])
+    """
+
+    token_ids: Integer[Any, "B S"]
+    source_id: Int32[Any, " B"]
+    log_probs: Float32[Any, "B S"] | None = None
+    rewards: Float32[Any, "B M"] | None = None
+    segment_lengths: Int32[Any, "B M"] | None = None
+    eos_id: int | None = eqx.field(static=True, default=None)
+    loss_mask: Integer[Any, "B S"] | None = None
+    weights: Float32[Any, "B S"] | None = None
+    group_ids: Int32[Any, "B M"] | None = None
+    policy_version: Int32[Any, "B S"] | None = None
+    token_mask: Integer[Any, "B S"] | None = None
+    pairs: bool = eqx.field(static=True, default=False)
+    extras: dict[str, Any] | None = None
+
+    def __check_init__(self) -> None:
+        if getattr(self.source_id, "dtype", None) == np.bool_:
+            raise ConfigError(
+                "are truth values, not numbers", field="source_id", cure="Rows that only fill up have source -1."
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the batch, padding included."""
+        return int(self.token_ids.shape[0])
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens in a row."""
+        return int(self.token_ids.shape[1])
+
+    @property
+    def valid(self) -> Bool[Any, " B"]:
+        """False for rows that only fill up the batch, as the last one of a finite dataset."""
+        return self.source_id >= 0
+
+    @property
+    def tokens(self) -> Int32[Any, "B S"]:
+        """Token ids."""
+        return self.token_ids.astype(np.int32)
+
+    @property
+    def labels(self) -> Int32[Any, "B S"]:
+        """The token that follows; 0 at the end of a segment."""
+        return self._xp.where(self._ends, 0, _shifted(self.tokens, -1, 0))
+
+    @property
+    def label_mask(self) -> Bool[Any, "B S"]:
+        """Which labels are trained on: none at the end of a segment, none in padding, else as the masks say."""
+        trained = ~self._ends & self.valid[:, None]
+        if self.segment_lengths is not None:
+            trained = trained & ~self._padding
+        if self.token_mask is not None:
+            trained = trained & (_shifted(self.token_mask, -1, 0) != 0)
+        return trained if self.loss_mask is None else trained & (self.loss_mask != 0)
+
+    @property
+    def token_weights(self) -> Float32[Any, "B S"]:
+        """Loss weight of each label: 1, or what ``weights`` says; minus that in the rejected ones of ``pairs``; 0 where
+        a label is not trained on.
+        """
+        if self.weights is None and not self.pairs:
+            return self.label_mask.astype(np.float32)
+        weights = np.float32(1) if self.weights is None else self.weights
+        if self.pairs:
+            weights = self._xp.where(self.segment_ids % 2 == 0, weights, -weights)
+        return self._xp.where(self.label_mask, weights, np.float32(0)).astype(np.float32)
+
+    @property
+    def position_ids(self) -> Int32[Any, "B S"]:
+        """Position within the segment, from 0."""
+        position = self._positions
+        return position - _along_rows(_latest, self._xp.where(self._starts, position, 0))
+
+    @property
+    def segment_ids(self) -> Int32[Any, "B S"]:
+        """Number of the segment within its row, from 0; -1 in padding."""
+        number = _along_rows(_counted, self._starts) - 1
+        return number if self.segment_lengths is None else self._xp.where(self._padding, -1, number)
+
+    @property
+    def cu_seqlens(self) -> Int32[Any, "B M1"]:
+        """Where segments begin: row b's segment k is ``tokens[b, cu_seqlens[b, k]:cu_seqlens[b, k + 1]]``.
+
+        Entries past the last segment are S, so padding is covered by one more range. M is 1 where each row is one
+        segment; one more than the width of ``segment_lengths``; else S, the most that there can be.
+        """
+        xp, length = self._xp, self.seq_len
+        if self.segment_lengths is not None:
+            ends = xp.where(self.segment_lengths > 0, xp.cumsum(self.segment_lengths, axis=1), length)
+            first, last = xp.zeros_like(ends[:, :1]), xp.full_like(ends[:, :1], length)  # sharded as these are
+            return xp.concatenate([first, ends, last], axis=1).astype(np.int32)
+        if self.eos_id is None:
+            return (self._zeros + xp.asarray([0, length], dtype=np.int32)).astype(np.int32)
+        begins = xp.where(self._starts, self._positions, length)
+        if xp is np:
+            return _begins_and_end(begins)
+        return with_auto_axes(_begins_and_end, begins, out=lambda spec: PartitionSpec(*spec[:1]))
+
+    @property
+    def segment_groups(self) -> Int32[Any, "B M"]:
+        """Group of each range of ``cu_seqlens``: ``group_ids``; where there are none, each pair or range is its own."""
+        rows, ranges = self.token_ids.shape[0], self.cu_seqlens.shape[1] - 1
+        if self.group_ids is None:
+            size = 2 if self.pairs else 1
+            first = -(-ranges // size) * self._xp.arange(rows, dtype=np.int32)[:, None] + self._zeros
+            return first + self._xp.arange(ranges, dtype=np.int32) // size
+        spare = ranges - self.group_ids.shape[1]  # padding, which nothing is trained on: any group will do
+        return self._xp.pad(self.group_ids, ((0, 0), (0, spare)))
+
+    def expand(self) -> ExpandedBatch:
+        """All that is derived, as arrays: on the devices, and in the batch's own sharding, if the tokens are there.
+
+        Example:
+            >>> pack_rows(np.array([[5, 6, 0, 8]], np.uint16), eos_id=0).expand().labels.tolist()
+            [[6, 0, 0, 0]]
+        """
+        return ExpandedBatch(
+            self.tokens, self.labels, self.position_ids, self.segment_ids, self.cu_seqlens, self.token_weights,
+            self.label_mask, self.segment_groups,
+        )  # fmt: skip
+
+    def flatten(self) -> FlatBatch:
+        """The batch as one sequence of T = B x S tokens, with one ``cu_seqlens``: for kernels of variable length.
+
+        Its shape depends on the batch's shape alone, so it works under jit: ranges that a row does not use are empty,
+        and padding is a range of its own. :meth:`FlatBatch.compact` leaves both out, on the host.
+
+        Example:
+            >>> flat = pack_rows(np.array([[5, 6, 0, 8]], np.uint16), eos_id=0).flatten()
+            >>> flat.cu_seqlens.tolist(), flat.compact().cu_seqlens.tolist()
+            ([0, 3, 4, 4, 4], [0, 3, 4])
+        """
+        if self._xp is np:
+            return self._flat()
+
+        def shardings(spec: PartitionSpec) -> FlatBatch:
+            tokens = PartitionSpec(*spec[:1])
+            logged = None if self.log_probs is None else tokens
+            return FlatBatch(tokens, tokens, tokens, tokens, PartitionSpec(), tokens, logged)
+
+        return with_auto_axes(PackedBatch._flat, self, out=shardings)
+
+    def _flat(self) -> FlatBatch:
+        xp, (rows, length) = self._xp, self.token_ids.shape
+        begins = self.cu_seqlens[:, :-1] + length * xp.arange(rows, dtype=np.int32)[:, None]
+        end = xp.full(1, rows * length, np.int32)
+        return FlatBatch(
+            *(getattr(self, name).reshape(-1) for name in ("tokens", "labels", "position_ids", "segment_ids")),
+            cu_seqlens=xp.concatenate([begins.reshape(-1), end]).astype(np.int32),
+            token_weights=self.token_weights.reshape(-1),
+            log_probs=None if self.log_probs is None else self.log_probs.reshape(-1),
+        )
+
+    @property
+    def _xp(self) -> ModuleType:
+        return np if isinstance(self.token_ids, np.ndarray) else jnp
+
+    @property
+    def _positions(self) -> Int32[Any, "B S"]:
+        positions = self._xp.arange(self.seq_len, dtype=np.int32)
+        if self._xp is np:
+            return np.broadcast_to(positions, self.token_ids.shape)
+        return positions + self.tokens * 0  # sharded as these are; compiled, the product is gone
+
+    @property
+    def _zeros(self) -> Int32[Any, "B 1"]:
+        """One a row, sharded as rows are."""
+        return self.source_id[:, None] * 0
+
+    @property
+    def _padding(self) -> Bool[Any, "B S"]:
+        assert self.segment_lengths is not None
+        return self._positions >= self.segment_lengths.sum(axis=1)[:, None]
+
+    @property
+    def _starts(self) -> Bool[Any, "B S"]:
+        if self.segment_lengths is not None:
+            return _begins(self._xp, self.segment_lengths, self.seq_len)
+        if self.eos_id is None:
+            return self._positions == 0
+        return _shifted(self.token_ids == self.eos_id, 1, True)
+
+    @property
+    def _ends(self) -> Bool[Any, "B S"]:
+        if self.segment_lengths is None and self.eos_id is None:
+            return self._positions == self.seq_len - 1
+        return _shifted(self._starts, -1, True)
+
+
+def with_auto_axes(function: Callable[..., T], *arguments: Any, out: Callable[[PartitionSpec], Any]) -> T:
+    """``function(*arguments)``, the sharding of what it computes left to the compiler, on any mesh.
+
+    On a mesh with explicit axes, which ``jax.make_mesh`` makes, types say how arrays are sharded, and what mixes rows
+    of several devices does not type: there it runs as on a mesh with automatic axes, and its result is sharded as
+    ``out`` says (PartitionSpecs of its leaves, from that of the first argument's first leaf).
+    """
+    sharding: Any = jax.typeof(jax.tree.leaves(arguments)[0]).sharding
+    mesh = sharding.mesh
+    if AxisType.Explicit not in mesh.axis_types:
+        return function(*arguments)
+    specs = out(PartitionSpec(*sharding.spec))
+    shardings = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
+    )
+    automatic: Any = jax.sharding.auto_axes(function, out_sharding=shardings)
+    return automatic(*arguments)
+
+
+def _shifted(values: Any, by: int, fill: Any) -> Any:
+    """Values one position further on (1) or back (-1). Of jax's ways, ``pad`` alone types on rows that are sharded."""
+    if not isinstance(values, np.ndarray):
+        return jax.lax.pad(values, jnp.asarray(fill, values.dtype), [(0, 0, 0), (by, -by, 0)])
+    edge = np.full_like(values[:, :1], fill)
+    return np.concatenate([edge, values[:, :-1]] if by > 0 else [values[:, 1:], edge], axis=1)
+
+
+def _along_rows(scan: Callable[[Any], Any], values: Any) -> Any:
+    """A scan of each row, of the same shape; rows may be sharded."""
+    return scan(values) if isinstance(values, np.ndarray) else with_auto_axes(scan, values, out=lambda spec: spec)
+
+
+def _latest(begun: Int32[Any, "B S"]) -> Int32[Any, "B S"]:
+    return np.maximum.accumulate(begun, axis=1) if isinstance(begun, np.ndarray) else jax.lax.cummax(begun, axis=1)
+
+
+def _counted(starts: Bool[Any, "B S"]) -> Int32[Any, "B S"]:
+    return starts.cumsum(axis=1, dtype=np.int32)
+
+
+def _begins_and_end(begins: Int32[Any, "B S"]) -> Int32[Any, "B S1"]:
+    xp = np if isinstance(begins, np.ndarray) else jnp
+    ends = xp.full_like(begins[:, :1], begins.shape[1])
+    return xp.concatenate([xp.sort(begins, axis=1), ends], axis=1).astype(np.int32)
+
+
+def _begins(xp: ModuleType, segment_lengths: Int32[Any, "B M"], length: int) -> Bool[Any, "B S"]:
+    """Where segments, and the padding behind them, begin."""
+    rows = segment_lengths.shape[0]
+    ends = segment_lengths.cumsum(axis=1)
+    if xp is np:
+        starts = np.zeros((rows, length + 1), bool)
+        starts[np.arange(rows)[:, None], ends] = True  # behind a full row: the column that is cut off
+        starts[:, 0] = True
+        return starts[:, :length]
+    # a comparison and a reduction, which fuse and keep any sharding; a scatter does not
+    place = jnp.arange(length, dtype=np.int32)[None, :]
+    return (ends[:, None, :] == place[:, :, None]).any(axis=2) | (place == 0)
+
+
+def pack_rows(
+    token_ids: Integer[np.ndarray, "B S"],
+    source_id: Int32[np.ndarray, " B"] | None = None,
+    eos_id: int | None = None,
+    segment_lengths: Int32[np.ndarray, "B M"] | None = None,
+    token_mask: Integer[np.ndarray, "B S"] | None = None,
+    pairs: bool = False,
+) -> PackedBatch:
+    """A batch of rows that all hold data, on the host. Arguments are its attributes; without ``source_id`` it is 0."""
+    rows = token_ids.shape[0]
+    return PackedBatch(
+        token_ids=token_ids,
+        source_id=np.zeros(rows, np.int32) if source_id is None else source_id,
+        segment_lengths=segment_lengths,
+        eos_id=eos_id,
+        token_mask=token_mask,
+        pairs=pairs,
+    )

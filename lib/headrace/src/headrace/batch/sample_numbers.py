@@ -1,0 +1,94 @@
+"""What partitions are asked with: one number for each sample, and counts. Checked once, where they come in.
+
+A number too few or too many is a sample that is in no partition; one that is not finite has no place in an order.
+
+Price: some numpy passes over the numbers of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.errors import ConfigError
+
+_INT64 = float(2**63)
+
+
+def checked_count(field: str, value: Any, least: int = 1) -> int:
+    """A whole number from ``least`` up, as an int; ConfigError if it is none.
+
+    Example:
+        >>> checked_count("ranks", np.int64(8)), checked_count("max_tokens", 4096.0)
+        (8, 4096)
+    """
+    try:
+        whole = int(value)
+        good = bool(whole == value) and whole >= least
+    except (TypeError, ValueError, OverflowError):  # None, a text, NaN, infinity
+        whole, good = 0, False
+    if not good:
+        raise ConfigError(f"must be a whole number, at least {least}", field=field, value=value, cure="E.g. 8.")
+    return whole
+
+
+def checked_tokens(tokens: Sequence[int] | np.ndarray, field: str = "tokens") -> Int64[np.ndarray, " n"]:
+    """Tokens of each sample: whole numbers, not negative; ConfigError if they are none.
+
+    Example:
+        >>> checked_tokens([3, 5.0]).tolist()
+        [3, 5]
+    """
+    found, exact = _checked_numbers(tokens, field)
+    wrong = np.flatnonzero((exact != np.floor(exact)) | (exact >= _INT64))
+    if wrong.size:
+        raise _refused("must be whole", field, found, int(wrong[0]))
+    return found.astype(np.int64)
+
+
+def checked_costs(costs: Sequence[Any] | np.ndarray, samples: int | None = None, field: str = "costs") -> list[Any]:
+    """Cost of each of so many samples (None: however many), finite and not negative; ConfigError if they are none.
+
+    They are Python numbers, which add up exactly where they are whole.
+
+    Example:
+        >>> checked_costs(np.array([1.5, 2.0]), 2)
+        [1.5, 2.0]
+    """
+    found, _ = _checked_numbers(costs, field)
+    if samples is not None:
+        check_one_each(field, found.size, samples)
+    return found.tolist()
+
+
+def check_one_each(field: str, count: int, samples: int) -> None:
+    """Raises ConfigError unless there are as many of these as samples."""
+    if count != samples:
+        fewer = "fewer" if count < samples else "more"
+        raise ConfigError(
+            f"are {fewer} than the {samples} samples", field=field, value=count, cure="Give one for each."
+        )
+
+
+def _checked_numbers(values: Sequence[Any] | np.ndarray, field: str) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers as they are, and as floats."""
+    try:
+        found = np.asarray(values)
+        if found.dtype.kind not in "biufO":  # O: integers beyond 64 bits, fractions
+            raise TypeError
+        exact = found.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError("must be a row of numbers", field=field, value=values, cure="E.g. [5, 3].") from None
+    if exact.ndim != 1:
+        raise ConfigError("must be the shape of a row of numbers", field=field, value=exact.shape, cure="E.g. [5, 3].")
+    wrong = np.flatnonzero(~(np.isfinite(exact) & (exact >= 0)))
+    if wrong.size:
+        raise _refused("must be finite and not negative", field, found, int(wrong[0]))
+    return found, exact
+
+
+def _refused(problem: str, field: str, found: np.ndarray, at: int) -> ConfigError:
+    return ConfigError(problem, field=field, value=found[at : at + 1].tolist()[0], cure=f"Look at {field}[{at}].")

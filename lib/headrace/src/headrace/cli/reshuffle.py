@@ -1,0 +1,87 @@
+"""``headrace reshuffle``: a copy of a cache whose documents lie in a shuffled order."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.build import MemoryOption, RepairOption, cost_in_words, memory_bytes, repair_parts
+from headrace.cli.options import AsJson
+from headrace.cli.shown import counted
+from headrace.ingest.choices import Engine
+
+if TYPE_CHECKING:
+    from headrace.ingest.reshuffle import ReshuffleReport
+
+
+def command(
+    cache: Annotated[
+        str, typer.Argument(help="Folder or URL of the cache, headrace's or Levanter's.", metavar="CACHE")
+    ],
+    output: Annotated[str, typer.Argument(help="Folder or URL to write, new or empty.", metavar="OUTPUT")],
+    seed: Annotated[int, typer.Option(help="Another seed gives another order.")] = 0,
+    unit: Annotated[
+        int | None,
+        typer.Option(help="Neighbouring documents that stay together; by default 2 for pairs, else 1.", metavar="N"),
+    ] = None,
+    memory: MemoryOption = None,
+    part_bytes: Annotated[int, typer.Option(help="Stored bytes in a part, about.", metavar="BYTES")] = 256 << 20,
+    engine: Annotated[
+        Engine, typer.Option(help="Who works: processes here, this one, or a Ray cluster (RAY_ADDRESS, or one here).")
+    ] = "auto",
+    workers: Annotated[
+        int | None, typer.Option(help="How many at once; by default as many as cores and memory allow.", metavar="N")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, and do nothing.")] = False,
+    repair: RepairOption = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Delete what is in OUTPUT and begin anew.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a token cache with its documents shuffled, so that any order that reads it trains like a full shuffle.
+
+    All leaves go with their documents. Filters and hold-outs of documents keep speaking of the documents of CACHE.
+    Interrupted, by whatever, it goes on where it was when the same command is run again, and the result is the same to
+    the bit, whatever memory, engine and workers it is given.
+
+    For example:
+
+        headrace reshuffle cache shuffled
+
+        headrace reshuffle gs://bucket/cache gs://bucket/shuffled --seed 1 --memory 16GiB --engine ray
+
+        headrace reshuffle levanter-cache/train shuffled --dry-run
+    """
+    from headrace.ingest.reshuffle import reshuffle
+    from headrace.ingest.shuffle_plan import ReshuffleConfig, cost_of
+    from headrace.store.cache import TokenCache
+
+    source = TokenCache.open(cache)
+    how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes)
+    cost = cost_of(source, how)
+    if dry_run:
+        typer.echo(json.dumps(cost.to_json()) if as_json else cost_in_words(cost))
+        return
+    typer.echo(cost_in_words(cost), err=True)
+    if repair:
+        repair_parts(output)
+    try:
+        report = reshuffle(source, output, how, engine=engine, workers=workers, restart=restart)
+    except KeyboardInterrupt:
+        typer.echo("interrupted: finished parts are kept; run the same command again to go on", err=True)
+        raise typer.Exit(130) from None
+    typer.echo(json.dumps(report.to_json()) if as_json else _summary(report, cache))
+
+
+def _summary(report: ReshuffleReport, cache: str) -> str:
+    what = f"{counted(report.documents, 'document')}, {report.tokens:,} tokens"
+    if not report.parts_built:
+        return f"{report.path} is finished already: {what}, shuffled with seed {report.seed}."
+    reused = f"; {report.parts_reused:,} were there already" if report.parts_reused else ""
+    return (
+        f"Shuffled {cache} with seed {report.seed}: {report.path}, {what},"
+        f" {counted(report.parts_built, 'part')} in {report.seconds:.1f} s{reused}.\n"
+        f"Next: headrace inspect {shlex.quote(report.path)}"
+    )

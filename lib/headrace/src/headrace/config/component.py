@@ -1,0 +1,158 @@
+"""``ComponentConfig``: one source of a mixture, as a config names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from headrace.errors import ConfigError, did_you_mean
+from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
+from headrace.ingest.build import build_cache
+from headrace.ingest.source import SourceConfig
+from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
+from headrace.mix.limits import check_component_budgets
+from headrace.mix.schedule import weight_from_config
+from headrace.order import shuffle_config
+from headrace.order.subset import SubsetConfig
+from headrace.pack.spec import PackingConfig
+from headrace.store.cache import TokenCache
+from headrace.store.joined import open_components
+from headrace.store.ledger import read_ledger
+from headrace.store.levanter.layout import is_levanter
+
+
+@dataclass(frozen=True)
+class ComponentConfig:
+    """One source of a mixture.
+
+    Attributes:
+        cache: Path or URL of its token cache; or a list of several, which are one source, one after the other.
+        weight: A number, ``{step: {step: w}}`` or ``{linear: {step: w}}``: a function of the global step. None: 1, or
+            what ``weights``, ``stages`` or an amendment says.
+        source: Text to build the cache from, if it does not exist (``LmDataConfig.build_caches``).
+        shuffle: How this component is shuffled; None: as the config says.
+        packing: How its documents are packed into rows, ``{}`` for the defaults; None: rows are cut from the stream of
+            its tokens, wherever documents end.
+        subset: The part of its rows that is trained on, in every epoch the same; None: as the config says.
+        max_epochs: Most passes over it, may be a fraction; None: as the config says.
+        max_tokens: Most tokens of it in the whole run; those of packed rows count with their padding.
+        max_share: Largest share of a batch that it may have at any step.
+        expected_tokens: Tokens that its cache will hold: what planning goes by while there is no cache. Training takes
+            no notice of it.
+        remove: File of documents to leave out; see :class:`~headrace.data.documents.DocumentFilter`.
+        remove_not_found: What becomes of numbers in that file that no document has: ``refuse`` them, or ``count`` them
+            and go on.
+        loss_mask: Leaf of the cache that says which tokens are trained on; ``auto``: that of chats, if there is one;
+            ``none``: all tokens are.
+
+    Example:
+        >>> from headrace import LmDataConfig
+        >>> web = ComponentConfig("caches/web", weight=3)
+        >>> wiki = ComponentConfig("caches/wiki", weight={"linear": {0: 0, 1000: 1}}, max_epochs=4)
+        >>> [*LmDataConfig({"web": web, "wiki": wiki}).components]
+        ['web', 'wiki']
+    """
+
+    cache: str | list[str]
+    weight: float | dict[str, Any] | None = None
+    source: SourceConfig | None = None
+    shuffle: shuffle_config.ShuffleConfig | None = None
+    packing: PackingConfig | None = None
+    subset: SubsetConfig | None = None
+    max_epochs: float | None = None
+    max_tokens: int | None = None
+    max_share: float | None = None
+    expected_tokens: float | None = None
+    remove: str | None = None
+    remove_not_found: Literal["refuse", "count"] = "refuse"
+    loss_mask: str = "auto"
+
+    @property
+    def caches(self) -> list[str]:
+        """Paths of its caches."""
+        return [self.cache] if isinstance(self.cache, str) else self.cache
+
+    @property
+    def shown_cache(self) -> str:
+        """Its cache as tables name it."""
+        return self.caches[0] + (f" and {len(self.caches) - 1} more" if self.caches[1:] else "")
+
+    def build_caches(self, name: str, tokenizer: TokenizerConfig, *, progress: bool) -> None:
+        """Builds those that do not exist, and finishes those that were begun; see ``LmDataConfig.build_caches``."""
+        for path in self.caches:
+            ledger = read_ledger(path)
+            if ledger is not None and ledger.finished:
+                continue
+            if self.source is not None:
+                build_cache(self.source, tokenizer, path, progress=progress)
+            elif ledger is None and not is_levanter(path):  # opening one begun by hand says how to finish it
+                raise ConfigError(
+                    "does not exist, and there is no source to build it from",
+                    field=f"components.{name}.cache",
+                    value=path,
+                    cure=f"Add components.{name}.source, or: headrace build SOURCE -t FILE -o {path}",
+                )
+
+    def of_braid_version(self, version: int) -> ComponentConfig:
+        """This component with a version of its own braid, if it has one that names none."""
+        return self if self.shuffle is None else replace(self, shuffle=braid_of_version(self.shuffle, version))
+
+    def subset_in(self, name: str, default: SubsetConfig | None) -> tuple[SubsetConfig, str] | None:
+        """Its subset, its own or the config's, and the place of that in the config; None if all is trained on."""
+        if self.subset is not None:
+            return self.subset, f"components.{name}.subset"
+        return None if default is None else (default, "subset")
+
+    def check(self, path: str, row_tokens: int) -> None:
+        """Raises ConfigError for a value that nothing can meet; ``path`` is the component's, for the error."""
+        if not self.caches:
+            raise ConfigError("is empty", field=f"{path}.cache", cure="Name a cache, or a list of caches.")
+        if self.source is not None and self.caches[1:]:
+            cure = "Name one cache to build, or build each by itself: headrace build SOURCE -o CACHE."
+            raise ConfigError("cannot be built into several caches", field=f"{path}.source", cure=cure)
+        if self.weight is not None:
+            weight_from_config(self.weight, f"{path}.weight")
+        if self.shuffle is not None:
+            shuffle_config.check_shuffle(self.shuffle, f"{path}.shuffle")
+        check_component_budgets(path, self.max_epochs, self.max_tokens, self.max_share, row_tokens)
+
+
+def braid_of_version(shuffle: shuffle_config.ShuffleConfig, version: int) -> shuffle_config.ShuffleConfig:
+    """A shuffle with a version of the braid, if it is a braid that names none."""
+    return shuffle.of_version(version) if isinstance(shuffle, shuffle_config.BraidShuffleConfig) else shuffle
+
+
+def subsets_of(
+    components: Mapping[str, ComponentConfig], default: SubsetConfig | None
+) -> dict[str, tuple[SubsetConfig, str]]:
+    """Subset of each component that has one; see :meth:`ComponentConfig.subset_in`."""
+    return {n: subset for n, component in components.items() if (subset := component.subset_in(n, default)) is not None}
+
+
+def open_caches(
+    components: Mapping[str, ComponentConfig],
+    tokenizer: TokenizerConfig | None,
+    catalog: str | None,
+    instead: Mapping[str, TokenCache],
+) -> dict[str, TokenCache]:
+    """The caches of components by name, which one tokenizer must have made: ``tokenizer``, if it is given.
+
+    The arguments are the fields of ``LmDataConfig``; ``instead`` has open caches, by name, to take in place of those at
+    the components' paths. Raises what ``LmDataConfig.open_caches`` does.
+    """
+    if not components:
+        raise ConfigError("is empty", field="components", cure="Name at least one: {code: {cache: PATH}}.")
+    for name in instead:
+        if name not in components:
+            raise ConfigError("is not a component", field=name, cure=did_you_mean(name, components))
+    caches = open_components({n: c.caches for n, c in components.items() if n not in instead}, catalog)
+    opened = [(name, cache) for name, joined in caches.items() for cache in joined.members]
+    if opened and tokenizer is None:
+        check_one_tokenizer([(name, c.path, c.ledger.tokenizer) for name, c in opened])
+    elif opened and tokenizer is not None:
+        loaded = load_tokenizer(tokenizer)
+        for _, cache in opened:
+            loaded.check_same(cache.ledger.tokenizer, cache.path)
+            name_tokenizer(cache, loaded)
+    return {name: instead.get(name) or caches[name] for name in components}

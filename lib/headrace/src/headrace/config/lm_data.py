@@ -1,0 +1,388 @@
+"""``LmDataConfig``: the data of a training run as one document: YAML, command-line flags and Python give the same
+object.
+
+.. code-block:: yaml
+
+    seq_len: 2048
+    batch_size: {0: 256, 10000: 512}          # from step 10,000 on: 512
+    tokenizer: {path: tokenizer.json}
+    components:
+      code: {cache: caches/code, weight: 3}
+      docs: {cache: caches/docs, weight: {linear: {0: 0, 5000: 1}}}
+
+``load_config`` reads it, ``LmDataConfig.dataset()`` mixes it, ``LmDataConfig.loader()`` loads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack, get_args
+
+from headrace.config.component import ComponentConfig, braid_of_version, open_caches, subsets_of
+from headrace.config.parsing import decode, dump, read_mapping, with_overrides
+from headrace.errors import ConfigError, check_choice
+from headrace.ingest.tokenize import TokenizerConfig
+from headrace.mix.limits import STOP_STRATEGIES, check_epochs, phase_lengths, tightest_bounds
+from headrace.mix.phases import phase_block
+from headrace.mix.policies.kind import MixturePlan
+from headrace.mix.policies.registry import POLICIES, policy_kind
+from headrace.mix.schedule import BatchSchedule, ExchangeSetting, RowOrder, WeightUnit
+from headrace.mix.stage_config import AmendmentConfig, MixtureConfig, StageConfig, check_plan, run_steps
+from headrace.mix.stages import Stage
+from headrace.order import shuffle_config
+from headrace.order.holdout import ValidationConfig
+from headrace.order.residency import checked_budget
+from headrace.order.seeds import derive
+from headrace.order.shuffle_config import BraidShuffleConfig, Shuffle, check_shuffle, shuffle_of
+from headrace.order.subset import SubsetConfig
+from headrace.pack.spec import check_packing
+from headrace.store.cache import TokenCache
+
+if TYPE_CHECKING:  # jax comes in with these; a config can be read and checked without it
+    from jax.sharding import Mesh, NamedSharding
+
+    from headrace.batch.packed_batch import PackedBatch
+    from headrace.data.component import Account
+    from headrace.data.dataset import PlannedDataset
+    from headrace.data.mixture import MixtureDataset
+    from headrace.data.packed import PackedTokenDataset
+    from headrace.data.phased import PhasedDataset
+    from headrace.data.token_seq import TokenSeqDataset
+    from headrace.feed.loader import DataLoader, LoaderOptions
+
+
+@dataclass(frozen=True)
+class LmDataConfig:
+    """The data of a run. All that determines its batches, and how they are loaded.
+
+    Attributes:
+        components: Sources by name.
+        seq_len: Tokens in a row, or ``{step: tokens}``: each source then goes on with what no row has touched; see
+            :mod:`headrace.mix.phases`.
+        batch_size: Rows of the global batch, or ``{step: rows}``.
+        seed: Integer seed of all shuffles.
+        shuffle: How components are shuffled; see ``ShuffleConfig``.
+        weights: Instead of the components' own: a nested blend, ``{web: {weight: 3, blend: {cc: 1, wiki: 2}}, code:
+            1}``; or from the sizes of the sources: ``{temperature: 2}``, ``{unimax: 4}`` (mix/blend.py).
+        unit: What weights count, ``examples`` or ``tokens``. All rows of a step have one length, so that both mean the
+            same batches, also where ``seq_len`` changes.
+        stages: Instead of weights: mixtures that follow each other. Those of ``policy: swrr`` follow each other as
+            nmoe's do, at the example.
+        amendments: Changes to the mixture that a resumed run declares.
+        num_steps: Steps of the run, after which the loader ends; None: as many as are asked for, or until the tokens
+            of the last stage are used up. Not part of the run's fingerprint: a run may be prolonged.
+        max_epochs: Most passes over each component that does not say otherwise.
+        stop_strategy: ``restart``, ``first_exhausted`` or ``all_exhausted``.
+        policy: ``quota``, or the sequence of another system; see :mod:`headrace.mix.policies.registry`.
+        validation: What is held out of every component; None: nothing.
+        subset: The part of every component that is trained on, in each epoch the same, as if sources were no larger
+            (simulated epoching); None: all. What is held out is held out before.
+        tokenizer: Tokenizer of the caches; None: the one that they were built with, which must be one. Levanter's
+            caches do not keep theirs: of them it is believed, as far as ids and ends of documents allow.
+        split_documents: Whether attention and labels stay within documents.
+        row_order: ``locality`` or ``stream``: order of rows within a batch.
+        prefetch_bytes: Memory for reading ahead, on each host.
+        cache_catalog: Levanter's catalog of caches: the ledgers of those that it names are taken from this one file.
+        row_exchange: ``auto`` (None), ``on`` or ``off``: whether hosts pass rows to each other on the devices, so that
+            each block is read by one of them; see :class:`~headrace.feed.loader.LoaderOptions`. YAML's ``on`` and
+            ``off`` are booleans, which mean the same. Not part of the run's fingerprint: batches do not depend on it.
+
+    Raises:
+        ConfigError: a value is not usable; the field is named.
+    """
+
+    components: dict[str, ComponentConfig] = field(default_factory=dict[str, ComponentConfig])
+    seq_len: int | dict[int, int] = 2048
+    batch_size: int | dict[int, int] = 32
+    seed: int = 0
+    shuffle: shuffle_config.ShuffleConfig = field(default_factory=BraidShuffleConfig)
+    weights: dict[str, Any] | None = None
+    unit: WeightUnit = "examples"
+    stages: list[StageConfig] = field(default_factory=list[StageConfig])
+    amendments: list[AmendmentConfig] = field(default_factory=list[AmendmentConfig])
+    num_steps: int | None = None
+    max_epochs: float | None = None
+    stop_strategy: str = "restart"
+    policy: str = "quota"
+    validation: ValidationConfig | None = None
+    subset: SubsetConfig | None = None
+    tokenizer: TokenizerConfig | None = None
+    split_documents: bool = False
+    row_order: str = "locality"
+    prefetch_bytes: int = 1 << 30
+    cache_catalog: str | None = None
+    row_exchange: str | bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.phases[1:] and self.stop_strategy != "restart":
+            raise ConfigError(
+                "does not go with a seq_len that changes",
+                field="stop_strategy",
+                value=self.stop_strategy,
+                cure="Use restart, with max_epochs or max_tokens.",
+            )
+        checked_budget(self.prefetch_bytes)
+        for name, known in (
+            ("row_order", get_args(RowOrder)),
+            ("stop_strategy", STOP_STRATEGIES),
+            ("policy", POLICIES),
+            ("unit", get_args(WeightUnit)),
+        ):
+            check_choice(name, getattr(self, name), known)
+        check_choice("row_exchange", self.exchange_setting, get_args(ExchangeSetting))
+        BatchSchedule(self.batch_size)
+        derive(self.seed)
+        check_shuffle(self.shuffle, "shuffle")
+        packing = {name: component.packing for name, component in self.components.items()}
+        check_packing(packing, phases=len(self.phases), split_documents=self.split_documents)
+        for name, component in self.components.items():
+            component.check(f"components.{name}", self.phases[0][1])
+        if self.phases[1:] and (subsets := [path for _, path in subsets_of(self.components, self.subset).values()]):
+            cure = "Keep one seq_len, or leave the subset out."
+            raise ConfigError("does not go with a seq_len that changes", field=subsets[0], cure=cure)
+        check_epochs("max_epochs", self.max_epochs)
+        check_plan(self.stages, self.amendments)
+        policy_kind(self.policy).check(self._mixture_config())
+        run_steps(self.num_steps, self.stages, self.amendments, BatchSchedule(self.batch_size), self.phases)
+
+    @property
+    def phases(self) -> tuple[tuple[int, int], ...]:
+        """First step and row length of each phase; one, unless ``seq_len`` changes."""
+        return phase_lengths(self.seq_len)
+
+    @property
+    def run_steps(self) -> int | None:
+        """Steps of the run, from ``num_steps`` or the tokens of the last stage; None if neither says."""
+        return run_steps(self.num_steps, self.stages, self.amendments, BatchSchedule(self.batch_size), self.phases)
+
+    def resolved_stages(self, instead: Mapping[str, TokenCache] | None = None) -> list[Stage]:
+        """The mixtures of the run, in order, amendments included.
+
+        Args:
+            instead: As in :meth:`open_caches`; caches are opened only where weights follow from sizes.
+
+        Raises:
+            ConfigError: weights given in two places, an unknown source, an amendment out of order.
+        """
+        return list(self._mixture_plan(instead).stages)
+
+    def _mixture_plan(self, instead: Mapping[str, TokenCache] | None) -> MixturePlan:
+        return policy_kind(self.policy).plan(self._mixture_config(instead))
+
+    def _mixture_config(self, instead: Mapping[str, TokenCache] | None = None) -> MixtureConfig:
+        return MixtureConfig(
+            {name: component.weight for name, component in self.components.items()},
+            BatchSchedule(self.batch_size),
+            self.phases,
+            weights=self.weights,
+            stages=self.stages,
+            amendments=self.amendments,
+            max_share={n: c.max_share for n, c in self.components.items() if c.max_share is not None},
+            num_steps=self.num_steps,
+            sizes=lambda: {n: len(d) * d.seq_len for n, d in self.train_datasets(instead).items()},
+        )
+
+    def build_caches(self, *, progress: bool = True) -> None:
+        """Builds the caches that have a source and do not exist, and finishes those that were begun.
+
+        Raises:
+            ConfigError: a cache is missing and its component has no source.
+        """
+        for name, component in self.components.items():
+            component.build_caches(name, self.tokenizer or TokenizerConfig(), progress=progress)
+
+    def open_caches(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, TokenCache]:
+        """The caches of all components.
+
+        Args:
+            instead: Open caches to take in place of those at the components' paths, by name.
+
+        Raises:
+            CacheError: one is missing, unfinished or unreadable.
+            ConfigError: they were built with different tokenizers, or with another one than the config names.
+        """
+        return open_caches(self.components, self.tokenizer, self.cache_catalog, instead or {})
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the caches' tokenizers have, the most of any. Raises what :meth:`open_caches` does."""
+        return max(cache.vocab_size for cache in self.open_caches().values())
+
+    def datasets(
+        self, instead: Mapping[str, TokenCache] | None = None
+    ) -> dict[str, TokenSeqDataset | PackedTokenDataset]:
+        """The components as they are stored, without the documents to leave out, in rows of the first phase; before
+        they are split, shuffled and mixed. ``instead`` as in :meth:`open_caches`.
+        """
+        from headrace.data.component import stored_rows
+
+        return {
+            name: stored_rows(
+                cache,
+                self.phases[0][1],
+                name=name,
+                split_documents=self.split_documents,
+                packing=self.components[name].packing,
+                remove=self.components[name].remove,
+                remove_not_found=self.components[name].remove_not_found,
+                loss_mask=self.components[name].loss_mask,
+            )
+            for name, cache in self.open_caches(instead).items()
+        }
+
+    def train_datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, PlannedDataset]:
+        """What is trained on of :meth:`datasets`: what is not held out, or the subset of it."""
+        return {n: self._trained(n, self._sides(n, dataset, None)[0]) for n, dataset in self.datasets(instead).items()}
+
+    def accounts(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, Account]:
+        """Where the tokens of each component go; ``instead`` as in :meth:`open_caches`."""
+        from headrace.data.component import account
+
+        whole = self.datasets(instead)
+        sides = {name: self._sides(name, dataset, None) for name, dataset in whole.items()}
+        held = self.validation is not None
+        return {
+            n: account(whole[n], train, validation if held else None, self._trained(n, train))
+            for n, (train, validation) in sides.items()
+        }
+
+    def validation_datasets(
+        self, instead: Mapping[str, TokenCache] | None = None, *, seq_len: int | None = None
+    ) -> dict[str, PlannedDataset]:
+        """What is held out of :meth:`datasets`, in stored order; the same tokens whatever the shuffle.
+
+        Args:
+            instead: As in :meth:`open_caches`.
+            seq_len: Tokens in a row, at most those of a block; None: as in the first phase.
+
+        Raises:
+            ConfigError: the config holds nothing out, or rows are longer than a block.
+        """
+        if self.validation is None:
+            raise ConfigError("is not set", field="validation", cure="Write validation: {one_in: 100}.")
+        return {name: self._sides(name, dataset, seq_len)[1] for name, dataset in self.datasets(instead).items()}
+
+    def _sides(
+        self, name: str, dataset: TokenSeqDataset | PackedTokenDataset, seq_len: int | None
+    ) -> tuple[PlannedDataset, PlannedDataset]:
+        """Train and validation side of a component."""
+        from headrace.data.component import component_sides
+
+        block = None
+        if self.validation is not None and len(self.phases) > 1:
+            lengths = [length for _, length in self.phases]
+            block = phase_block(dataset.cache.layout.chunk_elements, lengths, self._shuffle(name).io_block_size)
+        return component_sides(name, dataset, self.validation, block_tokens=block, seq_len=seq_len)
+
+    def _trained(self, name: str, train: PlannedDataset) -> PlannedDataset:
+        from headrace.data.component import subset_side
+
+        subset, path = self.components[name].subset_in(name, self.subset) or (None, "")
+        return subset_side(name, train, subset, path)
+
+    def _shuffle(self, name: str) -> Shuffle:
+        own = self.components[name].shuffle
+        return shuffle_of(self.shuffle if own is None else own)
+
+    def dataset(self, instead: Mapping[str, TokenCache] | None = None) -> MixtureDataset | PhasedDataset:
+        """All components, shuffled and mixed; ``instead`` as in :meth:`open_caches`."""
+        from headrace.data.budgets import require_steps
+        from headrace.data.phased_mixture import RunRecipe, run_dataset
+
+        opened, components = self.open_caches(instead), self.components
+        epochs = {n: self.max_epochs if c.max_epochs is None else c.max_epochs for n, c in components.items()}
+        bounded = {n: most for n, most in epochs.items() if most is not None}
+        tokens = {n: c.max_tokens for n, c in components.items() if c.max_tokens is not None}
+        recipe = RunRecipe(
+            self._mixture_plan(opened),
+            BatchSchedule(self.batch_size),
+            self.phases,
+            self.seed,
+            {name: self._shuffle(name) for name in components},
+            own_shuffles={name for name, c in components.items() if c.shuffle is not None},
+            validation=self.validation,
+            subsets=subsets_of(self.components, self.subset),
+            max_epochs=bounded if any(c.max_epochs is not None for c in components.values()) else self.max_epochs,
+            max_tokens=tokens,
+            stop_strategy=self.stop_strategy,
+            num_steps=self.run_steps,
+        )
+        dataset = run_dataset(self.datasets(opened), recipe)
+        if recipe.num_steps is not None and self.stop_strategy == "restart":
+            sizes = {name: cache.num_tokens for name, cache in opened.items()}
+            for name in recipe.subsets:
+                sizes[name] = recipe.subsets[name][0].rows_of(sizes[name] // dataset.seq_len) * dataset.seq_len
+            own = {name for name, c in components.items() if c.max_epochs is not None}
+            require_steps(dataset, recipe.num_steps, tightest_bounds(bounded, tokens, sizes, own))
+        if (earlier := self.of_braid_version(1)) is not self:
+            dataset.earlier = partial(earlier.dataset, instead)
+        return dataset
+
+    def of_braid_version(self, version: int) -> LmDataConfig:
+        """This config with a version of the braid wherever it names none; itself if it names all, or braids nothing."""
+        components = {name: c.of_braid_version(version) for name, c in self.components.items()}
+        shuffle = braid_of_version(self.shuffle, version)
+        changed = shuffle != self.shuffle or components != self.components
+        return dataclasses.replace(self, shuffle=shuffle, components=components) if changed else self
+
+    def loader(
+        self,
+        mesh: Mesh | None = None,
+        *,
+        batch_axis: str | Sequence[str] | None = None,
+        sharding: NamedSharding | None = None,
+        fn: Callable[[PackedBatch], Any] | None = None,
+        **options: Unpack[LoaderOptions],
+    ) -> DataLoader:
+        """A :class:`~headrace.feed.loader.DataLoader` for :meth:`dataset`, as the config has it.
+
+        ``fn`` is what batches go through on the host; see :meth:`~headrace.data.async_dataset.AsyncDataset.map`.
+        ``options`` are :class:`~headrace.feed.loader.LoaderOptions`, such as ``host_barrier``.
+        """
+        from headrace.data.budgets import OpenBytes
+        from headrace.feed.loader import DataLoader
+
+        dataset = self.dataset()
+        loader = DataLoader(
+            dataset if fn is None else dataset.map(fn),
+            mesh=mesh,
+            batch_axis=batch_axis,
+            sharding=sharding,
+            prefetch_bytes=self.prefetch_bytes,
+            row_order="locality" if self.row_order == "locality" else "stream",
+            **{"row_exchange": self.exchange_setting, **options},
+        )
+        OpenBytes.of(dataset).check(self.prefetch_bytes, loader.local_share)
+        return loader
+
+    @property
+    def exchange_setting(self) -> ExchangeSetting:
+        """``row_exchange``, whichever way it is written."""
+        ways: dict[Any, Any] = {None: "auto", True: "on", False: "off"}
+        return ways.get(self.row_exchange, self.row_exchange)
+
+    def to_yaml(self) -> str:
+        """The config as YAML that ``load_config`` reads back to an equal one."""
+        return dump(self)
+
+
+def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> LmDataConfig:
+    """Reads a config from YAML, with values set over it.
+
+    Args:
+        path: YAML file; None: defaults only.
+        overrides: ``dotted.name=value`` settings (also ``--dotted.name value`` pairs as they come from a command line);
+            values are YAML.
+
+    Raises:
+        ConfigError: the file is missing or not YAML, a key is unknown (the nearest name is suggested), a value is of
+            the wrong type; its dotted path is named.
+
+    Example:
+        >>> load_config(overrides=["seq_len=128", "components.a.cache=caches/a"]).components["a"].cache
+        'caches/a'
+    """
+    return decode(LmDataConfig, with_overrides(read_mapping(path) if path else {}, overrides))

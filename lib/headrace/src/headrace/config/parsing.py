@@ -1,0 +1,374 @@
+"""Between YAML or flags and config dataclasses: reading, dotted overrides (also into dicts), decoding, writing.
+
+The names and what they do are draccus's, so that configs mean here what they mean to Levanter, and draccus writes them.
+Reading is one walk over the types of a config and its plain values: :func:`slot_of` says once what a type hint admits,
+:func:`read` goes down slots and values together, so that a wrong value is refused where it stands, and what a dataclass
+refuses in ``__post_init__`` is given its path as it passes. draccus's ``decode`` takes ``true`` for 1 and a list for a
+text, tries the members of a union one by one, and loses the place of what a dataclass raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import functools
+import io
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, Union, cast
+
+import yaml
+
+from headrace.errors import ConfigError, HeadraceError, did_you_mean
+from headrace.mix.schedule import whole_number
+from headrace.store import files
+
+T = TypeVar("T")
+
+
+def read_mapping(path: str, *, foreign: bool = False) -> dict[str, Any]:
+    """The mapping in a YAML file; if a ``foreign`` program wrote it, values of its own Python classes are read as their
+    text or parts, and ``!include other.yaml`` as the mapping in that file, beside this one.
+
+    Raises:
+        ConfigError: there is no such file, or it is not a YAML mapping; the line is named.
+    """
+    return _read_mapping(path, () if foreign else None)
+
+
+def _read_mapping(path: str, including: tuple[str, ...] | None) -> dict[str, Any]:
+    """As :func:`read_mapping`; ``including``: the files that include this one, outermost first; None: not foreign."""
+    try:
+        raw = files.read_bytes(path)
+    except OSError as error:
+        raise ConfigError(f"cannot be read ({error.strerror or error})", field="config", value=path) from error
+    if raw is None:
+        raise ConfigError("does not exist", field="config", value=path, cure="Give the path of a YAML file.")
+    loader = None if including is None else type("_Including", (_ForeignLoader,), {"files": (*including, path)})
+    value = _yaml(raw.decode(errors="replace"), path, loader)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError("is not a mapping of names to values", field="config", value=path)
+    return cast("dict[str, Any]", value)
+
+
+def with_overrides(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """``config`` with dotted settings applied, left to right: ``a.b=1``, ``--a.b=1``, or two items ``--a.b`` and ``1``.
+
+    Raises:
+        ConfigError: a setting has no value, or goes into something that is not a mapping.
+
+    Example:
+        >>> with_overrides({"a": {"b": 1}}, ["--a.b", "2", "c=[1, 2]"])
+        {'a': {'b': 2}, 'c': [1, 2]}
+    """
+    result = dict(config)
+    items = list(overrides)
+    while items:
+        item = items.pop(0)
+        name, equals, text = item.removeprefix("--").partition("=")
+        if not equals and item.startswith("--") and items and not items[0].startswith("--"):
+            text, equals = items.pop(0), "="
+        if not equals or not name:
+            raise ConfigError("is not a setting", field="override", value=item, cure="Write name.of.field=value.")
+        *parents, last = name.split(".")
+        target = result
+        for depth, parent in enumerate(parents):
+            key = _key_in(target, parent)
+            child = target.get(key, {})
+            if not isinstance(child, dict):
+                raise ConfigError(
+                    f"goes into {'.'.join(parents[: depth + 1])}, which is {child!r} and not a mapping",
+                    field="override",
+                    value=item,
+                )
+            target[key] = target = dict(cast("dict[Any, Any]", child))  # copied: the config itself stays as it is
+        target[_key_in(target, last)] = _yaml(text, name)
+    return result
+
+
+def _key_in(mapping: Mapping[Any, Any], name: str) -> Any:
+    """The key that a name in a setting means: ``0`` may stand as a number in the file."""
+    return name if name in mapping else next((key for key in mapping if str(key) == name), name)
+
+
+def decode(cls: type[T], raw: Mapping[str, Any]) -> T:
+    """``raw`` as a config dataclass."""
+    return read(slot_of(cls), raw)
+
+
+def dump(config: Any) -> str:
+    """A config dataclass as YAML."""
+    import draccus
+
+    stream = io.StringIO()
+    draccus.dump(config, stream, sort_keys=False)  # the order of components is part of the run
+    return stream.getvalue()
+
+
+def _yaml(text: str, where: str, loader: type[yaml.SafeLoader] | None = None) -> Any:
+    try:
+        return yaml.load(text, Loader=loader) if loader is not None else _load(text)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, and the like
+        mark = getattr(error, "problem_mark", None)
+        line = f" in line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"is not YAML ({problem}{line})", field="config", value=where) from error
+
+
+def _load(text: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_FastLoader)
+    except yaml.constructor.ConstructorError:
+        raise
+    except yaml.YAMLError:  # libyaml names neither what it met nor always the line: the slower parser does
+        return yaml.load(text, Loader=_Loader)
+
+
+class _OnceEach(yaml.constructor.SafeConstructor):
+    """Refuses a key written twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # "<<: *other": others win
+        merged = len(keys) < len(node.value)
+        mapping = cast("dict[Any, Any]", super().construct_mapping(node, deep))
+        seen: set[Any] = set()
+        for key_node in keys if merged or len(mapping) < len(keys) else ():
+            key = self.construct_object(key_node, deep=True)  # pyright: ignore[reportUnknownMemberType]
+            if key in seen:
+                problem = f"the key {key!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(key)
+        return mapping
+
+
+class _Loader(_OnceEach, yaml.SafeLoader):
+    """Safe YAML."""
+
+
+class _FastLoader(_OnceEach, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # pyright: ignore
+    """The same with libyaml, where there is one: ten times as fast."""
+
+
+class _ForeignLoader(_Loader):
+    """Reads what it has no class for as plain values; nothing is imported or called.
+
+    Attributes:
+        files: The file that is read, behind those that include it.
+    """
+
+    files: tuple[str, ...] = ()
+
+
+def _plain_value(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    if isinstance(node, yaml.SequenceNode):
+        return loader.construct_sequence(node, deep=True)
+    return loader.construct_scalar(cast("yaml.ScalarNode", node))
+
+
+def _included(loader: _ForeignLoader, node: yaml.Node) -> dict[str, Any]:
+    """The mapping in another file, whose path is relative to the file that is read."""
+    name = str(loader.construct_scalar(cast("yaml.ScalarNode", node)))
+    folder, slash, _ = loader.files[-1].rpartition("/")
+    path = name if name.startswith("/") else f"{folder}{slash}{name}"
+    if "://" in name or path in loader.files:
+        problem = "includes itself" if path in loader.files else "is not read from here"
+        raise ConfigError(problem, field="!include", value=name, cure="Write what it holds in its place.")
+    return _read_mapping(path, loader.files)
+
+
+_ForeignLoader.add_constructor("!include", _included)
+_ForeignLoader.add_multi_constructor("tag:yaml.org,2002:python/", _plain_value)
+
+
+class Slot(NamedTuple):
+    """What may stand at one place of a config.
+
+    Attributes:
+        form: ``bool``, ``int``, ``float``, ``str``, ``Any``, ``Literal``, ``list``, ``dict``, ``Union`` or a dataclass.
+        expected: It in words, for errors.
+        parts: The item of a list, key and value of a dict, the members of a union.
+        choices: The values of a ``Literal``.
+        optional: Whether nothing may stand there.
+    """
+
+    form: Any
+    expected: str
+    parts: tuple[Slot, ...] = ()
+    choices: tuple[Any, ...] = ()
+    optional: bool = False
+
+
+class Field(NamedTuple):
+    """A field of a dataclass."""
+
+    slot: Slot
+    declared: dataclasses.Field[Any]
+
+    @property
+    def required(self) -> bool:
+        """Whether it has no default."""
+        return (self.declared.default, self.declared.default_factory) == (dataclasses.MISSING, dataclasses.MISSING)
+
+
+_SCALARS: dict[Any, tuple[str, tuple[type, ...], Callable[[Any], Any]]] = {
+    bool: ("true or false", (bool, str), lambda v: v if isinstance(v, bool) else ("false", "true").index(v) == 1),
+    int: ("a whole number", (int, str), int),
+    float: ("a number", (int, float, str), float),
+    str: ("a text", (str, int, float, datetime.date), str),
+}
+"""In words, what is taken for it, and what makes it of that. A bool is taken for itself alone."""
+
+
+@functools.cache
+def slot_of(hint: Any) -> Slot:
+    """What a type hint admits: plain types, ``Literal``, lists, dicts, unions and dataclasses; else TypeError."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint in _SCALARS:
+        return Slot(hint, _SCALARS[hint][0])
+    if hint is Any:
+        return Slot(Any, "a value", optional=True)
+    if dataclasses.is_dataclass(hint):
+        return Slot(hint, f"a mapping with {', '.join(f.name for f in dataclasses.fields(hint))}")
+    if origin is typing.Literal:
+        return Slot(origin, " or ".join(map(repr, arguments)), choices=arguments)
+    if origin in (list, dict):
+        return Slot(origin, "a list" if origin is list else "a mapping", tuple(map(slot_of, arguments)))
+    if origin not in (Union, types.UnionType):
+        raise TypeError(f"a config cannot hold a {hint}")
+    members = tuple(slot_of(a) for a in arguments if a is not type(None))
+    words = dict.fromkeys(member.expected for member in members)
+    return Slot(Union, " or ".join(words), members, optional=type(None) in arguments)
+
+
+@functools.cache
+def fields_of(cls: type[Any]) -> dict[str, Field]:
+    """The fields of a dataclass by name."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: Field(slot_of(hints[field.name]), field) for field in dataclasses.fields(cls)}
+
+
+def read(slot: Slot, value: Any, path: str = "") -> Any:
+    """The object that a plain value at a dotted path stands for; ``1e9`` is a whole number too.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type, or a value that a dataclass refuses; its path is named.
+
+    Example:
+        >>> read(slot_of(int | dict[int, float]), {"1e3": "0.5"})
+        {1000: 0.5}
+    """
+    if value is None:
+        if slot.optional:
+            return None
+        raise ConfigError("has no value", field=path, cure=f"Give {slot.expected}, or leave the name out.")
+    if slot.form is Any:
+        return value
+    if slot.form is Union:
+        return _read_union(slot, value, path)
+    if slot.form is list:
+        if not isinstance(value, list):
+            raise ConfigError("is not a list", field=path, value=value, cure=f"Write [{value}].")
+        return [read(slot.parts[0], item, f"{path}[{n}]") for n, item in enumerate(cast("list[Any]", value))]
+    if slot.form is dict or dataclasses.is_dataclass(slot.form):
+        if not isinstance(value, Mapping):
+            raise ConfigError("is not a mapping", field=path, value=value, cure=f"Give {slot.expected}.")
+        return (_read_entries if slot.form is dict else _read_record)(slot, cast("Mapping[Any, Any]", value), path)
+    with contextlib.suppress(ValueError, OverflowError):
+        return _read_scalar(slot, value)
+    raise _wrong_type(slot, value, path)
+
+
+def _read_scalar(slot: Slot, value: Any) -> Any:
+    if isinstance(value, bool) and slot.form is not bool:
+        raise ValueError
+    if slot.form is typing.Literal:
+        return slot.choices[slot.choices.index(value)]
+    _, accepted, convert = _SCALARS[slot.form]
+    value = whole_number(value) if slot.form is int else value
+    if not isinstance(value, accepted):
+        raise ValueError
+    return convert(value)
+
+
+def _read_entries(slot: Slot, values: Mapping[Any, Any], path: str) -> dict[Any, Any]:
+    entries: dict[Any, Any] = {}
+    for key, value in values.items():
+        try:
+            name = read(slot.parts[0], key, path)
+        except ConfigError as error:
+            raise ConfigError("cannot be a key here", field=path, value=key, cure=error.cure) from None
+        if name in entries:
+            cure = f"Write each {'number' if isinstance(name, int) else 'name'} once."
+            raise ConfigError(f"names {name!r} twice", field=path, value=values, cure=cure)
+        entries[name] = read(slot.parts[1], value, f"{path}.{name}")
+    return entries
+
+
+def _read_record(slot: Slot, values: Mapping[Any, Any], path: str) -> Any:
+    fields, prefix = fields_of(slot.form), f"{path}." if path else ""
+    for name, value in values.items():
+        if name not in fields:
+            raise _unknown_key(name, value, prefix, fields)
+    for name, field in fields.items():
+        if field.required and name not in values:
+            raise ConfigError("is missing", field=f"{prefix}{name}", cure="It has no default.")
+    arguments = {name: read(fields[name].slot, value, f"{prefix}{name}") for name, value in values.items()}
+    try:
+        return slot.form(**arguments)
+    except HeadraceError as error:
+        name = error.field or ""
+        if name.startswith(path):
+            raise
+        kept = {} if error.value is None else {"value": error.value}
+        name = f"{prefix}{name.rpartition('.')[2]}".rstrip(".")
+        raise type(error)(error.problem, field=name, cure=error.cure, **kept) from None
+
+
+def _read_union(slot: Slot, value: Any, path: str) -> Any:
+    if isinstance(value, list | Mapping):
+        form = list if isinstance(value, list) else dict
+        members = [m for m in slot.parts if m.form is form or (form is dict and dataclasses.is_dataclass(m.form))]
+        if members:
+            member = members[0] if len(members) == 1 else _meant(members, cast("Mapping[Any, Any]", value), path)
+            return read(member, value, path)
+    for member in slot.parts:
+        with contextlib.suppress(ConfigError):
+            return read(member, value, path)
+    raise _wrong_type(slot, value, path)
+
+
+def _meant(slots: Sequence[Slot], values: Mapping[Any, Any], path: str) -> Slot:
+    """The dataclass that a mapping means: by its ``kind``, or because only it has these keys."""
+    kinds = {str(slot.form.kind): slot for slot in slots}
+    if "kind" in values:
+        kind = str(values["kind"])
+        if kind not in kinds:
+            problem, cure = "is not one of those that there are", did_you_mean(kind, kinds)
+            raise ConfigError(problem, field=f"{path}.kind", value=values["kind"], cure=cure)
+        return kinds[kind]
+    names = {kind: fields_of(slot.form).keys() for kind, slot in kinds.items()}
+    known = {name for fields in names.values() for name in fields}
+    for key in values:
+        if key not in known:
+            raise _unknown_key(key, values[key], f"{path}.", known)
+    fitting = [kind for kind, fields in names.items() if fields >= values.keys()]
+    if len(fitting) != 1:
+        problem = f"can mean {' or '.join(fitting)}" if fitting else "mixes fields of several kinds"
+        raise ConfigError(problem, field=path, value=dict(values), cure=f"Say which: kind: {' or kind: '.join(kinds)}.")
+    return kinds[fitting[0]]
+
+
+def _wrong_type(slot: Slot, value: Any, path: str) -> ConfigError:
+    unquoted = isinstance(value, bool) and str in (slot.form, *(part.form for part in slot.parts))
+    cure = "Write the text in quotes." if unquoted else f"Give {slot.expected}."  # YAML 1.1 reads yes and no as bools
+    return ConfigError("is of the wrong type", field=path, value=value, cure=cure)
+
+
+def _unknown_key(key: Any, value: Any, prefix: str, known: Iterable[str]) -> ConfigError:
+    return ConfigError("is not a field here", field=f"{prefix}{key}", value=value, cure=did_you_mean(str(key), known))

@@ -1,0 +1,166 @@
+"""The JSON schema of a config dataclass, for editors: names, types, choices, defaults and what each field means.
+
+Everything is read off the walk's slots (:mod:`headrace.config.parsing`) and docstrings; what types alone do not say
+(weights, blends, numbers by step, names that are checked as text) stands here, in one table each. The invariant, held
+by tests: a config that loads is valid (but for texts written as numbers), and a key that does not exist is not. What
+only the dataclasses check (bounds, sums, two places for one thing) is left to them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from typing import Any, Literal, Union, get_args
+
+from headrace.config.parsing import Slot, fields_of
+from headrace.mix.limits import STOP_STRATEGIES
+from headrace.mix.policies.registry import POLICIES
+from headrace.mix.schedule import ExchangeSetting, RowOrder
+from headrace.order.permutation import PERMUTATIONS
+from headrace.pack.items import LongPolicy
+from headrace.pack.spec import Algorithm
+
+Schema = dict[str, Any]
+
+
+def _object(properties: Schema, **more: Any) -> Schema:
+    """A mapping with these keys and no others."""
+    return {"type": "object", "properties": properties, "additionalProperties": False, **more}
+
+
+def _by_step(values: Schema, **more: Any) -> Schema:
+    return {"type": "object", "patternProperties": {"^[0-9][0-9_]*$": values}, "additionalProperties": False, **more}
+
+
+def _one_of(*schemas: Schema, **more: Any) -> Schema:
+    return {"anyOf": [*schemas], **more}
+
+
+_NUMBER = _one_of({"type": "number"}, {"type": "string", "pattern": r"^[+-]?[0-9._]+([eE][+-]?[0-9]+)?$"})
+"""YAML 1.1 reads 1e10 as text; both are read as a number."""
+_PAIR: Schema = {"type": "array", "minItems": 2, "maxItems": 2}
+_POINTS = _one_of(_by_step(_NUMBER, minProperties=1), {"type": "array", "items": _PAIR, "minItems": 1})
+_WEIGHT = _one_of(
+    _NUMBER,
+    _object(
+        {"step": _POINTS, "linear": _POINTS, "scale": _NUMBER},
+        oneOf=[{"required": ["step"]}, {"required": ["linear"]}],
+    ),
+    description="A number, or a function of the global step.",
+)
+_GROUP = _object({"weight": {"$ref": "#/$defs/Weight"}, "blend": {"$ref": "#/$defs/Blend"}}, minProperties=1)
+_BLEND: Schema = {
+    "description": "Weights by name; an entry may be a blend of others: {weight: 3, blend: {cc: 1, wiki: 2}}.",
+    "type": "object",
+    "additionalProperties": _one_of({"$ref": "#/$defs/Weight"}, _GROUP),
+}
+_RULE = _one_of(
+    _object({"temperature": _NUMBER}, required=["temperature"]),
+    _object({"unimax": _one_of(_NUMBER, _object({"max_epochs": _NUMBER, "tokens": _NUMBER}))}, required=["unimax"]),
+    description="Weights that follow from the sizes of the sources.",
+)
+_EXTRA_DEFS = {"Weight": _WEIGHT, "Blend": _BLEND, "SizeRule": _RULE}
+_MIXTURE = ({"$ref": "#/$defs/Blend"}, {"$ref": "#/$defs/SizeRule"})
+_FIELDS: dict[tuple[str, str], Schema] = {
+    ("ComponentConfig", "weight"): _one_of({"$ref": "#/$defs/Weight"}, {"type": "null"}),
+    ("LmDataConfig", "weights"): _one_of(*_MIXTURE, {"type": "null"}),
+    ("StageConfig", "weights"): _one_of(*_MIXTURE),
+    ("AmendmentConfig", "add"): {"$ref": "#/$defs/Blend"},
+    ("AmendmentConfig", "weights"): {"$ref": "#/$defs/Blend"},
+    ("LmDataConfig", "stop_strategy"): {"enum": [*STOP_STRATEGIES]},
+    ("LmDataConfig", "policy"): {"enum": [*POLICIES]},
+    ("LmDataConfig", "row_order"): {"enum": [*get_args(RowOrder)]},
+    ("LmDataConfig", "row_exchange"): {"enum": [*get_args(ExchangeSetting), True, False, None]},
+    ("PackingConfig", "algorithm"): {"enum": [*get_args(Algorithm)]},
+    ("PackingConfig", "long"): {"enum": [policy for policy in get_args(LongPolicy) if policy != "keep"]},
+    ("BlockShuffleConfig", "perm_type"): {"enum": [*PERMUTATIONS]},
+}
+"""Fields whose annotation says less than what they take."""
+
+
+def json_schema(cls: type[Any]) -> Schema:
+    """The schema of a config dataclass and all that it holds.
+
+    Args:
+        cls: The dataclass, for example :class:`~headrace.config.lm_data.LmDataConfig`.
+
+    Returns:
+        A JSON schema (draft 2020-12) with one definition for each dataclass.
+
+    Example:
+        >>> from headrace.order import ValidationConfig
+        >>> schema = json_schema(ValidationConfig)
+        >>> schema["$defs"]["ValidationConfig"]["properties"]["by"]["enum"]
+        ['blocks', 'documents']
+    """
+    definitions: dict[str, Schema] = {}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"headrace {cls.__name__}",
+        **_define(cls, definitions),
+        "$defs": {**definitions, **_EXTRA_DEFS},
+    }
+
+
+def _define(cls: type[Any], definitions: dict[str, Schema]) -> Schema:
+    """A reference to a dataclass; its definition is added if it is not there."""
+    name, fields = cls.__name__, fields_of(cls)
+    if name not in definitions:
+        definitions[name] = {}  # a dataclass may hold itself
+        texts = attribute_texts(cls)
+        properties = {
+            key: {
+                **(_FIELDS.get((name, key)) or _schema(field.slot, definitions)),
+                **({"description": texts[key]} if key in texts else {}),
+                **({} if field.required else {"default": _default(field.declared)}),
+            }
+            for key, field in fields.items()
+        }
+        required = [key for key, field in fields.items() if field.required]
+        summary = _unmarked(" ".join((cls.__doc__ or "").strip().split("\n\n")[0].split()))
+        definitions[name] = _object(properties, description=summary, required=required)
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _schema(slot: Slot, definitions: dict[str, Schema]) -> Schema:
+    if isinstance(slot.form, type) and dataclasses.is_dataclass(slot.form):
+        return _define(slot.form, definitions)
+    parts = [_schema(part, definitions) for part in slot.parts]
+    if slot.form is Union:
+        return {"anyOf": [*parts, *([{"type": "null"}] if slot.optional else [])]}
+    if slot.form is dict:
+        return _by_step(parts[1]) if slot.parts[0].form is int else {"type": "object", "additionalProperties": parts[1]}
+    if slot.form is list:
+        return {"type": "array", "items": parts[0]}
+    if slot.form is Literal:
+        return {"enum": [*slot.choices]}
+    plain: dict[Any, Schema] = {bool: {"type": "boolean"}, int: {"type": "integer"}, str: {"type": "string"}}
+    return {**plain, float: _NUMBER, Any: {}}[slot.form]
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """The default of a field as JSON."""
+    made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return dataclasses.asdict(made) if dataclasses.is_dataclass(made) and not isinstance(made, type) else made
+
+
+def attribute_texts(cls: type[Any]) -> dict[str, str]:
+    """What a dataclass's docstring says of each of its fields, as plain text.
+
+    Example:
+        >>> from headrace.order import ValidationConfig
+        >>> attribute_texts(ValidationConfig)["one_in"]
+        'Of so many blocks or documents, one is held out; default 100.'
+    """
+    found: dict[str, str] = {}
+    flags = re.MULTILINE | re.DOTALL
+    section = re.search(r"^Attributes:\n(.*?)(?=^\w+:|\Z)", inspect.cleandoc(cls.__doc__ or ""), flags)
+    for name, text in re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", section[1] if section else "", flags):
+        found[name] = _unmarked(" ".join(text.split()))
+    return found
+
+
+def _unmarked(text: str) -> str:
+    """Text without the marks of reStructuredText."""
+    return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "`")

@@ -1,0 +1,364 @@
+"""``AsyncDataset``: random access by arrays of indices, and the operations that give new datasets.
+
+Order is data: ``shuffle``, ``slice``, ``repeat`` wrap a dataset with an index map and nothing is drawn, stored or read.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import hashlib
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.errors import ConfigError, check_not_negative, check_whole
+from headrace.order.block_shuffle import BlockShuffle, EraShuffle
+from headrace.order.braid.shuffle import BraidShuffle, PendingBraid
+from headrace.order.holdout import TrainSplit, ValidationSplit
+from headrace.order.order import Identity, Order, Repeat, Slice
+from headrace.order.permutation import Feistel
+
+if TYPE_CHECKING:
+    from headrace.mix.schedule import BatchSchedule
+
+T_co = TypeVar("T_co", covariant=True)
+U = TypeVar("U")
+
+
+class AsyncDataset(abc.ABC, Generic[T_co]):
+    """Examples by number. Subclasses give :attr:`length` and :meth:`get_batch`.
+
+    A batch is a pytree of arrays whose first axis runs over the requested indices.
+    """
+
+    @property
+    @abc.abstractmethod
+    def length(self) -> int | None:
+        """Number of examples; None if there is no end."""
+
+    @abc.abstractmethod
+    async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> T_co:
+        """The examples at ``indices``, in that order; repeats are fine.
+
+        Raises:
+            IndexOutOfRangeError: an index is out of range.
+        """
+
+    @abc.abstractmethod
+    def reordered(self, order: Order) -> AsyncDataset[T_co]:
+        """This dataset seen through an index map over its examples."""
+
+    @abc.abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """How this dataset is made, as JSON values: datasets that differ describe themselves differently."""
+
+    @property
+    def planned(self) -> AsyncDataset[Any] | None:
+        """The dataset whose reads a loader plans: this one below its functions; None if it does not know its rows."""
+        return None
+
+    earlier: Callable[[], AsyncDataset[T_co]] | None = None
+    """Makes this dataset with version 1 of the braid, with which a run may have begun; None: it names its version."""
+
+    @property
+    def functions(self) -> tuple[Callable[[Any], Any], ...]:
+        """What batches of :attr:`planned` pass through, first to last; see :meth:`map`."""
+        return ()
+
+    @property
+    def own_schedule(self) -> BatchSchedule | None:
+        """Batch sizes that the dataset brings with it; None: whoever loads it says them."""
+        return None
+
+    def is_finite(self) -> bool:
+        return self.length is not None
+
+    async def async_len(self) -> int:
+        return len(self)
+
+    def __len__(self) -> int:
+        return self._finite_length("len()")
+
+    def read(self, indices: object) -> T_co:
+        """:meth:`get_batch` for callers that do not await. ``indices`` is anything that numpy makes an array of."""
+        return run_blocking(self.get_batch(np.asarray(indices)))  # pyright: ignore[reportArgumentType]
+
+    def shuffle(self, seed: int, *, perm_type: str = "feistel") -> AsyncDataset[T_co]:
+        """A full shuffle: best mixing, one random read an example."""
+        return self.reordered(Feistel(self._finite_length("shuffle"), seed, perm_type))
+
+    def block_shuffle(
+        self, *, io_block_size: int | None = None, window_blocks: int = 512, seed: int, perm_type: str = "feistel"
+    ) -> AsyncDataset[T_co]:
+        """Shuffles blocks, then examples within windows of blocks; see
+        :class:`~headrace.order.block_shuffle.BlockShuffle`.
+
+        Args:
+            io_block_size: Examples in a block; None: one stored chunk (datasets that lie in stores only).
+            window_blocks: Blocks that are mixed together.
+            seed: Integer seed.
+            perm_type: ``"feistel"`` or ``"linear"``.
+        """
+        check_whole("io_block_size", io_block_size)
+        check_whole("window_blocks", window_blocks)
+        n = self._finite_length("block_shuffle")
+        size = io_block_size if io_block_size is not None else self.default_io_block_size()
+        return self.block_aligned(size).reordered(
+            BlockShuffle(n, io_block_size=size, window_blocks=window_blocks, seed=seed, perm_type=perm_type)
+        )
+
+    def braid_shuffle(
+        self,
+        *,
+        seed: int,
+        batch_size: int | None = None,
+        strands: int | None = None,
+        lap: float | None = None,
+        first_strand: int | None = None,
+        io_block_size: int | None = None,
+        version: int = 2,
+    ) -> AsyncDataset[T_co]:
+        """Braided shuffle, the default of configs; see :mod:`headrace.order.braid.shuffle`.
+
+        Without ``batch_size`` and ``strands``, these follow from what the dataset is mixed with: the datasets of a
+        mixture share one budget of strands by their weights, as the components of a config do, and the order is that
+        of a config with this seed. A dataset that is loaded by itself gets those of the loader's batches.
+
+        Args:
+            seed: Integer seed. Where strands follow from a mixture, the key of the order is made from it and the
+                component's name.
+            batch_size: Examples that this dataset gives to one batch; 8 x as many strands are opened.
+            strands: Blocks that are open at a time, over all hosts; instead of ``batch_size``.
+            lap: Draws in which the reading front passes once over the store; None: ``batch_size``, or ``strands``.
+            first_strand: Strands of all components before this one; see
+            :class:`~headrace.order.braid.shuffle.BraidShuffle`.
+            io_block_size: Examples in a block; None: one stored chunk.
+            version: Of the order: 2, or 1 to go on with a run that began with it.
+        """
+        counts = {"batch_size": batch_size, "strands": strands, "first_strand": first_strand}
+        for name, value in {**counts, "io_block_size": io_block_size}.items():
+            check_whole(name, value)
+        n = self._finite_length("braid_shuffle")
+        size = io_block_size if io_block_size is not None else self.default_io_block_size()
+        order: PendingBraid | BraidShuffle
+        if strands is not None:
+            order = BraidShuffle(
+                n,
+                io_block_size=size,
+                strands=strands,
+                seed=seed,
+                lap=lap,
+                first_strand=first_strand,
+                version=version,
+            )
+        else:
+            order = PendingBraid(n, io_block_size=size, seed=seed, version=version)
+            if batch_size is not None:
+                order = order.in_batches(batch_size, first_strand)
+            elif lap is not None or first_strand is not None:
+                name, value = ("lap", lap) if lap is not None else ("first_strand", first_strand)
+                raise ConfigError("needs strands", field=name, value=value, cure="Give strands, or leave it out.")
+        return self.block_aligned(size).reordered(order)
+
+    @property
+    def pending_order(self) -> PendingBraid | None:
+        """The order of this dataset that waits for what it is mixed with."""
+        return None
+
+    def settled(self, settle: Callable[[Order], Order]) -> AsyncDataset[T_co]:
+        """This dataset with the order that :attr:`pending_order` turns out to be."""
+        return self
+
+    def era_shuffle(self, era_length: int, *, seed: int, perm_type: str = "feistel") -> AsyncDataset[T_co]:
+        """Permutes examples within consecutive eras."""
+        check_whole("era_length", era_length)
+        n = self._finite_length("era_shuffle")
+        return self.reordered(EraShuffle(n, era_length=era_length, seed=seed, perm_type=perm_type))
+
+    def holdout(
+        self, one_in: int = 100, *, seed: int = 0, io_block_size: int | None = None
+    ) -> tuple[AsyncDataset[T_co], AsyncDataset[T_co]]:
+        """Splits off a validation side: one block in ``one_in``, by a keyed hash; see :mod:`headrace.order.holdout`.
+
+        The split does not know how either side is shuffled afterwards. Rows at the border of a block may share a
+        document with the other side; ``TokenSeqDataset.holdout_documents`` keeps documents whole.
+
+        Args:
+            one_in: Of so many blocks, one is held out.
+            seed: Integer seed.
+            io_block_size: Examples in a block; None: one stored chunk, or less if there are fewer chunks than
+                ``one_in``.
+
+        Returns:
+            The train side and the validation side, both in stored order.
+
+        Raises:
+            ConfigError: the dataset is shuffled or repeated already (its epochs would leak into each other), has no
+                end, or fewer blocks than ``one_in``.
+        """
+        check_whole("one_in", one_in)
+        check_whole("io_block_size", io_block_size)
+        n = self._finite_length("holdout")
+        self.check_stored_order()
+        size = self.holdout_block_size(one_in) if io_block_size is None else io_block_size
+        blocks = self.full_blocks(size) if size > 0 else None
+        train = TrainSplit(n, one_in=one_in, block=size, seed=seed, blocks=blocks)
+        validation = ValidationSplit(n, one_in=one_in, block=size, seed=seed, blocks=blocks)
+        aligned = self.block_aligned(size)
+        return aligned.reordered(train), aligned.reordered(validation)
+
+    def holdout_block_size(self, one_in: int) -> int:
+        """Examples in a block of :meth:`holdout`: one stored chunk, halved until there are ``one_in`` of them."""
+        size = self.default_io_block_size()
+        while size > 1 and self.full_blocks(size) < one_in:
+            size //= 2
+        return size
+
+    def slice(self, start: int | None = None, stop: int | None = None) -> AsyncDataset[T_co]:
+        """Examples ``start .. stop``, by Python's rules for slices."""
+        return self.reordered(Slice(self._finite_length("slice"), start, stop))
+
+    def take(self, n: int) -> AsyncDataset[T_co]:
+        """The first ``n`` examples (all, if there are fewer)."""
+        check_whole("n", n)
+        check_not_negative("n", n)
+        return self.slice(None, n)
+
+    def repeat(self, epochs: int | None = None) -> AsyncDataset[T_co]:
+        """This dataset ``epochs`` times (for ever if None), each pass in an order of its own."""
+        return self.reordered(Repeat(Identity(self._finite_length("repeat")), epochs))
+
+    def map(self, fn: Callable[[T_co], U]) -> AsyncDataset[U]:
+        """Applies ``fn`` to each batch that is read. ``fn`` must treat rows independently and keep their number.
+
+        A loader reads the rows as if there were no ``fn``: ahead, each stored block once. ``fn`` then gets the rows of
+        its process, as numpy arrays that belong to it, in the loader's background thread. Which rows come together
+        depends on the number of processes: what becomes of a row must follow from the row.
+        """
+        return MappedDataset(self, fn)
+
+    def default_io_block_size(self) -> int:
+        """Examples in one stored chunk.
+
+        Raises:
+            ConfigError: the examples do not lie in a store with chunks.
+        """
+        raise ConfigError(
+            "cannot be derived for this dataset", field="io_block_size", value=None, cure="Give a number of examples."
+        )
+
+    def block_aligned(self, io_block_size: int) -> AsyncDataset[T_co]:
+        """The same examples, numbered so that blocks of ``io_block_size`` do not straddle stored arrays."""
+        return self
+
+    def full_blocks(self, io_block_size: int) -> int:
+        """Blocks that do not straddle stored arrays; they come first in :meth:`block_aligned`."""
+        return self._finite_length("full_blocks") // io_block_size
+
+    def check_stored_order(self) -> None:
+        """Raises ConfigError if examples change places from epoch to epoch, or come twice in one."""
+
+    def _finite_length(self, operation: str) -> int:
+        if self.length is None:
+            raise ConfigError(
+                f"{operation} needs a dataset with an end", field="dataset", cure="Apply it before repeat() and mixing."
+            )
+        return self.length
+
+
+class MappedDataset(AsyncDataset[U]):
+    """A dataset whose batches pass through a function.
+
+    The function's name stands for it in fingerprints: two lambdas of one scope look the same there.
+    """
+
+    def __init__(self, base: AsyncDataset[Any], fn: Callable[[Any], U]) -> None:
+        self.base, self.fn = base, fn
+        if (earlier := base.earlier) is not None:
+            self.earlier = lambda: MappedDataset(earlier(), fn)
+
+    @property
+    def planned(self) -> AsyncDataset[Any] | None:
+        return self.base.planned
+
+    @property
+    def functions(self) -> tuple[Callable[[Any], Any], ...]:
+        return (*self.base.functions, self.fn)
+
+    @property
+    def own_schedule(self) -> BatchSchedule | None:
+        return self.base.own_schedule
+
+    @property
+    def length(self) -> int | None:
+        return self.base.length
+
+    def describe(self) -> dict[str, Any]:
+        return {"map": function_name(self.fn), "of": self.base.describe()}
+
+    async def get_batch(self, indices: np.ndarray) -> U:
+        return self.fn(await self.base.get_batch(indices))
+
+    def reordered(self, order: Order) -> MappedDataset[U]:
+        return MappedDataset(self.base.reordered(order), self.fn)
+
+    @property
+    def pending_order(self) -> PendingBraid | None:
+        return self.base.pending_order
+
+    def settled(self, settle: Callable[[Order], Order]) -> MappedDataset[U]:
+        return MappedDataset(self.base.settled(settle), self.fn)
+
+    def default_io_block_size(self) -> int:
+        return self.base.default_io_block_size()
+
+    def block_aligned(self, io_block_size: int) -> MappedDataset[U]:
+        return MappedDataset(self.base.block_aligned(io_block_size), self.fn)
+
+    def full_blocks(self, io_block_size: int) -> int:
+        return self.base.full_blocks(io_block_size)
+
+    def check_stored_order(self) -> None:
+        self.base.check_stored_order()
+
+
+def run_blocking(awaitable: Coroutine[Any, Any, U]) -> U:
+    """The result of a coroutine, also where an event loop runs already (notebooks)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(awaitable)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, awaitable).result()
+
+
+def function_name(fn: Any) -> str:
+    """A name that is the same in every process: no addresses. Arrays stand in it by a digest, objects by their type.
+
+    Example:
+        >>> function_name(partial(np.add, np.arange(3), where=object()))
+        'numpy.add(int64[3] of ab25350e, where=builtins.object)'
+    """
+    if isinstance(fn, partial):
+        keywords = [f"{k}={_argument(v)}" for k, v in sorted(fn.keywords.items())]
+        return f"{function_name(fn.func)}({', '.join([*map(_argument, fn.args), *keywords])})"
+    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _argument(value: Any) -> str:
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_argument, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_argument(k)}: {_argument(v)}' for k, v in value.items())}}}"
+    if isinstance(value, np.ndarray):
+        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        return f"{value.dtype}{list(value.shape)} of {digest[:8]}"
+    return function_name(value)

@@ -1,0 +1,206 @@
+"""What the budgets of a run need and hold: memory for open blocks, rows until limits.
+
+- :class:`OpenBytes`: an order draws from a window of rows before it turns to others, and a block is read once if memory
+  holds it for so long: a braid its strands, a block shuffle its windows, an era shuffle an era, a full shuffle all,
+  stored order a chunk. Orders that keep a number of blocks open by design are refused where memory does not hold them.
+  Others read blocks again, which is said and may be meant. Loaders, ``config check``, ``simulate`` and reports ask it.
+- :func:`require_steps`: limits free a share that the other sources take (mix/shares.py), so a run is short only once
+  all sources that have weight are used up, or at the largest share that they may have. That is found by walking to the
+  end of the run: 2 us a step.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.data.dataset import PlannedDataset
+from headrace.data.mixture import MixtureDataset, mixture_of
+from headrace.errors import ConfigError, IndexOutOfRangeError
+
+
+class OpenBytes(NamedTuple):
+    """Bytes of rows that orders draw from at a time, over all hosts, by component.
+
+    Attributes:
+        windows: Of orders that keep blocks open by design.
+        others: Of all others.
+        everywhere: Of sources of few blocks that are shuffled as a whole: every host draws from all of it.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace.data.token_seq import TokenSeqDataset
+        >>> rows = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
+        >>> braid = OpenBytes.of(rows.braid_shuffle(seed=0, strands=4, io_block_size=2))
+        >>> braid.needed() == 4 * 2 * rows.row_bytes, braid.refused(60), braid.refused(60, share=0.5)
+        (True, True, False)
+        >>> full = OpenBytes.of(rows.shuffle(0))
+        >>> full.needed() == len(rows) * rows.row_bytes, full.refused(100)
+        (True, False)
+    """
+
+    windows: Mapping[str, int]
+    others: Mapping[str, int]
+    everywhere: Mapping[str, int] = MappingProxyType({})
+
+    @classmethod
+    def of(cls, dataset: PlannedDataset) -> OpenBytes:
+        """Of a dataset, with the weights of all steps; of its phases the one that needs most."""
+        return max((cls._of_phase(phase) for _, phase in dataset.phases), key=lambda o: (o.window_bytes(), o.needed()))
+
+    @classmethod
+    def _of_phase(cls, dataset: PlannedDataset) -> OpenBytes:
+        open_ = dataset.open_windows()
+        sizes = {name: window.rows * window.windows * row_bytes for name, (window, row_bytes) in open_.items()}
+        kinds: tuple[dict[str, int], ...] = ({}, {}, {})
+        for name, (window, _) in open_.items():
+            kinds[2 if window.everywhere else not window.blocks][name] = sizes[name]
+        return cls(*kinds)
+
+    def needed(self, share: float = 1.0) -> int:
+        """Bytes that a host with this share of each batch's rows must hold to read each block once."""
+        return int((sum(self.windows.values()) + sum(self.others.values())) * share) + sum(self.everywhere.values())
+
+    def window_bytes(self, share: float = 1.0) -> int:
+        """Those of them that a loader insists on."""
+        return int(sum(self.windows.values()) * share) + sum(self.everywhere.values())
+
+    @property
+    def largest(self) -> str:
+        """The component that needs most of what a loader insists on, or else of all."""
+        sizes = {**self.windows, **self.everywhere} or self.others
+        return max(sizes, key=lambda name: sizes[name])
+
+    def refused(self, prefetch_bytes: int, share: float = 1.0) -> bool:
+        """Whether a loader with so much memory refuses to start: it would read each block many times."""
+        return self.window_bytes(share) > prefetch_bytes
+
+    def shortage(self, prefetch_bytes: int | None, hosts: int) -> str | None:
+        """A sentence on what equal hosts lack; None if memory holds what is needed, or has no bound."""
+        if prefetch_bytes is None or self.needed(1 / hosts) <= prefetch_bytes:
+            return None
+        refused = self.refused(prefetch_bytes, 1 / hosts)
+        needed = self.window_bytes(1 / hosts) if refused else self.needed(1 / hosts)
+        verdict = "the loader refuses to start" if refused else "blocks are read again"
+        return (
+            f"{prefetch_bytes:,} bytes do not hold the {needed:,} bytes that the shuffle keeps open on"
+            f" {'1 host' if hosts == 1 else f'{hosts:,} hosts'} (most of them for component {self.largest!r}):"
+            f" {verdict}."
+        )
+
+    def check(self, prefetch_bytes: int, share: float = 1.0) -> None:
+        """Raises ConfigError if a loader is to refuse to start."""
+        if self.refused(prefetch_bytes, share):
+            needed = self.window_bytes(share)
+            raise ConfigError(
+                f"is less than the {needed:,} bytes of blocks that the shuffle keeps open on this host"
+                f" (most of them for component {self.largest!r}), so blocks would be read again and again",
+                field="prefetch_bytes",
+                value=prefetch_bytes,
+                cure=f"Raise it to {needed + needed // 4} or more, or lower shuffle.strands (or window_blocks).",
+            )
+
+
+_CHUNK = 4096
+Bounds = Mapping[str, tuple[str, float]]
+"""By component: the config field of the bound that holds for it, and its value."""
+
+
+def require_steps(dataset: PlannedDataset, num_steps: int, bounds: Bounds | None = None) -> None:
+    """Checks that a mixture, phased or not, can fill so many steps; ``bounds`` are for the error.
+
+    Raises:
+        ConfigError: it cannot; component, what there is, what is needed and the cure are named.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace import TokenSeqDataset
+        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
+        >>> mixture = MixtureDataset({"a": dataset}, {"a": 1}, batch_size=4, max_examples={"a": 10})
+        >>> require_steps(mixture, 2)
+        >>> try:
+        ...     require_steps(mixture, 5, {"a": ("components.a.max_tokens", 80)})
+        ... except ConfigError as error:
+        ...     print(error.field, error.cure)
+        components.a.max_tokens Raise it to 160 or more, or lower num_steps to 2.
+    """
+    for step, phase in dataset.phases:
+        until = dataset.at_step(step)[1]
+        if (mixture := mixture_of(phase)) is not None:
+            _require(mixture, num_steps if until is None else min(until, num_steps), bounds or {})
+
+
+def _require(mixture: MixtureDataset, steps: int, bounds: Bounds) -> None:
+    bounded = any(limit is not None for limit in mixture.limits.values())
+    if not bounded and not any(stage.max_share for stage in mixture.stages):
+        return
+    if _ends_before(mixture, steps):
+        whole = bisect.bisect_left(range(1, steps + 1), True, key=lambda step: _ends_before(mixture, step))
+        raise _too_small(mixture, whole, steps) or _short(mixture, whole, steps, bounds)
+
+
+def _too_small(mixture: MixtureDataset, whole: int, steps: int) -> ConfigError | None:
+    """What to say of largest shares that leave a rest of step ``whole`` though no limit is reached in it or before."""
+    drawn, size = mixture.draws.starts_at(whole).tolist(), mixture.batch_schedule.rows_at(whole)[1]
+    limits = mixture.limits.values()
+    shares = _shares_at(mixture, whole)
+    if not shares or any(limit is not None and n + size >= limit for n, limit in zip(drawn, limits, strict=True)):
+        return None
+    return ConfigError(
+        f"cannot be met: at step {whole} all sources with weight are at their largest share and leave a rest, and the"
+        f" run has {steps} steps",
+        field="components.*.max_share",
+        value=shares,
+        cure="Raise one of these shares, or give another source weight.",
+    )
+
+
+def _shares_at(mixture: MixtureDataset, step: int) -> dict[str, float]:
+    return dict([stage for stage in mixture.stages if stage.first_step <= step][-1].max_share)
+
+
+def _short(mixture: MixtureDataset, whole: int, steps: int, bounds: Bounds) -> ConfigError:
+    drawn = mixture.draws.starts_at(whole)
+    have = int(drawn.sum())
+    needed = mixture.batch_schedule.rows_at(steps)[0]
+    wanted = _wanted(mixture, steps)
+    short = {n: wanted[n] - limit for n, limit in mixture.limits.items() if limit is not None and wanted[n] > 0}
+    name = max(short, key=lambda n: short[n])
+    limit = mixture.limits[name]
+    assert limit is not None  # only those are in `short`
+    field, value = bounds.get(name, (f"max_examples.{name}", float(limit)))
+    rows = int(drawn[mixture.names.index(name)]) + needed - have
+    enough = str(rows * mixture.seq_len if field.endswith("max_tokens") else rows)
+    if field.endswith("max_epochs"):
+        enough = f"{math.ceil(value * (rows + 1) / max(limit, 1) * 1000) / 1000:g}"
+    shares = _shares_at(mixture, whole)
+    bounded = f", and the largest shares of a batch are {shares}" if shares else ""
+    return ConfigError(
+        f"cannot be met: {steps} steps need {needed} rows, and the limits leave {have};"
+        f" component {name!r} has {limit} of the {math.ceil(wanted[name])} that its weight asks for{bounded}",
+        field=field,
+        value=value,
+        cure=f"Raise it to {enough} or more, or lower num_steps to {whole}.",
+    )
+
+
+def _ends_before(mixture: MixtureDataset, step: int) -> bool:
+    try:
+        mixture.draws.starts_at(step)
+    except IndexOutOfRangeError:
+        return True
+    return False
+
+
+def _wanted(mixture: MixtureDataset, steps: int) -> dict[str, float]:
+    """Rows that each component would have in so many steps without limits."""
+    total = np.zeros(len(mixture.names))
+    for first in range(0, steps, _CHUNK):
+        at = np.arange(first, min(first + _CHUNK, steps))
+        total += (mixture.weights_at(at) * mixture.batch_schedule.size_at(at)[:, None]).sum(axis=0)
+    return dict(zip(mixture.names, total.tolist(), strict=True))

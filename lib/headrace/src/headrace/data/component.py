@@ -1,0 +1,267 @@
+"""One component of a run: its rows as they are stored, its train and validation side, and where each token goes.
+
+Nothing is dropped uncounted: ``tokens = train_tokens + validation_tokens + unused_tokens + removed_tokens +
+dropped_tokens``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal, cast
+
+import numpy as np
+
+from headrace.batch.masks import mask_leaf
+from headrace.data.dataset import PlannedDataset
+from headrace.data.documents import DocumentFilter
+from headrace.data.packed import PackedTokenDataset
+from headrace.data.rows import segments_of
+from headrace.data.token_seq import TokenSeqDataset
+from headrace.errors import ConfigError
+from headrace.order.holdout import ValidationConfig
+from headrace.order.order import Slice
+from headrace.order.seeds import derive
+from headrace.order.subset import LEAST_BLOCKS, Subset, SubsetConfig
+from headrace.pack.spec import PackingConfig
+from headrace.store.cache import TokenCache
+
+
+def stored_rows(
+    cache: TokenCache,
+    seq_len: int,
+    *,
+    name: str,
+    split_documents: bool = False,
+    packing: PackingConfig | None = None,
+    remove: str | None = None,
+    remove_not_found: Literal["refuse", "count"] = "refuse",
+    loss_mask: str = "auto",
+) -> TokenSeqDataset | PackedTokenDataset:
+    """The rows of a component: windows of its cache's token stream, or packs of its documents.
+
+    Arguments are the fields of :class:`~headrace.config.component.ComponentConfig` and of the run's config.
+
+    Raises:
+        ConfigError: as the dataset's; the cache is only thought of, and its documents have no lengths to plan with.
+
+    Example:
+        >>> import headrace.testing
+        >>> cache = headrace.testing.tiny_cache(documents=50)
+        >>> type(stored_rows(cache, 64, name="a", packing=PackingConfig())).__name__
+        'PackedTokenDataset'
+    """
+    loss_mask = mask_leaf(cache, loss_mask, f"components.{name}.loss_mask") or "none"
+    removed = None
+    if remove is not None:
+        field, count = f"components.{name}.remove", remove_not_found == "count"
+        removed = DocumentFilter.load(remove, name=field, count_not_found=count)
+    if packing is None:
+        return TokenSeqDataset(
+            cache, seq_len, split_documents=split_documents, name=name, removed=removed, loss_mask=loss_mask
+        )
+    if cache.ledger.tokenizer.get("fingerprint") == "virtual":
+        raise ConfigError(
+            "needs the lengths of documents, and the cache does not exist yet",
+            field=f"components.{name}.packing",
+            cure="Build the cache, or leave packing out of the forecast.",
+        )
+    return PackedTokenDataset(cache, seq_len, removed=removed, name=name, loss_mask=loss_mask, **vars(packing))
+
+
+def split_sides(
+    dataset: TokenSeqDataset | PackedTokenDataset,
+    split: ValidationConfig,
+    *,
+    block_tokens: int | None = None,
+    seq_len: int | None = None,
+) -> tuple[PlannedDataset, PlannedDataset]:
+    """Train and validation side, the same tokens whatever the length of rows (of packs: if documents are held out).
+
+    Blocks of ``block_tokens`` are held out (None: as the split says), in rows of ``seq_len`` (None: as they are).
+
+    Raises:
+        ConfigError: what the split says does not fit the dataset or the blocks; rows longer than a block.
+
+    Example:
+        >>> import headrace.testing
+        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(documents=500), seq_len=8)
+        >>> short, long = (split_sides(dataset, ValidationConfig(8), seq_len=n)[1] for n in (8, 32))
+        >>> len(short) == 4 * len(long), len(long) > 0
+        (True, True)
+    """
+    if split.by == "documents":
+        train, validation = dataset.holdout_documents(split.groups_of, seed=split.seed)
+        return (train, validation) if seq_len is None else (train.with_rows(seq_len), validation.with_rows(seq_len))
+    if block_tokens is None:
+        block_tokens = (split.io_block_size or dataset.holdout_block_size(split.groups_of)) * dataset.seq_len
+    elif split.io_block_size not in (None, block_tokens // dataset.seq_len):
+        raise ConfigError(
+            f"differs from the blocks of {block_tokens // dataset.seq_len} rows in which seq_len changes",
+            field="validation.io_block_size",
+            value=split.io_block_size,
+            cure="Leave it out.",
+        )
+    if seq_len not in (None, dataset.seq_len):
+        dataset = dataset.with_rows(seq_len, block_tokens=block_tokens)
+    sides = dataset.holdout(split.groups_of, seed=split.seed, io_block_size=block_tokens // dataset.seq_len)
+    return cast("tuple[PlannedDataset, PlannedDataset]", sides)
+
+
+def component_sides(
+    name: str,
+    dataset: TokenSeqDataset | PackedTokenDataset,
+    split: ValidationConfig | None,
+    *,
+    block_tokens: int | None = None,
+    seq_len: int | None = None,
+) -> tuple[PlannedDataset, PlannedDataset]:
+    """:func:`split_sides` of a component, which errors name; both sides are all of it if nothing is held out."""
+    if split is None:
+        return dataset, dataset
+    try:
+        return split_sides(dataset, split, block_tokens=block_tokens, seq_len=seq_len)
+    except ConfigError as error:
+        problem, cure = f"does not fit component {name!r} ({error})", "Hold out more of everything, or nothing."
+        raise ConfigError(problem, field="validation", cure=cure) from error
+
+
+def subset_side(name: str, train: PlannedDataset, subset: SubsetConfig | None, path: str) -> PlannedDataset:
+    """The rows of a component's train side that are trained on.
+
+    Args:
+        name: The component, by which subsets of one seed differ.
+        train: Its train side, in stored order.
+        subset: Which part of it; None: all.
+        path: Place of the subset in the config, for errors.
+
+    Raises:
+        ConfigError: the subset holds no row, or more rows than there are.
+
+    Example:
+        >>> import headrace.testing
+        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(documents=500), seq_len=8)
+        >>> len(subset_side("a", dataset, SubsetConfig(fraction=0.1), "subset")) == len(dataset) // 10
+        True
+    """
+    if subset is None:
+        return train
+    length, rows = len(train), subset.rows_of(len(train))
+    if rows == 0:
+        problem, cure = f"leaves no row of component {name!r}, which has {length}", f"Give at least {1.01 / length:.3g}"
+        cure += f", or leave the component as it is (components.{name}.subset: {{fraction: 1}})."
+        raise ConfigError(problem, field=f"{path}.fraction", value=subset.fraction, cure=cure)
+    if rows > length:
+        problem, cure = f"is more than the {length} rows of component {name!r}", "Give fewer, or leave it out."
+        raise ConfigError(problem, field=f"{path}.rows", value=rows, cure=cure)
+    if rows == length:
+        return train
+    if subset.by == "start":
+        return train.reordered(Slice(length, 0, rows))
+    chunk = train.default_io_block_size()
+    block = next(size for size in range(min(chunk, max(rows // LEAST_BLOCKS, 1)), 0, -1) if chunk % size == 0)
+    order = Subset(length, rows, block=block, seed=derive(subset.seed, name), blocks=train.full_blocks(block))
+    return train.block_aligned(block).reordered(order)
+
+
+_CHUNK = 1 << 14  # rows whose segments are looked at together
+
+
+@dataclass(frozen=True)
+class Account:
+    """One component, in rows of the first phase.
+
+    Attributes:
+        documents: Documents of its cache.
+        tokens: Tokens of its cache.
+        listed_documents: Numbers that its filter gives, repeats included.
+        repeated_documents: Numbers that the filter gives again.
+        not_found_documents: Numbers of the filter that no document has.
+        removed_documents: Documents that the filter leaves out.
+        removed_tokens: Tokens of these.
+        train_rows: Rows that are trained on, in an epoch.
+        train_tokens: Tokens of these, without padding.
+        validation_rows: Rows that are held out.
+        validation_tokens: Tokens of these, without padding.
+        unused_rows: Rows of the train side outside the subset that is trained on.
+        unused_tokens: Tokens of these, without padding.
+        dropped_tokens: Tokens that fill no row on either side.
+        padding_tokens: Places of rows of both sides that hold no token: packs are not quite full.
+        incomplete_documents: Documents that are not packed as another one of their unit is removed or without tokens.
+        incomplete_tokens: Tokens of these; part of ``dropped_tokens``.
+    """
+
+    documents: int
+    tokens: int
+    listed_documents: int
+    repeated_documents: int
+    not_found_documents: int
+    removed_documents: int
+    removed_tokens: int
+    train_rows: int
+    train_tokens: int
+    validation_rows: int
+    validation_tokens: int
+    dropped_tokens: int
+    padding_tokens: int = 0
+    incomplete_documents: int = 0
+    incomplete_tokens: int = 0
+    unused_rows: int = 0
+    unused_tokens: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """All figures as JSON values."""
+        return asdict(self)
+
+
+def account(
+    dataset: TokenSeqDataset | PackedTokenDataset,
+    train: PlannedDataset,
+    validation: PlannedDataset | None,
+    subset: PlannedDataset | None = None,
+) -> Account:
+    """The account of a component, of which ``dataset`` is all but the documents to leave out, and ``subset`` the part
+    of the train side that is trained on (None: all of it).
+
+    Example:
+        >>> import headrace.testing
+        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(documents=100), seq_len=8)
+        >>> figures = account(dataset, *dataset.holdout_documents(one_in=10))
+        >>> figures.train_tokens + figures.validation_tokens + figures.dropped_tokens == figures.tokens
+        True
+    """
+    removal = dataset.removal
+    validation_rows, validation_tokens = (0, 0) if validation is None else (len(validation), _tokens(validation))
+    side_tokens = _tokens(train)
+    train_tokens = side_tokens if subset is None else _tokens(subset)
+    rows = len(train if subset is None else subset)
+    return Account(
+        documents=dataset.cache.num_documents,
+        tokens=dataset.cache.num_tokens,
+        listed_documents=removal.listed,
+        repeated_documents=removal.repeated,
+        not_found_documents=removal.not_found,
+        removed_documents=dataset.removed_documents,
+        removed_tokens=dataset.removed_tokens,
+        train_rows=rows,
+        train_tokens=train_tokens,
+        validation_rows=validation_rows,
+        validation_tokens=validation_tokens,
+        dropped_tokens=dataset.cache.num_tokens - dataset.removed_tokens - side_tokens - validation_tokens,
+        padding_tokens=(rows + validation_rows) * dataset.seq_len - train_tokens - validation_tokens,
+        incomplete_documents=dataset.incomplete_documents,
+        incomplete_tokens=dataset.incomplete_tokens,
+        unused_rows=len(train) - rows,
+        unused_tokens=side_tokens - train_tokens,
+    )
+
+
+def _tokens(side: PlannedDataset) -> int:
+    """Tokens of all rows: their segments', where rows know them, for then a row may be padded."""
+    if not any(hasattr(source, "segment_lengths") for source in side.sources):
+        return len(side) * side.seq_len
+    total = 0
+    for at in range(0, len(side), _CHUNK):
+        rows = side.locate(np.arange(at, min(at + _CHUNK, len(side))))
+        lengths = segments_of(side.sources, rows.source, rows.row)
+        total += 0 if lengths is None else int(lengths.sum())
+    return total

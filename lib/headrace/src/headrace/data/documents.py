@@ -1,0 +1,312 @@
+"""Documents of a cache: which to leave out (duplicates, benchmark leaks) without building it again, and which are the
+chosen and rejected ones of preference pairs.
+
+A filter is a list of document numbers or a bitmap, as an array or as a file that another program wrote. Numbers run
+over the whole cache, part after part, as in :meth:`~headrace.store.cache.TokenCache.document`; of a cache that was
+shuffled when it was written they run over the one that it was made of, so that a list serves both.
+
+Price: once, when the dataset is opened: the offsets of the filtered documents are read, no others (one read for each
+run of neighbouring chunks of 16,384 offsets); 32 bytes of memory for each run of filtered documents.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from weakref import WeakSet
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.errors import ConfigError
+from headrace.order.intervals import Intervals
+from headrace.store import files
+from headrace.store.array import ArrayFuture, StoredArray
+from headrace.store.cache import TokenCache
+
+_READS_IN_FLIGHT = 32
+_RUN_CHUNKS = 16  # 2 MiB of offsets a read
+_CURE = (
+    "Give document numbers, one a line or as an integer .npy file, or a boolean .npy file with one entry a document."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class RemovedDocuments:
+    """What is left out of a cache.
+
+    Attributes:
+        documents: Numbers of documents.
+        tokens: Where these lie in the token stream of the whole cache, all parts end to end.
+        listed: Numbers that the filter gave, repeats included.
+        repeated: Those of them that it had given before.
+        not_found: Different numbers of them that no document has.
+    """
+
+    documents: Intervals
+    tokens: Intervals
+    listed: int = 0
+    repeated: int = 0
+    not_found: int = 0
+
+    @classmethod
+    def of(cls, cache: TokenCache, documents: Intervals) -> RemovedDocuments:
+        """These documents, once their offsets were read."""
+        return cls(documents, token_ranges(cache, documents))
+
+
+class DocumentFilter:
+    """Documents to leave out of a dataset.
+
+    Args:
+        documents: Document numbers, in any order, repeats allowed (integer array or sequence); or a bitmap with one
+            entry a document, true for those to leave out (boolean array).
+        name: What errors call it: the config field or the file.
+        count_not_found: Whether numbers that no document has are counted (:attr:`RemovedDocuments.not_found`) instead
+            of refused.
+
+    Raises:
+        ConfigError: neither numbers nor a bitmap; a negative number.
+
+    Example:
+        >>> DocumentFilter([3, 1, 2, 2]).among(10)
+        Intervals(1..4)
+        >>> DocumentFilter(np.array([True, False, True])).among(3)
+        Intervals(0..1, 2..3)
+    """
+
+    def __init__(
+        self, documents: np.ndarray | Sequence[int] | Intervals, *, name: str = "removed", count_not_found: bool = False
+    ) -> None:
+        self.name, self._count_not_found = name, count_not_found
+        self._bitmap_length: int | None = None
+        if isinstance(documents, Intervals):
+            self._documents, self.listed = documents, documents.total
+            return
+        given = np.asarray(documents)
+        if given.size == 0:
+            given = given.astype(np.int64).ravel()
+        if given.ndim != 1 or given.dtype.kind not in "iub":
+            raise ConfigError(f"is no list of documents: {given.dtype} of shape {given.shape}", field=name, cure=_CURE)
+        if given.dtype == np.bool_:
+            self._bitmap_length = given.size
+            given = np.flatnonzero(given)
+        if given.size and int(given.min()) < 0:
+            raise ConfigError("names a negative document", field=name, value=int(given.min()), cure=_CURE)
+        if given.size and int(given.max()) > np.iinfo(np.int64).max - 1:
+            raise ConfigError("is no document", field=name, value=int(given.max()), cure=_CURE)
+        self.listed = int(given.size)
+        """Numbers given, repeats included."""
+        self._documents = Intervals.of_numbers(given.astype(np.int64))
+
+    @classmethod
+    def load(cls, url: str, *, name: str | None = None, count_not_found: bool = False) -> DocumentFilter:
+        """Reads a filter from a file: ``.npy`` (integers, or booleans for a bitmap), else text with one number a line.
+
+        Raises:
+            ConfigError: there is no such file, or it is neither; the line is named.
+        """
+        field = name or url
+        raw = files.read_bytes(url)
+        if raw is None:
+            raise ConfigError("does not exist", field=field, value=url, cure=_CURE)
+        if url.endswith(".npy"):
+            try:
+                given = np.load(io.BytesIO(raw), allow_pickle=False)
+                return cls(given, name=field, count_not_found=count_not_found)
+            except (ValueError, EOFError, OSError) as error:
+                raise ConfigError(
+                    f"is not a .npy file of numbers ({error})", field=field, value=url, cure=_CURE
+                ) from error
+        return cls(_numbers(raw, field, url), name=field, count_not_found=count_not_found)
+
+    def of(self, cache: TokenCache) -> RemovedDocuments:
+        """What the filter removes from a cache, counted; errors as in :meth:`among`.
+
+        Example:
+            >>> import headrace.testing
+            >>> cache = headrace.testing.tiny_cache(documents=20)
+            >>> removed = DocumentFilter([3, 3, 4, 99], count_not_found=True).of(cache)
+            >>> removed.documents.total, removed.listed, removed.repeated, removed.not_found
+            (2, 4, 1, 1)
+        """
+        found, given = stored_documents(cache, self.among(cache.num_documents)), self._documents.total
+        return RemovedDocuments(
+            found, token_ranges(cache, found), self.listed, self.listed - given, given - found.total
+        )
+
+    def among(self, num_documents: int) -> Intervals:
+        """The documents, as ranges of numbers below ``num_documents``; others are left away if they may be.
+
+        Raises:
+            ConfigError: a number is too large, or the bitmap is of another length.
+        """
+        if self._bitmap_length not in (None, num_documents):
+            raise ConfigError(
+                f"is a bitmap of {self._bitmap_length:,} documents, but the cache has {num_documents:,}",
+                field=self.name,
+                cure="Make it from this cache: numbers and bitmaps belong to one build.",
+            )
+        if self._documents.stop.size and int(self._documents.stop[-1]) > num_documents:
+            if self._count_not_found:
+                start, stop = np.minimum(self._documents.start, num_documents), self._documents.stop
+                return Intervals(start, np.minimum(stop, num_documents))
+            raise ConfigError(
+                f"is not a document: the cache has {num_documents:,}",
+                field=self.name,
+                value=int(self._documents.stop[-1]) - 1,
+                cure="Documents count from 0. Make the list from this cache: numbers belong to one build"
+                " (remove_not_found: count lets them pass, counted).",
+            )
+        return self._documents
+
+
+def stored_documents(cache: TokenCache, originals: Intervals) -> Intervals:
+    """Where documents lie in a cache that may have been shuffled when it was written.
+
+    Price: nothing for a plain cache; 0.2 us and 32 bytes for each document of a shuffled one.
+
+    Example:
+        >>> import headrace.testing
+        >>> stored_documents(headrace.testing.tiny_cache(documents=20), Intervals.of_numbers(np.array([3, 4])))
+        Intervals(3..5)
+    """
+    if not cache.is_shuffled:
+        return originals
+    return Intervals.of_numbers(cache.stored_at(originals.numbers(np.arange(originals.total))))
+
+
+def _numbers(raw: bytes, field: str, url: str) -> Int64[np.ndarray, " n"]:
+    lines = [line.strip() for line in raw.splitlines()]
+    try:
+        numbers = np.array([line for line in lines if line] or np.zeros(0), np.int64)
+    except (ValueError, OverflowError):
+        numbers = np.array([-1])
+    if not (numbers < 0).any():
+        return numbers
+    bad, line = next((n, x) for n, x in enumerate(lines, start=1) if x and not (x.isdigit() and len(x) < 19))
+    problem = f"line {bad} is not a document number: {line[:40].decode(errors='replace')!r}"
+    raise ConfigError(problem, field=field, value=url, cure=_CURE)
+
+
+def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
+    """Where documents lie in the token stream of a whole cache, all parts end to end.
+
+    Reads the chunks of offsets in which a range of documents begins or ends, and no others; ReadError if it cannot.
+
+    Example:
+        >>> import headrace.testing
+        >>> cache = headrace.testing.tiny_cache(documents=20)
+        >>> ranges = token_ranges(cache, Intervals.of_numbers(np.array([3, 4, 19])))
+        >>> bool((ranges.stop == [cache.lengths(0, 5).sum(), cache.num_tokens]).all())
+        True
+    """
+    ends = np.stack([documents.start, documents.stop], axis=1).ravel()  # rises strictly
+    tokens = np.full(ends.size, cache.num_tokens, np.int64)
+    first_document = first_token = 0
+    for part in cache.parts:
+        last_document = first_document + part.record.documents
+        low, high = np.searchsorted(ends, [first_document, last_document]).tolist()
+        if high > low:
+            tokens[low:high] = _elements(part.offsets, ends[low:high] - first_document) + first_token
+        first_document, first_token = last_document, first_token + part.record.tokens
+    return Intervals(tokens[0::2], tokens[1::2])
+
+
+def _elements(array: StoredArray, at: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+    """Elements of an array at rising positions, some chunks at a time."""
+    out = np.empty(at.size, np.int64)
+    flying: deque[tuple[slice, int, ArrayFuture]] = deque()
+    for here in _chunk_runs(at, array.chunk_elements):
+        first, last = int(at[here.start]), int(at[here.stop - 1])
+        flying.append((here, first, array.read(first, last + 1)))
+        if len(flying) > _READS_IN_FLIGHT:
+            _take(flying.popleft(), at, out)
+    for read in flying:
+        _take(read, at, out)
+    return out
+
+
+def _chunk_runs(at: Int64[np.ndarray, " n"], chunk: int) -> Iterator[slice]:
+    """Places in ``at`` to be read together: whose chunks follow each other, up to a few."""
+    chunks, first = np.unique(at // chunk, return_index=True)
+    place = np.arange(chunks.size)
+    run = np.cumsum(np.diff(chunks, prepend=chunks[0] - 2) != 1) - 1
+    nth = place - np.flatnonzero(np.diff(run, prepend=-1))[run]
+    begins = first[nth % _RUN_CHUNKS == 0].tolist()
+    for low, high in zip(begins, [*begins[1:], at.size], strict=True):
+        yield slice(low, high)
+
+
+def _take(read: tuple[slice, int, ArrayFuture], at: np.ndarray, out: np.ndarray) -> None:
+    here, first, future = read
+    out[here] = future.result()[at[here] - first]
+
+
+CHOSEN = "chosen"
+"""Leaf that says of each document whether it is a chosen one."""
+_checked: WeakSet[TokenCache] = WeakSet()
+_said: WeakSet[TokenCache] = WeakSet()
+
+
+def is_of_pairs(cache: TokenCache, unit: int, said: bool | None, mask: str | None) -> bool:
+    """Whether rows of a cache in which ``unit`` documents are never parted are rows of pairs: as ``said``, or else if
+    ``unit`` is 2 and the cache has the leaf ``chosen``.
+
+    Raises:
+        ConfigError: they are to be, but are packed one by one, or do not say which tokens are the answers' (``mask``);
+            documents are not chosen and rejected in turn.
+
+    Example:
+        >>> import headrace.testing
+        >>> is_of_pairs(headrace.testing.tiny_cache(documents=6), 2, None, None)
+        False
+    """
+    pairs = unit == 2 and CHOSEN in cache.leaves if said is None else said
+    if not pairs:
+        if said is None:
+            warn_of_parted(cache)
+        return False
+    if unit != 2:
+        raise ConfigError("parts the two documents of a pair", field="unit", value=unit, cure="Pack with unit=2.")
+    if mask is None:
+        raise ConfigError(
+            "says that all tokens are trained on, those of the prompts too",
+            field="loss_mask",
+            value="none",
+            cure="Build the cache with --kind preference, which writes the leaf loss_mask; or set pairs=False.",
+        )
+    if cache not in _checked:
+        _check_turns(cache)
+        _checked.add(cache)
+    return True
+
+
+def warn_of_parted(cache: TokenCache) -> None:
+    """Says, once for a cache, that rejected answers are trained on as chosen ones are, if it has any."""
+    if CHOSEN in cache.leaves and cache not in _said:
+        _said.add(cache)
+        logging.getLogger(__name__).warning(
+            f"{cache.path} holds preference pairs, and its rows part them: rejected answers are trained on as chosen"
+            " ones are. Pack them with unit: 2 and long: drop, so that the rejected side weighs -1."
+        )
+
+
+def _check_turns(cache: TokenCache) -> None:
+    """The leaf ``chosen`` of a cache, if it has one, must be 1 and 0 in turn."""
+    if CHOSEN not in cache.leaves:
+        return
+    at = 0
+    for block in cache.leaf(CHOSEN).blocks():
+        wrong = np.flatnonzero(block.reshape(-1) != (np.arange(at, at + block.size) + 1) % 2)
+        if wrong.size:
+            number = at + int(wrong[0])
+            raise ConfigError(
+                "is out of turn: even documents are chosen, odd ones are rejected",
+                field=f"chosen[{number}]",
+                value=int(block.reshape(-1)[wrong[0]]),
+            )
+        at += block.size

@@ -1,0 +1,246 @@
+"""``PackedTokenDataset``: documents of a token cache, packed into rows by a static plan.
+
+A row is a pack: whole documents (or what the plan cut them into) end to end, and padding. Segments end where the plan
+says, not where end-of-text tokens are. Rows are as good as any: they shuffle, mix, are held out and resume like rows of
+:class:`~headrace.data.token_seq.TokenSeqDataset`, and the number of rows of an epoch is known.
+
+The plan (``headrace.pack``) is made once and kept beside the cache under a fingerprint of all that it depends
+on (:mod:`headrace.pack.plan_file`). ``windowed``, the default, packs neighbours: a shuffle of blocks then reads little
+more than one stored block for each block of rows.
+
+Price: opening reads the offsets of all documents (8 bytes each) and keeps 8 bytes a document in memory; a batch costs
+one read for each run of documents that lie side by side.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from headrace.batch.masks import mask_arrays
+from headrace.data.documents import DocumentFilter, RemovedDocuments, is_of_pairs
+from headrace.data.rows import Pieces
+from headrace.data.token_seq import CacheDataset
+from headrace.errors import ConfigError
+from headrace.pack.plan import PackPlan
+from headrace.pack.saved_plans import first_tokens, incomplete_documents, plan_of_cache
+from headrace.pack.spec import PackingConfig
+from headrace.store.array import StoredArray
+from headrace.store.cache import TokenCache
+
+_LOG = logging.getLogger(__name__)
+
+
+class Packing(TypedDict, total=False):
+    """The fields of :class:`~headrace.pack.spec.PackingConfig`, as arguments."""
+
+    algorithm: str
+    long: str
+    min_fill: float
+    unit: int
+    plans: str | Path | None
+    max_documents: int | None
+
+
+class PackedTokenDataset(CacheDataset["PackedRows"]):
+    """Documents of a token cache, packed into rows of ``seq_len`` tokens.
+
+    Args:
+        cache: An open cache, or the path of one.
+        seq_len: Tokens in a row: the capacity of a pack.
+        algorithm: See :class:`~headrace.pack.spec.PackSpec`.
+        long: What becomes of documents longer than a row: ``split``, ``truncate``, ``truncate_start``, ``drop`` or
+            ``error``.
+        min_fill: Packs filled to less than this share are dropped.
+        unit: So many neighbouring documents are never parted (2: the pairs of a cache of preferences); ``long`` must
+            then be ``drop`` or ``error``.
+        removed: Documents to leave out, with all of their unit.
+        name: Name for counters and reports; None: the cache's path.
+        loss_mask: Leaf that says which tokens are trained on; ``auto``: that of chats, if the cache has it; ``none``:
+            all tokens are. See :mod:`headrace.batch.masks`.
+        pairs: Whether documents are preference pairs, chosen and rejected in turn (:mod:`headrace.batch.preference`),
+            which takes ``unit=2``; None: if they are packed so and the cache says which are chosen, as those that
+            headrace builds do.
+        plans: Folder or URL for plans; None: ``plans`` in the cache's own folder.
+        max_documents: Most documents of a row, with ``algorithm="next_fit"``.
+
+    Attributes:
+        cache: The cache.
+        packing: How it is packed.
+        removal: What is left out, with the counters of the filter that says so.
+        plan: The plan, its documents numbered as in the cache.
+        plan_path: Folder or URL that it is saved in.
+        incomplete_documents: Documents with tokens, not left out themselves, of whose unit another one is left out or
+            empty, so that none of it is packed.
+        loss_mask: The leaf that says which tokens are trained on; None: all are.
+
+    Raises:
+        ConfigError: the dataset is not a cache but an order of one; ``long`` would need longer rows; nothing to pack;
+            pairs that are none.
+        CacheError: the cache cannot be used, or the plan cannot be written.
+
+    Example:
+        >>> import headrace.testing
+        >>> dataset = PackedTokenDataset(headrace.testing.tiny_cache(documents=50), seq_len=64)
+        >>> batch = dataset.read([0, 1])
+        >>> batch.tokens.shape, bool((batch.segment_lengths.sum(axis=1) <= 64).all())
+        ((2, 64), True)
+    """
+
+    def __init__(
+        self,
+        cache: TokenCache | str | Path,
+        seq_len: int,
+        *,
+        removed: DocumentFilter | RemovedDocuments | None = None,
+        name: str | None = None,
+        loss_mask: str = "auto",
+        pairs: bool | None = None,
+        **packing: Unpack[Packing],
+    ) -> None:
+        if not isinstance(cache, TokenCache | str | Path):
+            raise ConfigError(
+                "is a dataset in an order of its own: a static plan needs documents that are the same in every epoch",
+                field="cache",
+                value=type(cache).__name__,
+                cure="Pack the token cache of each source, then shuffle and mix the packed datasets.",
+            )
+        super().__init__(cache, seq_len, removed, loss_mask)
+        plans = packing.pop("plans", None)
+        self.packing = PackingConfig(**packing, plans=plans and str(plans))  # pyright: ignore[reportCallIssue]
+        self.unit = unit = self.packing.unit
+        self.cache.check_unit(unit)
+        spec, documents = self.packing.spec(int(seq_len), self.cache.layout.chunk_elements), self.removal.documents
+        self.plan, self.plan_path = plan_of_cache(self.cache, spec, documents, self.packing.plans, unit)
+        if self.incomplete_tokens:
+            self.incomplete_documents = incomplete_documents(self.cache, documents, unit)
+            _LOG.info(
+                f"packed {self.cache.path}: {self.incomplete_documents:,} documents with {self.incomplete_tokens:,}"
+                f" tokens are in no pack, as others of their units of {unit} are removed or empty"
+            )
+        self._pairs = is_of_pairs(self.cache, unit, pairs, self.loss_mask)
+        self._rows = PackedRows(self.cache, self.plan, name or self.cache.path, self.loss_mask)
+
+    @property
+    def eos_id(self) -> int | None:
+        return None
+
+    @property
+    def pairs(self) -> bool:
+        return self._pairs
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "packed": self.cache.fingerprint,
+            "plan": self.plan.spec.describe(),
+            "checksum": self.plan.checksum,
+            **({} if self.unit == 1 else {"unit": self.unit}),
+            **({} if self.removed_documents == 0 else {"removed_documents": self.removed_documents}),
+            **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
+            **({"pairs": True} if self.pairs else {}),
+        }
+
+    @property
+    def padding_tokens(self) -> int:
+        """Places of all rows that hold no token."""
+        return self.length * self.seq_len - self.plan.counts.packed_tokens
+
+    @property
+    def incomplete_tokens(self) -> int:
+        """Tokens of :attr:`incomplete_documents`."""
+        return self.cache.num_tokens - self.removed_tokens - self.plan.counts.tokens
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens that are in no row: of incomplete units, long documents, and packs that are filled too little."""
+        return self.cache.num_tokens - self.removed_tokens - self.plan.counts.packed_tokens
+
+    def blocks_per_row(self) -> float:
+        """Stored blocks that a row lies in, on average: what a row costs that is read alone.
+
+        Example:
+            >>> import headrace.testing
+            >>> PackedTokenDataset(headrace.testing.tiny_cache(documents=50), seq_len=64).blocks_per_row() >= 1
+            True
+        """
+        return self._rows.blocks_per_row()
+
+    def with_rows(self, seq_len: int, *, block_tokens: int | None = None) -> PackedTokenDataset:
+        """The same documents in rows of another length.
+
+        Raises:
+            ConfigError: ``block_tokens`` is given: packs of another length share no blocks with these.
+        """
+        if block_tokens is not None:
+            raise ConfigError(
+                "differs from the rows that are packed: packs of another length are other blocks",
+                field="seq_len",
+                value=seq_len,
+                cure="Hold out by documents (validation.by: documents), or keep seq_len.",
+            )
+        return self._with(seq_len, self.removal)
+
+    def _with(self, seq_len: int, removed: RemovedDocuments) -> PackedTokenDataset:
+        return PackedTokenDataset(
+            self.cache,
+            seq_len,
+            removed=removed,
+            name=self._rows.name,
+            loss_mask=self.loss_mask or "none",
+            pairs=self.pairs,
+            **vars(self.packing),
+        )
+
+
+class PackedRows:
+    """The rows of a plan, none of whose packs exceeds its capacity: a :class:`~headrace.data.rows.SegmentedSource`."""
+
+    def __init__(self, cache: TokenCache, plan: PackPlan, name: str, mask: str | None = None) -> None:
+        self.name = name
+        self.row_elements = plan.spec.capacity
+        self.max_segments = plan.max_items
+        self._plan = plan
+        self._chunk = cache.layout.chunk_elements
+        self.arrays: Sequence[StoredArray] = tuple(p.data for p in cache.parts)
+        self.masks = mask_arrays(cache, mask)
+        self._first_token = np.cumsum([0, *(a.length for a in self.arrays)])
+        self._start = first_tokens(cache)[plan.items.document]  # of each item, in the stream of all parts
+        self._start += plan.items.offset
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._plan)
+
+    def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
+        items, held = self._plan.of_packs(rows)
+        row = np.repeat(np.arange(rows.size), held)
+        size = self._plan.items.size[items].astype(np.int64)
+        column = np.cumsum(size) - size
+        begin = np.cumsum(held) - held
+        column -= np.repeat(column[begin] if rows.size else begin, held)
+        array = np.searchsorted(self._first_token, self._start[items], side="right") - 1
+        start = self._start[items] - self._first_token[array]
+        return Pieces(row, column, array, start, size)
+
+    def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
+        items, held = self._plan.of_packs(rows)
+        lengths = np.zeros((rows.size, self.max_segments), np.int32)
+        row = np.repeat(np.arange(rows.size), held)
+        lengths[row, np.arange(items.size) - np.repeat(np.cumsum(held) - held, held)] = self._plan.items.size[items]
+        return lengths
+
+    def blocks_per_row(self) -> float:
+        """Distinct stored chunks that a row's documents lie in, on average."""
+        array = np.searchsorted(self._first_token, self._start, side="right") - 1
+        start = self._start - self._first_token[array]
+        first = start // self._chunk + (array << 40)
+        last = (start + self._plan.items.size.astype(np.int64) - 1) // self._chunk + (array << 40)
+        before = np.empty_like(last)  # the last chunk of the item before; items of a pack ascend
+        before[1:] = last[:-1]
+        before[self._plan.bounds[:-1]] = -1
+        return float((last - np.maximum(first, before + 1) + 1).sum() / len(self._plan))

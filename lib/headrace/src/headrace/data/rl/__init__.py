@@ -1,1 +1,0 @@
-"""Reinforcement learning: rollouts of a sampler, kept, filtered and packed into batches."""

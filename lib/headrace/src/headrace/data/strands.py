@@ -1,0 +1,166 @@
+"""Strands are shared out when it is known what is mixed: those of a config, and of datasets that wait for a mixture.
+
+The strands of a braid follow from all components together: from the memory budget of the job, the largest batch, and
+the largest share that each component ever gets in a planned stage (mix/plan_shares.py). A component keeps its strands
+from stage to stage. What an amendment brings in later gets its share of the budget on top: the strands of the others
+are part of the past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from headrace.data.async_dataset import AsyncDataset
+from headrace.data.dataset import PlannedDataset
+from headrace.errors import ConfigError
+from headrace.mix.plan_shares import plan_shares
+from headrace.mix.schedule import BatchSchedule
+from headrace.mix.stages import Stage
+from headrace.order.braid.strands import resolve_strands
+from headrace.order.order import Order
+from headrace.order.seeds import derive
+from headrace.order.shuffle_config import BraidShuffleConfig, Shuffle, ShuffleConfig, Strands, shuffle_of
+
+
+def shuffle_components(
+    components: Mapping[str, PlannedDataset],
+    shuffles: Mapping[str, ShuffleConfig | Shuffle],
+    stages: Sequence[Stage],
+    batch: BatchSchedule,
+    seed: int | Mapping[str, int],
+    *,
+    planned: int | None = None,
+    own: Collection[str] = (),
+) -> dict[str, PlannedDataset]:
+    """Each component in its own order, keyed by the seed and its name.
+
+    Args:
+        components: Datasets as they are stored.
+        shuffles: How each is shuffled. Braids without ``strands`` share one budget; with it they get what they ask for.
+        stages: Weights; a component's strands follow its largest share in the planned stages, or in the first
+            amendment that uses it, so that later amendments do not change its order.
+        batch: Batch sizes; the largest counts.
+        seed: Integer seed, one for all or one for each.
+        planned: How many of the stages were planned, those after them being amendments; None: all.
+        own: Components whose shuffle is written under their own name in the config, for errors.
+
+    Raises:
+        ConfigError: more strands than examples, a budget that does not hold one block of each component.
+    """
+    resolved = {name: shuffle_of(shuffles[name]) for name in components}
+    braided = {name: shuffle for name, shuffle in resolved.items() if shuffle.in_strands}
+    strands = _resolve_braids(components, braided, stages, batch, planned, own)
+    result: dict[str, PlannedDataset] = {}
+    for name, dataset in components.items():
+        shuffle = resolved[name]
+        if shuffle.in_strands and name not in strands:
+            raise ConfigError("has no weight in any stage", field=f"components.{name}.weight", cure="Give it one.")
+        with placed([name], own, shuffle):
+            key = derive(seed if isinstance(seed, int) else seed[name], "component", name)
+            result[name] = _shuffled(dataset, shuffle, key, strands.get(name))
+    return result
+
+
+def _shuffled(dataset: PlannedDataset, shuffle: Shuffle, seed: int, strands: Strands | None) -> PlannedDataset:
+    block = 0
+    if shuffle.in_blocks:
+        block = dataset.default_io_block_size() if shuffle.io_block_size is None else shuffle.io_block_size
+        dataset = dataset.block_aligned(block)
+    order = shuffle.order(len(dataset), block=block, seed=seed, strands=strands)
+    return dataset.reordered(order) if order.reorders else dataset
+
+
+@contextmanager
+def placed(names: Sequence[str], own: Collection[str], shuffle: Shuffle) -> Iterator[None]:
+    """Errors about fields of the shuffle of these components, under the names that those have in the config."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.field not in shuffle.fields:
+            raise
+        place = f"components.{names[0]}.shuffle" if set(names) <= set(own) else "shuffle"
+        given = {} if error.value is None else {"value": error.value}
+        raise ConfigError(error.problem, field=f"{place}.{error.field}", cure=error.cure, **given) from error
+
+
+def _resolve_braids(
+    components: Mapping[str, PlannedDataset] | Mapping[str, Order],
+    braided: Mapping[str, Shuffle],
+    stages: Sequence[Stage],
+    batch: BatchSchedule,
+    planned: int | None,
+    own: Collection[str],
+) -> dict[str, Strands]:
+    """Strands of each braided component that some stage uses, those of planned stages first: strands are numbered
+    through in this order. Orders suffice where no config has a budget of bytes.
+    """
+    orders: dict[str, tuple[int, float]] = {}
+    planned = len(stages) if planned is None else planned
+    for plan in (stages[:planned], *([stage] for stage in stages[planned:])):
+        shares = plan_shares(plan)
+        new = [name for name in shares.largest if name in braided and name not in orders]
+        by_config: dict[tuple[int | None, int | None], list[str]] = {}
+        for name in new:  # configs of their own: each kind as if it were alone, at its share of the batch
+            by_config.setdefault((braided[name].strands, braided[name].budget_bytes), []).append(name)
+        resolved: dict[str, tuple[int, float]] = {}
+        for (strands, budget), names in by_config.items():
+            with placed(names, own, braided[names[0]]):
+                block_bytes = None
+                if budget is not None:
+                    block_bytes = np.asarray([_block_bytes(components[n], braided[n]) for n in names])
+                    if orders:  # an amendment: its share of the budget, but a block for each component at least
+                        share = sum(shares.largest[n] for n in names)
+                        budget = max(int(budget * min(share, 1.0)), int(block_bytes.sum()))
+                strand_plan = resolve_strands(
+                    np.asarray([len(components[n]) for n in names], np.int64),
+                    np.asarray([shares.largest[n] for n in names]),
+                    batch_size=batch.max_size,
+                    strands=strands,
+                    budget_bytes=budget,
+                    block_bytes=block_bytes,
+                    usual_shares=None if shares.usual is None else np.asarray([shares.usual[n] for n in names]),
+                )
+            counts, laps = strand_plan.strands.tolist(), strand_plan.laps.tolist()
+            resolved |= dict(zip(names, zip(counts, laps, strict=True), strict=True))
+        orders |= {name: resolved[name] for name in new}
+    first = accumulate((count for count, _ in orders.values()), initial=0)
+    return {
+        name: Strands(count, lap, begin) for (name, (count, lap)), begin in zip(orders.items(), first, strict=False)
+    }
+
+
+def _block_bytes(dataset: PlannedDataset | Order, shuffle: Shuffle) -> int:
+    assert isinstance(dataset, PlannedDataset)  # budgets are of configs
+    return (shuffle.io_block_size or dataset.default_io_block_size()) * dataset.row_bytes
+
+
+def share_strands(
+    components: Mapping[str, AsyncDataset[Any]], stages: Sequence[Stage], batch: BatchSchedule, planned: int | None
+) -> dict[str, AsyncDataset[Any]]:
+    """The components of a mixture; orders that wait for strands are made as :func:`shuffle_components` makes them.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace.data.token_seq import TokenSeqDataset
+        >>> from headrace.mix.blend import Blend
+        >>> rows = TokenSeqDataset(headrace.testing.tiny_cache(documents=1000), seq_len=8).braid_shuffle(seed=0)
+        >>> stages = [Stage(0, Blend({"a": 3, "b": 1}))]
+        >>> shared = share_strands({"a": rows, "b": rows}, stages, BatchSchedule(16), None)
+        >>> [dataset.shuffle_order().strands for dataset in shared.values()]
+        [96, 32]
+    """
+    pending = {name: order for name, d in components.items() if (order := d.pending_order) is not None}
+    braided = {n: BraidShuffleConfig(io_block_size=o.io_block_size, version=o.version) for n, o in pending.items()}
+    shared = _resolve_braids(pending, braided, stages, batch, planned, ())
+
+    def shuffle(name: str, order: Order) -> Order:
+        key = derive(pending[name].seed, "component", name)
+        return braided[name].order(len(order), block=order.io_block_size, seed=key, strands=shared[name])
+
+    return {n: d.settled(partial(shuffle, n)) if n in pending else d for n, d in components.items()}

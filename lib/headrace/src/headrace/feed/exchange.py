@@ -1,0 +1,332 @@
+"""Rows that one host reads for another: each stored block is read by one host, also while shares change.
+
+A batch is sorted by locality and cut into equal shares, so a source that gives one row more moves all rows behind it,
+over the borders of hosts, and the hosts on both sides read the same blocks. With the exchange, a row is read by the
+host that *owns* its locality. The borders of what hosts own are quantiles of the localities of a whole window of steps,
+and stay as they are unless shares have changed a lot: a block has one owner as long as it is open. Most rows are owned
+where their place in the batch is; the others go through a small collective on the devices::
+
+    arrays as they are read   shard k of n: [its share of the batch | pool], rows that it owns in both parts
+    all_gather of the pools   over the mesh axes that split rows
+    take                      place i of the batch <- its own place, or a place in the pools
+
+The batch is the same bit for bit. All of this follows from the plan, which is the same on every host. A pool has as
+many rows as the largest surplus of a host in a window asks for, rounded up, and never becomes smaller: so the arrays
+change their shape, and the collective is compiled anew, a few times in a run. Rows for which a pool has no room
+(:data:`POOL_BYTES`) are read where their place is.
+
+``auto`` counts, in the first windows and again in every 64th, how often blocks are read without the exchange, and turns
+it on for good where that is above :data:`WORTH_IT` reads a block.
+
+Price: 0.1 us a row to plan; 1 us a row in the windows that ``auto`` counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Bool, Float64, Int32, Int64
+
+from headrace.data.dataset import BatchOrder
+from headrace.errors import ConfigError, check_choice
+from headrace.mix.schedule import ExchangeSetting
+
+WORTH_IT = 1.2
+"""Reads per block above which ``auto`` turns the exchange on."""
+POOL_BYTES = 1 << 27
+"""Most bytes of the pools of all hosts together, which each device holds for a moment."""
+PERIOD = 64
+"""Windows after which ``auto`` counts again, and borders are drawn anew if pools would have to be twice as large as
+when they were drawn. On hosts that own few strands each, new borders have most open blocks read once more.
+"""
+_DRAWN = 3
+"""The first window of full length, which draws borders anew; the first one has a single step (order/residency.py)."""
+_COUNTED = 7
+"""Windows from the first of a period on in which ``auto`` counts. It judges by the second half of them."""
+
+
+class Arranged(NamedTuple):
+    """The rows of a window of steps, arranged as hosts read them; see the module."""
+
+    sizes: Int64[np.ndarray, " steps"]  # rows of the arrays of each step, pools included
+    place: Int64[np.ndarray, " n"]  # place of each row in the arrays of its step
+    origin: Int32[np.ndarray, " m"]  # by place in the batches, one after the other: where in its shard and the pools
+    owner: Int64[np.ndarray, " n"]  # number of the holders that read each row
+    sent: Bool[np.ndarray, " n"]  # whether the row goes through a pool
+
+
+class RowExchange:
+    """Who reads the rows of each window. To be asked for one window after the other, on all hosts for the same ones.
+
+    Args:
+        holders: For each shard of the rows of a batch, a number for the processes that hold it.
+        setting: ``"on"``, or ``"auto"``.
+
+    Example:
+        >>> exchange, four = RowExchange(np.arange(2), "on"), np.array([4])
+        >>> windows = [exchange.arrange(four, four, np.array([0.0, 0.1, 0.6, 0.9]), row_bytes=8) for _ in range(4)]
+        >>> windows[-1] is None  # each row is owned where its place is
+        True
+        >>> later = exchange.arrange(four, four, np.array([0.1, 0.2, 0.3, 0.7]), row_bytes=8)  # as two hosts share it
+        >>> later.owner.tolist(), later.place.tolist(), later.origin.tolist(), later.sizes.tolist()
+        ([0, 0, 0, 1], [0, 1, 2, 4], [0, 1, 2, 1], [6])
+    """
+
+    def __init__(self, holders: Int64[np.ndarray, " n"], setting: Literal["auto", "on"]) -> None:
+        self.holders = holders
+        self.on = setting == "on"
+        self.pool = 0  # rows of the pool of each shard
+        order = np.argsort(holders, kind="stable")
+        self._shards = np.bincount(holders)  # of each holder
+        self._shard = order  # shards, holder by holder
+        self._first = np.cumsum(self._shards) - self._shards
+        self._borders = np.zeros(0)
+        self._window, self._row_bytes = 0, 0
+        self._surplus = 0  # rows of a pool that the last window asked for
+        self._drawn_surplus = -1  # and the window in which the borders were drawn
+        self._count: _ReadCount | None = None
+
+    def arrange(
+        self,
+        sizes: Int64[np.ndarray, " steps"],
+        valid: Int64[np.ndarray, " steps"],
+        locality: Float64[np.ndarray, " n"],
+        *,
+        row_bytes: int,
+        blocks: Callable[[], tuple[Int64[np.ndarray, " u"], Int64[np.ndarray, " u"]]] | None = None,
+    ) -> Arranged | None:
+        """The rows of the next window, as hosts read them; None: where their places are.
+
+        Args:
+            sizes: Rows of each batch.
+            valid: Rows of each that hold data.
+            locality: Of these rows, in the order in which batches hold them.
+            row_bytes: Bytes of a row. When they change, as between phases, borders are drawn anew.
+            blocks: Gives the blocks under the rows, as :func:`~headrace.feed.plan.stored_blocks` does; asked for while
+                ``auto`` counts.
+        """
+        shards = self.holders.size
+        step = np.repeat(np.arange(sizes.size), valid)
+        place = np.arange(locality.size) - np.repeat(np.cumsum(valid) - valid, valid)
+        shard = place * shards // sizes[step]
+        holder = self.holders[shard]
+        number = self._window if row_bytes == self._row_bytes else 0
+        self._window, self._row_bytes = number + 1, row_bytes
+        begins = number in (0, _DRAWN)
+        if not self.on:
+            self._judge(number, holder, blocks)
+            if not self.on:
+                return None
+            begins = True
+        if begins or (number % PERIOD == 0 and self._surplus > 2 * self._drawn_surplus + 2):
+            self._borders, self._drawn_surplus = _quantiles(locality, shards), -1
+        owner = self.holders[np.searchsorted(self._borders, locality, side="right")]
+        return self._arranged(sizes, _Places(step, place, shard, sizes[step] // shards, holder, owner), row_bytes)
+
+    def _arranged(self, sizes: np.ndarray, rows: _Places, row_bytes: int) -> Arranged | None:
+        shards, owner = self.holders.size, rows.owner.copy()
+        out = np.flatnonzero(rows.holder != owner)
+        nth = _count_within(rows.step[out] * shards + owner[out])
+        ways = self._shards[owner[out]]
+        most = max(POOL_BYTES // max(shards * row_bytes, 1), 1)
+        self._surplus = int((nth // ways).max(initial=-1)) + 1
+        if self._drawn_surplus < 0:
+            self._drawn_surplus = self._surplus
+        self.pool = max(self.pool, min(_rounded(self._surplus), most))
+        if not self.pool:
+            return None
+        fits = nth < ways * self.pool
+        owner[out[~fits]] = rows.holder[out[~fits]]
+        out, nth, ways = out[fits], nth[fits], ways[fits]
+        to = self._shard[self._first[owner[out]] + nth % ways]
+        slot = nth // ways
+        places = rows.place + rows.shard * self.pool
+        places[out] = to * (rows.share[out] + self.pool) + rows.share[out] + slot
+        first = np.cumsum(sizes) - sizes
+        origin = (np.arange(int(sizes.sum())) - np.repeat(first, sizes)) % np.repeat(
+            np.maximum(sizes // shards, 1), sizes
+        )
+        origin[first[rows.step[out]] + rows.place[out]] = rows.share[out] + to * self.pool + slot
+        sent = np.zeros(owner.size, bool)
+        sent[out] = True
+        return Arranged(sizes + shards * self.pool, places, origin.astype(np.int32), owner, sent)
+
+    def _judge(self, number: int, holder: np.ndarray, blocks: Any) -> None:
+        """Counts the reads of a window without the exchange, if its turn has come, and turns it on if they are many."""
+        turn = number % PERIOD
+        if turn == 0:
+            self._count = _ReadCount(int(self.holders.max(initial=0)) + 1)
+        if self._count is None or blocks is None:
+            return
+        row, block = blocks()
+        self._count.add(holder[row], block, judged=2 * turn >= _COUNTED)
+        if turn + 1 == _COUNTED:
+            reads, self._count = self._count.reads_per_block, None
+            self.on = reads > WORTH_IT
+            if self.on:
+                logging.getLogger(__name__).info(
+                    "row_exchange: auto turns it on: without it, blocks are read %.1f times per epoch", reads
+                )
+
+
+class _Places(NamedTuple):
+    """Rows of a window; one entry a row."""
+
+    step: np.ndarray
+    place: np.ndarray  # in its batch
+    shard: np.ndarray  # that the place is in
+    share: np.ndarray  # rows of a shard of the batch
+    holder: np.ndarray  # of the shard
+    owner: np.ndarray
+
+
+class _ReadCount:
+    """How often blocks are read, while each stays in memory, if every row is read where its place is."""
+
+    def __init__(self, holders: int) -> None:
+        self._holders = holders
+        self._blocks, self._reads = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._new_blocks = self._new_reads = 0
+
+    def add(self, holder: np.ndarray, block: np.ndarray, *, judged: bool) -> None:
+        """Counts the uses of a window; ``judged``: with those before it, it shows what later windows are like."""
+        for_each = np.unique(block), np.unique(block * self._holders + holder)
+        blocks, reads = (np.union1d(*x) for x in zip((self._blocks, self._reads), for_each, strict=True))
+        if judged:
+            self._new_blocks += blocks.size - self._blocks.size
+            self._new_reads += reads.size - self._reads.size
+        self._blocks, self._reads = blocks, reads
+
+    @property
+    def reads_per_block(self) -> float:
+        return self._new_reads / max(self._new_blocks, 1)
+
+
+def _quantiles(locality: np.ndarray, shards: int) -> np.ndarray:
+    """Localities at which each shard but the first begins, if all have equally many rows."""
+    if not locality.size:
+        return np.ones(shards - 1)
+    return np.sort(locality)[np.arange(1, shards) * locality.size // shards]
+
+
+def _count_within(key: np.ndarray) -> np.ndarray:
+    """For each entry the number of equal ones before it."""
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    first = np.flatnonzero(np.diff(ordered, prepend=-1))
+    counts = np.diff(first, append=key.size)
+    nth = np.empty(key.size, np.int64)
+    nth[order] = np.arange(key.size) - np.repeat(first, counts)
+    return nth
+
+
+def _rounded(rows: int) -> int:
+    """Up to the next of 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: few shapes, little waste."""
+    if rows <= 4:
+        return rows
+    half = 1 << ((rows - 1).bit_length() - 1)
+    return 3 * half // 2 if rows <= 3 * half // 2 else 2 * half
+
+
+def check_exchange(setting: str, order: BatchOrder) -> ExchangeSetting:
+    """The setting; ConfigError if there is none of this name, or if it cannot be: rows come from ``get_batch``."""
+    check_choice("row_exchange", setting, get_args(ExchangeSetting))
+    if setting == "on" and order.planned is None:
+        raise ConfigError(
+            f"needs stored blocks, and {type(order.dataset).__name__} reads its rows itself",
+            field="row_exchange",
+            value=setting,
+            cure="Use 'auto' or 'off'.",
+        )
+    return cast(ExchangeSetting, setting)
+
+
+def holders_of(sharding: NamedSharding) -> Int64[np.ndarray, " n"]:
+    """For each shard of the rows of a batch a number for the processes that hold it, from 0; ``sharding`` is of
+    ``[B]`` arrays.
+
+    Shards have the same number if, along every other axis of the mesh, they lie in the same process: what one of them
+    reads, the other has.
+    """
+    shards = row_shards(sharding)
+    processes: dict[int, list[int]] = {}
+    for device, (rows,) in sharding.devices_indices_map((shards,)).items():
+        processes.setdefault(rows.indices(shards)[0], []).append(device.process_index)
+    numbers: dict[tuple[int, ...], int] = {}
+    return np.asarray([numbers.setdefault(tuple(processes[k]), len(numbers)) for k in range(shards)])
+
+
+def row_shards(sharding: NamedSharding) -> int:
+    """Into how many shards rows are split."""
+    return int(np.prod([sharding.mesh.shape[axis] for axis in _row_axes(sharding.spec)], dtype=np.int64))
+
+
+class PooledRows(NamedTuple):
+    """One batch before the exchange: arrays whose shards have a pool behind their share of the rows.
+
+    Attributes:
+        arrays: The batch: a ``HostRows``, or any pytree of arrays with ``[rows and pools]`` first; on the host, then on
+            the devices.
+        origin: int32 ``[rows]``, where each row of the batch lies: in its shard's part, or behind that in the pools of
+            all shards. On the host, the rows of this process.
+        batch_size: Rows of the batch.
+        array_size: Rows of the arrays, with the pools.
+    """
+
+    arrays: Any
+    origin: Any
+    batch_size: int
+    array_size: int
+
+
+def exchange_rows(pooled: PooledRows) -> Any:
+    """The batch, its rows in their places. A collective: all processes of the mesh must call it, in the same order."""
+    leaves, structure = jax.tree.flatten(pooled.arrays)
+    sharding = pooled.origin.sharding
+    program = _program(sharding.mesh, sharding.spec, tuple(leaf.sharding for leaf in leaves))
+    return jax.tree.unflatten(structure, program(pooled.origin, leaves))
+
+
+@functools.lru_cache(maxsize=64)
+def _program(mesh: Mesh, rows: PartitionSpec, shardings: tuple[NamedSharding, ...]) -> Callable[..., list[jax.Array]]:
+    axes = _row_axes(rows)
+    specs = [sharding.spec for sharding in shardings]
+
+    def of_shard(origin: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
+        share = origin.shape[0]
+        pools = [leaf[share:] for leaf in leaves]
+        gathered = jax.lax.all_gather(jnp.concatenate([_as_bytes(pool) for pool in pools], 1), axes, tiled=True)
+        ends = np.cumsum([pool[:1].nbytes for pool in pools])[:-1].tolist()
+        return [
+            jnp.take(jnp.concatenate([leaf[:share], _from_bytes(part, leaf)]), origin, 0, mode="clip")
+            for leaf, part in zip(leaves, jnp.split(gathered, ends, 1), strict=True)
+        ]
+
+    exchanged = jax.shard_map(of_shard, mesh=mesh, in_specs=(rows, specs), out_specs=specs, check_vma=False)
+    return jax.jit(exchanged, out_shardings=list(shardings))
+
+
+def _as_bytes(rows: jax.Array) -> jax.Array:
+    """uint8 ``[rows, bytes of a row]``: one collective carries them all."""
+    rows = rows.astype(jnp.uint8) if rows.dtype == jnp.bool_ else rows
+    return jax.lax.bitcast_convert_type(rows, jnp.uint8).reshape(rows.shape[0], -1)
+
+
+def _from_bytes(rows: jax.Array, like: jax.Array) -> jax.Array:
+    """Rows of the dtype and the shape of those of another array."""
+    if like.dtype == jnp.bool_:
+        return rows.reshape(-1, *like.shape[1:]).astype(jnp.bool_)
+    width = () if like.dtype.itemsize == 1 else (like.dtype.itemsize,)
+    return jax.lax.bitcast_convert_type(rows.reshape(-1, *like.shape[1:], *width), like.dtype)
+
+
+def _row_axes(spec: PartitionSpec) -> tuple[str, ...]:
+    entry = spec[0] if len(spec) else None
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)

@@ -1,0 +1,262 @@
+"""What each process of a job says of its loaders, for the others to read: who waits, who reads, who is gone.
+
+Each process keeps one small JSON entry in the key-value store of JAX's coordination service, the one that
+``jax.distributed.initialize`` starts in process 0. A thread renews it every :data:`BEAT_S` seconds, whatever the
+trainer does: an entry that stands still means a process that is dead or frozen. Nobody reads an entry before it has
+waited for a second.
+
+Price: one request of about 300 bytes a process and second. A process that waits reads all entries about once a
+second with up to 64 processes, and the more seldom the more there are (every 16 s with 1,024), so that the store is
+asked for at most some megabytes a second.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import socket
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from headrace.errors import redact
+
+BEAT_S = 1.0
+_LAST_GATES = 16
+_FAREWELL_S = 10.0
+_SOON_S = 1.0
+_FOLDER = "headrace/hosts/"
+_LONGEST_TEXT = 500
+_NOT_THE_USERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+@dataclass
+class GateEntry:
+    """What one process says of one iteration.
+
+    Attributes:
+        crossing: How often it has asked to go on: for its first batch with 1, to begin with -1 and 0.
+        waits: Whether it has its batch, and waits for the others.
+        doing: What it does, in words.
+        error: Why this process will not go on; None: it will.
+        culprit: The process that this error is of.
+        left: Whether the iteration was ended here.
+        dead: Whether the culprit is dead.
+    """
+
+    crossing: int = -2
+    waits: bool = False
+    doing: str = ""
+    error: str | None = None
+    culprit: int = -1
+    left: bool = False
+    dead: bool = False
+
+
+@dataclass
+class HostEntry:
+    """What one process says.
+
+    Attributes:
+        name: Of its host.
+        pid: Its number there.
+        beat: How often it has said something.
+        gates: Its iterations, by the name that they have on all hosts.
+        silent_s: Seconds since it last said something, as far as this process has looked.
+    """
+
+    name: str
+    pid: int
+    beat: int
+    gates: dict[str, GateEntry] = field(default_factory=dict[str, GateEntry])
+    silent_s: float = 0.0
+
+
+class HostBoard:
+    """This process's entry, and what the others' entries say.
+
+    Args:
+        client: JAX's client of its coordination service.
+        process: Index of this process.
+        address: Of this machine, for the others.
+    """
+
+    def __init__(self, client: Any, process: int, address: str = "127.0.0.1") -> None:
+        self.client, self.process, self.address = client, process, address
+        self.has_dead = False  # a process of the job is dead: JAX's farewell would wait for it
+        self._beat = 0
+        self._gates: dict[str, Callable[[], GateEntry]] = {}
+        self._iterations: dict[tuple[int, ...], int] = {}
+        self._last_seen: dict[int, tuple[int, float]] = {}
+        self._lock = threading.Lock()
+        self._due: SimpleQueue[None] = SimpleQueue()  # a finaliser may put, in any thread
+        self._ended = False
+        self._threads: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._renew, name="headrace-host-board", daemon=True)
+        atexit.register(self._end)  # before JAX's own, which was registered first
+        self._thread.start()
+
+    def add_gate(self, processes: tuple[int, ...], entry: Callable[[], GateEntry]) -> str:
+        """A name for the next iteration of these processes, the same on all that count alike.
+
+        Args:
+            processes: Those of its mesh.
+            entry: Says how it stands; called from another thread.
+        """
+        with self._lock:
+            number = self._iterations.get(processes, 0)
+            self._iterations[processes] = number + 1
+            every = processes[-1] - processes[0] + 1 == len(processes)
+            members = f"{processes[0]}-{processes[-1]}" if every else ",".join(map(str, processes))
+            name = f"{members}/{number}"
+            self._gates[name] = entry
+            while len(self._gates) > _LAST_GATES:
+                oldest = next((old for old in self._gates if self._gates[old]().left), None)
+                if oldest is None:
+                    break
+                del self._gates[oldest]
+        return name
+
+    def renew_soon(self) -> None:
+        """Has the entry written now and not at the next beat. Does not wait for it."""
+        self._due.put(None)
+
+    def renew(self) -> None:
+        """Writes this process's entry; a store that does not answer is no error here."""
+        with self._lock:
+            self._beat += 1
+            gates = {name: vars(entry()) for name, entry in self._gates.items()}
+            text = json.dumps({"name": socket.gethostname(), "pid": os.getpid(), "beat": self._beat, "gates": gates})
+            with suppress(Exception):
+                self.client.key_value_set(f"{_FOLDER}{self.process}", text, allow_overwrite=True)
+
+    def read(self) -> dict[int, HostEntry]:
+        """The entries of all processes that have one, by process."""
+        now, entries = time.monotonic(), dict[int, HostEntry]()
+        for key, text in self.client.key_value_dir_get(_FOLDER):
+            values = json.loads(text)
+            gates = {name: GateEntry(**gate) for name, gate in values.pop("gates").items()}
+            process, entry = int(key.rsplit("/", 1)[1]), HostEntry(**values, gates=gates)
+            beat, since = self._last_seen.get(process, (-1, now))
+            if beat != entry.beat:
+                since = now
+            self._last_seen[process] = entry.beat, since
+            entry.silent_s = now - since
+            entries[process] = entry
+        return entries
+
+    def add_thread(self, run: Callable[[], None]) -> None:
+        """Starts a thread that calls JAX's client."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(threading.Thread(target=run, name="headrace-host-gate", daemon=True))
+        self._threads[-1].start()
+
+    def _renew(self) -> None:
+        while not self._ended:
+            self.renew()
+            with suppress(Empty):
+                self._due.get(timeout=BEAT_S)
+                while True:
+                    self._due.get_nowait()
+
+    def close(self) -> None:
+        """Ends the threads, as far as they can be ended."""
+        self._ended = True
+        self._due.put(None)
+        for thread in (self._thread, *self._threads):
+            thread.join(_SOON_S)
+
+    def _end(self) -> None:
+        self.close()
+        with self._lock:
+            gates = {name: entry() for name, entry in self._gates.items()}
+        raised: BaseException | None = getattr(sys, "last_value", None)
+        for entry in gates.values():
+            if entry.error is None and (raised is not None or not entry.left):
+                entry.error = f"its program ended{'' if raised is None else ': ' + describe_error(raised)}"
+                entry.culprit = self.process
+        self._gates = {name: lambda entry=entry: entry for name, entry in gates.items()}
+        self.renew()
+        if self.has_dead or any(thread.is_alive() for thread in self._threads):
+            self._let_others_leave()
+            _abandon_jax_service()
+
+    def _let_others_leave(self) -> None:
+        """Process 0 has the store, without which JAX aborts the others: it goes when they have their error, or soon."""
+        until = time.monotonic() + _FAREWELL_S
+        while self.process == 0 and time.monotonic() < until:
+            with suppress(Exception):
+                others = [e for process, e in self.read().items() if process != 0 and e.silent_s < 3 * BEAT_S]
+                if all(any(gate.error for gate in entry.gates.values()) for entry in others):
+                    break
+            time.sleep(0.2)
+        if self.process == 0:
+            time.sleep(_SOON_S)  # they have said so before they ended
+
+
+def _abandon_jax_service() -> None:
+    """Ends without JAX's own farewell, which waits for all processes for minutes and then aborts with a stack dump.
+
+    The service is taken away from JAX's exit handler and kept alive until the process has ended, since a thread that
+    waits in it would wake when Python has no room for it any more. What other exit handlers do stays.
+    """
+    from jax._src.distributed import global_state  # pyright: ignore[reportMissingTypeStubs]
+
+    for name in ("preemption_sync_manager", "client", "service"):
+        service = getattr(global_state, name, None)
+        if service is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(service))  # its destructor would wait, too
+            setattr(global_state, name, None)
+
+
+def coordination_client() -> Any | None:
+    """JAX's client of its coordination service; None: the processes were brought together by other means."""
+    from jax._src.distributed import global_state  # pyright: ignore[reportMissingTypeStubs]
+
+    return getattr(global_state, "client", None)
+
+
+def coordinator_address() -> str | None:
+    """Address and port of JAX's coordination service."""
+    from jax._src.distributed import global_state  # pyright: ignore[reportMissingTypeStubs]
+
+    return getattr(global_state, "coordinator_address", None)
+
+
+def describe_error(error: BaseException) -> str:
+    """Type and message of an error, on one line and without credentials."""
+    text = redact(" ".join(f"{type(error).__name__}: {error}".split()))
+    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."
+
+
+def user_line(thread: int) -> str | None:
+    """Where a thread is in the user's own code: file, line and function, the innermost that is no library's."""
+    frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        path = os.path.abspath(frame.f_code.co_filename)
+        library = path.startswith((*_NOT_THE_USERS, _OWN_FOLDER)) or frame.f_code.co_filename.startswith("<frozen")
+        if not library:
+            return f"{os.path.basename(path)}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return None
+
+
+def name_hosts(processes: Collection[int], entries: dict[int, HostEntry]) -> str:
+    """Hosts by number and name, five at most.
+
+    Example:
+        >>> name_hosts([3], {3: HostEntry("node-7", 11, 1)}), name_hosts(range(9), {})
+        ('host 3 (node-7)', 'hosts 0, 1, 2, 3, 4 and 4 more')
+    """
+    shown = [f"{p} ({entries[p].name})" if p in entries else str(p) for p in sorted(processes)[:5]]
+    more = f" and {len(processes) - 5} more" if len(processes) > 5 else ""
+    return f"host{'s' if len(processes) > 1 else ''} {', '.join(shown)}{more}"

@@ -1,0 +1,353 @@
+"""Hosts wait for each other on the host, before a batch is handed out and not inside a collective of the devices.
+
+A device that waits in a collective for a late host cannot say for whom, nor be stopped, and after some time its runtime
+gives up with an error of its own. So each host that has its next batch first meets the others, over connections of
+their own (:mod:`headrace.feed.host_links`) to which JAX's coordination service invites them. There a late host delays
+the rest, which name it and what it does; a host that has failed tells the others why; one that is dead is named, and
+the others end. Hosts that cannot connect meet at a barrier of that service, at many times the price.
+
+Price: about 20 us of CPU a batch and host, and the time of a message there and back (scripts/bench/bench_hosts.py). Off
+where the mesh lies within one process.
+
+What it cannot do: a host that is late after it got its batch is waited for by the devices, until the others ask for
+their next one; and process 0 has the coordination service: when it dies, JAX ends all the others within a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from headrace.errors import ConfigError, HostError, check_at_least, check_whole
+from headrace.feed.host_board import (
+    GateEntry,
+    HostBoard,
+    HostEntry,
+    coordination_client,
+    coordinator_address,
+    describe_error,
+    name_hosts,
+    user_line,
+)
+from headrace.feed.host_links import HostLinks, NeighbourGoneError, own_address
+from headrace.metrics import IterationStats
+from headrace.stalls import LEAST_S, Wait
+
+_LOG = logging.getLogger(__name__)
+_SOON_S = 1.0
+_LAST_WORD_S = 5.0
+_WEEK_MS = 7 * 24 * 3600 * 1000
+_PROCESSES_A_SECOND = 64
+
+
+@dataclass(frozen=True)
+class HostBarrier:
+    """How the hosts of a run wait for each other before each batch.
+
+    Attributes:
+        warn_after_s: A wait that lasts longer is logged (logger ``headrace.feed.host_gate``), with the hosts that are
+            late and what they do; then each time that it has doubled. Seconds.
+        lost_after_s: A host that is waited for and has shown no sign of life for so long is taken for dead: all others
+            raise HostError. One whose process has ended is known by its connection, after 5 s. Keep it below JAX's own
+            ``heartbeat_timeout_seconds`` (100 s), after which it aborts them. A sign of life is given every second, by
+            a thread of its own. Seconds.
+        every: Batches from one meeting to the next, the same on all hosts: above 1 where a request to process 0 is
+            long beside a step. A host may then be ahead of a late one by so many batches.
+
+    Raises:
+        ConfigError: a value is not above 0, or ``lost_after_s`` is below 6.
+
+    Example:
+        >>> HostBarrier(lost_after_s=60).warn_after_s
+        5.0
+    """
+
+    warn_after_s: float = 5.0
+    lost_after_s: float = 30.0
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.warn_after_s > 0:
+            raise ConfigError("must be above 0", field="host_barrier.warn_after_s", value=self.warn_after_s)
+        check_at_least("host_barrier.lost_after_s", self.lost_after_s, 6, "Signs of life come every second; try 30.")
+        check_whole("host_barrier.every", self.every)
+        check_at_least("host_barrier.every", self.every)
+
+
+class HostGate:
+    """The gate of one iteration on this host.
+
+    Args:
+        board: Of this process.
+        processes: Of the loader's mesh, ascending.
+        first_step: Of the iteration.
+        setting: When to warn, and when to give up.
+        stats: Of the iteration; gets the waits.
+    """
+
+    def __init__(
+        self, board: HostBoard, processes: tuple[int, ...], first_step: int, setting: HostBarrier, stats: IterationStats
+    ) -> None:
+        self._board, self._processes, self._setting, self._stats = board, processes, setting, stats
+        self._first_step = first_step
+        self._entry = GateEntry()
+        self._asked, self._asked_at, self._trainer = False, time.monotonic(), threading.get_ident()
+        self._late: list[str] = []
+        self._dead = False
+        self.name = board.add_gate(processes, self._describe)
+        self._links = HostLinks(processes, board.process)
+        self._barrier = _Barrier(board, f"{self.name}/{setting.every}", processes, self._links)
+        self._meeting: _Barrier | HostLinks = self._barrier
+
+    def begin(self) -> None:
+        """Waits until all hosts begin the iteration, and connects with them.
+
+        Raises:
+            HostError: as for :meth:`cross`.
+        """
+        invitation, refusal = f"headrace/links/{self.name}/", f"headrace/no links/{self.name}/"
+        store = self._board.client
+        try:
+            store.key_value_set(invitation + str(self._board.process), self._links.listen(self._board.address))
+            self.cross()
+            above = self._links.above
+            self._links.connect(None if above is None else store.blocking_key_value_get(f"{invitation}{above}", 1000))
+        except OSError as error:
+            _LOG.warning("hosts meet at a barrier of JAX's, which is slower: no connection: %s", describe_error(error))
+            store.key_value_set(refusal + str(self._board.process), describe_error(error))
+        self.cross()
+        store.key_value_delete(invitation + str(self._board.process))
+        if not store.key_value_dir_get(refusal):
+            self._meeting = self._links
+        self._board.renew_soon()
+
+    def ask(self) -> None:
+        """The trainer asks for its next batch."""
+        self._asked, self._asked_at, self._trainer = True, time.monotonic(), threading.get_ident()
+
+    def cross(self) -> None:
+        """This host is ready: waits until all are.
+
+        Raises:
+            HostError: another host has failed, ended its iteration, or is dead.
+        """
+        began = time.perf_counter()
+        self._entry.crossing += 1
+        if self._entry.crossing > 0 and self._entry.crossing % self._setting.every:
+            self._asked, self._asked_at = False, time.monotonic()
+            return
+        self._entry.waits = True
+        self._meeting.begin()
+        try:
+            self._wait(time.monotonic())
+        except NeighbourGoneError as gone:
+            raise self._explain(gone.process) from gone
+        finally:
+            self._entry.waits = self._asked = False
+            self._asked_at = time.monotonic()
+            self._record(began)
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Ends the iteration on this host, and tells the others why. A thread that waits gets an error."""
+        entry = self._entry
+        if entry.left:
+            return
+        if isinstance(error, HostError):
+            entry.error, entry.culprit = error.problem, error.process
+        elif error is not None:
+            entry.error, entry.culprit = describe_error(error), self._board.process
+        entry.dead = self._dead
+        entry.left = True
+        self._barrier.end()
+
+    def _record(self, began: float) -> None:
+        ended = time.perf_counter()
+        self._stats.host_wait_s += ended - began
+        if ended - began >= LEAST_S:
+            self._stats.waits.add(Wait("hosts", began, ended, detail="; ".join(self._late)))
+        self._stats.late_hosts += bool(self._late)
+        self._late = []
+
+    def _wait(self, since: float) -> None:
+        """Waits for the others, after a second with an eye on their entries."""
+        if self._meeting.meet(_SOON_S):
+            return
+        self._board.renew_soon()
+        warn_after_s, poll_s = self._setting.warn_after_s, max(len(self._processes) / _PROCESSES_A_SECOND, _SOON_S)
+        while not self._meeting.meet(poll_s):
+            if self._entry.left:
+                raise _host_error("was closed while it waited for other hosts", self._board.process)
+            entries = self._board.read()
+            self._check(entries)
+            waited_s = time.monotonic() - since
+            if waited_s >= warn_after_s:
+                warn_after_s = 2 * waited_s
+                self._warn(entries, waited_s)
+
+    def _explain(self, process: int) -> HostError:
+        """Why a neighbour has closed its connection: it said so before, or is dead."""
+        entries, until = self._board.read(), time.monotonic() + _LAST_WORD_S
+        beat = entries[process].beat if process in entries else -1
+        while time.monotonic() < until:
+            self._check(entries)
+            if process in entries and entries[process].beat > beat + 1:
+                return _host_error(f"{name_hosts([process], entries)} has closed its connection", process)
+            time.sleep(_SOON_S / 5)
+            entries = self._board.read()
+        doing = "and its connection is closed"
+        return self._dead_host(process, entries, doing)
+
+    def _dead_host(self, process: int, entries: dict[int, HostEntry], why: str) -> HostError:
+        self._dead = self._board.has_dead = True
+        entry = entries.get(process)
+        gate = GateEntry() if entry is None else entry.gates.get(self.name, GateEntry())
+        pid, silent_s = ("unknown", 0.0) if entry is None else (entry.pid, entry.silent_s)
+        silent = f"process {pid}, has shown no sign of life for {silent_s:.0f} s {why}".rstrip()
+        last = f"; at last it {gate.doing}" if gate.doing else ""
+        return _host_error(f"{name_hosts([process], entries)}, {silent}{last}", process)
+
+    def _check(self, entries: dict[int, HostEntry]) -> None:
+        """Raises HostError if one of the others will not come."""
+        for process in self._processes:
+            entry = entries.get(process)
+            if entry is None or process == self._board.process:
+                continue
+            gate = entry.gates.get(self.name, GateEntry())
+            named = name_hosts([process], entries)
+            if gate.error is not None:
+                self._dead = gate.dead
+                self._board.has_dead |= gate.dead
+                problem = f"{named} failed: {gate.error}" if gate.culprit == process else gate.error
+                raise _host_error(problem, gate.culprit)
+            if gate.left:
+                raise _host_error(
+                    f"{named} ended its iteration before step {self._first_step + gate.crossing}", process
+                )
+            if entry.silent_s > self._setting.lost_after_s:
+                raise self._dead_host(process, entries, "")
+
+    def _missing(self, entries: dict[int, HostEntry]) -> list[int]:
+        gates = {process: entries[process].gates.get(self.name) for process in self._processes if process in entries}
+        return [
+            process
+            for process in self._processes
+            if (gate := gates.get(process)) is None or gate.crossing < self._entry.crossing or not gate.waits
+        ]
+
+    def _warn(self, entries: dict[int, HostEntry], waited_s: float) -> None:
+        self._late = []
+        missing = self._missing(entries)
+        for process in missing[:5]:
+            gate = entries[process].gates.get(self.name) if process in entries else None
+            doing = "has not begun this iteration" if gate is None else gate.doing
+            silent_s = entries[process].silent_s if process in entries else 0.0
+            quiet = f" (no sign of life for {silent_s:.0f} s)" if silent_s > self._setting.lost_after_s / 3 else ""
+            self._late.append(f"{name_hosts([process], entries)} {doing}{quiet}")
+        more = f"; and {len(missing) - 5} more hosts" if len(missing) > 5 else ""
+        if missing:
+            _LOG.warning("step %d waits for %.0f s: %s%s", self._step, waited_s, "; ".join(self._late), more)
+
+    @property
+    def _step(self) -> int:
+        return self._first_step + max(self._entry.crossing - 1, 0)
+
+    def _describe(self) -> GateEntry:
+        """How this host stands, for the others."""
+        entry, step = self._entry, self._first_step + max(self._entry.crossing, 0)
+        waiting = self._stats.queue.explain_wait()
+        if entry.waits:
+            doing = f"waits for other hosts at step {self._step}"
+        elif self._asked:
+            doing = f"reads: {waiting}" if waiting is not None else f"reads step {step}"
+        else:
+            line = user_line(self._trainer)
+            away_s = time.monotonic() - self._asked_at
+            doing = f"has not asked for step {step} for {away_s:.0f} s" + (f", at {line}" if line else "")
+        return replace(entry, doing=doing)
+
+
+def _host_error(problem: str, process: int) -> HostError:
+    cure = "See that host's log, and restart the job from its last checkpoint."
+    error = HostError(problem, field="hosts", cure=cure)
+    error.process = process
+    return error
+
+
+class _Barrier:
+    """A barrier of JAX's coordination service, in a thread, since the call cannot be interrupted.
+
+    At the end the thread tells the others why, and only then ends the connections, so that they find the reason.
+    """
+
+    def __init__(self, board: HostBoard, name: str, processes: tuple[int, ...], links: HostLinks) -> None:
+        self._board, self._processes, self._links = board, list(processes), links
+        self._wait: Callable[[int, list[int]], None] = partial(board.client.wait_at_barrier, f"headrace/gate/{name}")
+        self._go: SimpleQueue[bool] = SimpleQueue()  # False: there will be no more
+        self._failures: SimpleQueue[Exception | None] = SimpleQueue()
+        board.add_thread(self._run)
+
+    def begin(self) -> None:
+        self._go.put(True)
+
+    def meet(self, timeout_s: float) -> bool:
+        try:
+            failure = self._failures.get(timeout=timeout_s)
+        except Empty:
+            return False
+        if failure is not None:  # another host has ended, most likely
+            raise NeighbourGoneError(0) from failure
+        return True
+
+    def end(self) -> None:
+        self._go.put(False)
+
+    def _run(self) -> None:
+        try:
+            while self._go.get():
+                self._wait(_WEEK_MS, self._processes)
+                self._failures.put(None)
+        except Exception as error:  # noqa: BLE001  # whatever JAX raises: the trainer gets it
+            self._failures.put(error)
+            while self._go.get():
+                pass
+        self._board.renew()  # they find the reason there
+        self._links.close()
+        with suppress(Exception):  # whoever waits gets an error at once, since all must give the same processes
+            self._wait(1000, [self._board.process])
+
+
+_board: HostBoard | None = None
+"""One a process."""
+_board_lock = threading.Lock()
+
+
+def open_gate(
+    processes: tuple[int, ...], first_step: int, setting: HostBarrier | None, stats: IterationStats
+) -> HostGate | None:
+    """The gate of a new iteration; None if nobody waits: it is off, the mesh is one process's, or JAX has no service.
+
+    Args:
+        processes: Of the loader's mesh.
+        first_step: Of the iteration.
+        setting: None: off.
+        stats: Of the iteration.
+    """
+    global _board
+    import jax
+
+    if setting is None or len(processes) < 2:
+        return None
+    client = coordination_client()
+    if client is None:
+        _LOG.info("hosts do not wait for each other: jax.distributed.initialize was not called")
+        return None
+    with _board_lock:
+        if _board is None:
+            _board = HostBoard(client, jax.process_index(), own_address(coordinator_address()))
+    return HostGate(_board, processes, first_step, setting, stats)

@@ -1,1 +1,0 @@
-"""The order: pure index maps, schedules and plans. numpy only, no I/O."""

@@ -1,1 +1,0 @@
-"""Static pack plans: which documents share a row, decided once from their lengths."""

@@ -1,0 +1,361 @@
+"""What a tokenizer is, which special tokens stand around a document, and the tokenizers that need no file.
+
+The policy of special tokens is a config's, resolved to ids of a vocabulary. ``auto`` looks for the usual names among
+the tokenizer's special tokens, and only if that gives no single answer at what a ``tokenizer_config.json`` beside the
+tokenizer declares (chat models declare their end of *turn* there, which is not what ends a document). No guess is ever
+made: no answer is an error that lists the candidates.
+
+Whether a cache is of the tokenizer that a config names is told by their records, no token is read: headrace's own
+caches keep a fingerprint. Levanter's keep a name, which says little, as two machines have the same tokenizer under
+different paths; there the tokenizer that somebody names is believed, unless the cache has ids that it does not have, or
+ends its documents with another token. Those that Marin tokenized keep nothing; the first document is read there.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from msgspec import structs
+
+from headrace.errors import ConfigError, did_you_mean
+from headrace.store import files
+from headrace.store.cache import TokenCache
+from headrace.store.layout import token_dtype
+from headrace.store.levanter.layout import NAMED_ONLY, UNNAMED, VOCABULARY_SAID
+
+FILE_NAME = "tokenizer.json"
+"""Name of a tokenizer's file, in the folders that people keep them in and in a cache."""
+IDS = "ids:"
+"""What stands before the size of the vocabulary where there is no tokenizer."""
+EOS_NAMES = (
+    "<|endoftext|>",
+    "</s>",
+    "<eos>",
+    "<|end_of_text|>",
+    "<|eos|>",
+    "<|EOS|>",
+    "<EOS>",
+    "[EOS]",
+    "<end_of_text>",
+    "<|end▁of▁sentence|>",
+    "<｜end▁of▁sentence｜>",
+)
+BOS_NAMES = (
+    "<s>",
+    "<bos>",
+    "<|begin_of_text|>",
+    "<|startoftext|>",
+    "<|bos|>",
+    "<BOS>",
+    "[BOS]",
+    "<｜begin▁of▁sentence｜>",
+)
+
+Encoded: TypeAlias = tuple[np.ndarray, np.ndarray]
+
+
+class Placed(NamedTuple):
+    """Ids of a text and their places in it.
+
+    Attributes:
+        ids: int64 ``[n]``.
+        places: int64 ``[n, 2]``: the first character of each, and one past its last. Ids that are bytes of one
+            character have the same place.
+    """
+
+    ids: np.ndarray
+    places: np.ndarray
+
+
+class Tokenizer(abc.ABC):
+    """Encodes texts to ids, with the policy's special tokens, and back.
+
+    Attributes:
+        path: Where it came from.
+        vocab_size: One more than the largest id.
+        bos: Token before each document, or None. ``bos_id`` is its id.
+        eos: Token after each document, or None. ``eos_id`` is its id.
+        special: Its special tokens.
+        content: Its file; None if it needs none. A cache keeps a copy, so that it can be read anywhere.
+        fingerprint: ``sha256:`` of all that decides the ids: vocabulary, rules, policy. Not of the path.
+    """
+
+    path: str
+    vocab_size: int
+    bos: str | None
+    eos: str | None
+    bos_id: int | None
+    eos_id: int | None
+    special: Sequence[str]
+    fingerprint: str
+    content: bytes | None = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The narrowest dtype that holds the vocabulary."""
+        return token_dtype(self.vocab_size)
+
+    @abc.abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> Encoded:
+        """Ids of documents.
+
+        Returns:
+            ids: ``dtype[total]``, all documents end to end, special tokens included.
+            lengths: int64 ``[len(texts)]``, how many of them are each document's.
+        """
+
+    @abc.abstractmethod
+    def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
+        """Ids of texts, no special tokens added, and where in the text each lies."""
+
+    @abc.abstractmethod
+    def id_of(self, token: str) -> int | None:
+        """Id of a token as it is spelled; None if there is no such token."""
+
+    @abc.abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids; special tokens are spelled out."""
+
+    def record(self) -> dict[str, Any]:
+        """What the ledger keeps: with the cache's copy of the file enough to make this tokenizer again."""
+        file = None if self.content is None else FILE_NAME
+        keys = ("fingerprint", "vocab_size", "bos", "bos_id", "eos", "eos_id")
+        return {"path": self.path, "file": file, **{key: getattr(self, key) for key in keys}}
+
+    def check_same(self, record: Mapping[str, Any], cache: str) -> None:
+        """Refuses a cache that was built with another tokenizer or other special tokens or, where it has a name only,
+        cannot be of this one; ``record`` is its ``ledger.tokenizer``.
+
+        Raises:
+            ConfigError: they differ.
+        """
+        mine = self.record()
+        if record["fingerprint"] == mine["fingerprint"]:
+            return
+        if named_only(record):
+            _check_plausible(mine, record, cache)
+            return
+        keys = ("path", "vocab_size", "bos", "eos")
+        changed = [f"{k} {record.get(k)!r} there, {mine[k]!r} here" for k in keys if record.get(k) != mine[k]]
+        raise ConfigError(
+            f"is not the tokenizer of {cache} ({'; '.join(changed) or 'another file of the same name and size'})",
+            field="tokenizer",
+            value=mine["path"],
+            cure=f"Use the one it was built with (a copy is {files.join(cache, FILE_NAME)}), or build it again.",
+        )
+
+
+def declared_tokens(folder: str) -> dict[str, str]:
+    """``bos`` and ``eos`` of a ``tokenizer_config.json`` beside the tokenizer, if there is one."""
+    content = files.read_bytes(files.join(folder or ".", "tokenizer_config.json"))
+    if content is None:
+        return {}
+    try:
+        config = dict(json.loads(content))
+    except (ValueError, TypeError):
+        return {}  # it only ever settles a doubt; without it the doubt is an error that says what to do
+    found: dict[str, str] = {}
+    for role in ("bos", "eos"):
+        token = config.get(f"{role}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            found[role] = token
+    return found
+
+
+def resolve_special(
+    role: str,
+    wanted: str | None,
+    special: list[str],
+    usual: Sequence[str],
+    find: Callable[[str], int | None],
+    declared: str | None = None,
+) -> tuple[str | None, int | None]:
+    """The policy's token and its id.
+
+    ``wanted`` is ``none`` or None, ``auto``, or a token; ``auto`` knows the ``usual`` names, and what a file beside the
+    tokenizer has ``declared``. ``role`` is for messages.
+
+    Raises:
+        ConfigError: there is no such token, or ``auto`` finds none or several.
+
+    Example:
+        >>> resolve_special("eos", "auto", ["<pad>", "</s>"], EOS_NAMES, {"<pad>": 0, "</s>": 1}.get)
+        ('</s>', 1)
+    """
+    if wanted is None or wanted == "none":
+        return None, None
+    if wanted == "auto":
+        candidates = [t for t in special if t in usual]
+        if len(candidates) != 1 and declared is not None and find(declared) is not None:
+            candidates = [declared]
+        if len(candidates) != 1:
+            listed = ", ".join(repr(t) for t in (candidates or special)[:16])
+            problem = f"finds several: {listed}" if candidates else f"finds none (special tokens: {listed or 'no one'})"
+            raise ConfigError(problem, field=role, value="auto", cure=f"Choose: --{role} TOKEN, or --{role} none.")
+        wanted = candidates[0]
+    found = find(wanted)
+    if found is None:
+        raise ConfigError(
+            "is not a token of this tokenizer", field=role, value=wanted, cure=did_you_mean(wanted, special)
+        )
+    return wanted, int(found)
+
+
+def fingerprint_of(canonical: bytes, bos_id: int | None, eos_id: int | None) -> str:
+    """The fingerprint of a tokenizer: of a text that tells it from others, and of its policy."""
+    policy = json.dumps({"bos_id": bos_id, "eos_id": eos_id}).encode()
+    return "sha256:" + hashlib.sha256(canonical + b"\n" + policy).hexdigest()
+
+
+class ByteTokenizer(Tokenizer):
+    """The 256 byte values of UTF-8, then ``<eos>`` 256 and ``<bos>`` 257. Always there, needs no file."""
+
+    SPECIAL: dict[str, int] = {"<eos>": 256, "<bos>": 257}  # noqa: RUF012 (a constant)
+
+    def __init__(self, bos: str | None = None, eos: str | None = "auto") -> None:
+        self.path = "bytes"
+        self.vocab_size = 258
+        self.special = list(self.SPECIAL)
+        self.bos, self.bos_id = resolve_special("bos", bos, self.special, ("<bos>",), self.id_of)
+        self.eos, self.eos_id = resolve_special("eos", eos, self.special, ("<eos>",), self.id_of)
+        self.fingerprint = fingerprint_of(b"bytes", self.bos_id, self.eos_id)
+
+    def encode_batch(self, texts: Sequence[str]) -> Encoded:
+        raw = [t.encode() for t in texts]
+        lengths = np.fromiter(map(len, raw), np.int64, len(raw))
+        before, after = int(self.bos_id is not None), int(self.eos_id is not None)
+        framed = lengths + (before + after)
+        stops = np.cumsum(framed)
+        ids = np.empty(int(framed.sum()), self.dtype)
+        text = np.ones(ids.size, np.bool_)
+        for special, places in ((self.bos_id, stops - framed), (self.eos_id, stops - 1)):
+            if special is not None:
+                ids[places] = special
+                text[places] = False
+        ids[text] = np.frombuffer(b"".join(raw), np.uint8)
+        return ids, framed
+
+    def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
+        found: list[Placed] = []
+        for text in texts:
+            ids = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+            character = np.cumsum((ids & 0xC0) != 0x80) - 1
+            found.append(Placed(ids, np.stack([character, character + 1], axis=1)))
+        return found
+
+    def id_of(self, token: str) -> int | None:
+        return self.SPECIAL.get(token)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        array = np.fromiter(ids, np.int64)
+        names = {v: k for k, v in self.SPECIAL.items()}
+        cuts = np.flatnonzero(array > 255).tolist()
+        pieces: list[str] = []
+        start = 0
+        for cut in [*cuts, array.size]:
+            pieces.append(array[start:cut].astype(np.uint8).tobytes().decode(errors="replace"))
+            if cut < array.size:
+                pieces.append(names.get(int(array[cut]), "\ufffd"))
+            start = cut + 1
+        return "".join(pieces)
+
+
+class IdsTokenizer(Tokenizer):
+    """No tokenizer at all: ready ids of a vocabulary whose size is all that is known. Adds nothing, encodes nothing.
+
+    Raises:
+        ConfigError: it says no size.
+
+    Example:
+        >>> IdsTokenizer("ids:50257").decode([7, 8])
+        '<7><8>'
+    """
+
+    def __init__(self, path: str) -> None:
+        size = path.removeprefix(IDS)
+        if not size.isdecimal() or not 1 <= int(size) <= 1 << 32:
+            raise ConfigError("says no size", field="tokenizer", value=path, cure="Write e.g. ids:50257.")
+        self.path, self.vocab_size = path, int(size)
+        self.bos = self.eos = self.bos_id = self.eos_id = None
+        self.special = ()
+        self.fingerprint = fingerprint_of(path.encode(), None, None)
+
+    def encode_batch(self, texts: Sequence[str]) -> Encoded:
+        raise self._no_text()
+
+    def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
+        raise self._no_text()
+
+    def id_of(self, token: str) -> int | None:
+        return int(token) if token.isdecimal() and int(token) < self.vocab_size else None
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(f"<{i}>" for i in ids)
+
+    def _no_text(self) -> ConfigError:
+        return ConfigError(
+            "encodes no text", field="tokenizer", value=self.path, cure="Give a tokenizer.json, or sources of ids."
+        )
+
+
+def named_only(record: Mapping[str, Any]) -> bool:
+    """Whether a cache knows no more of its tokenizer than a name."""
+    return str(record.get("fingerprint")).startswith(NAMED_ONLY)
+
+
+def name_tokenizer(cache: TokenCache, tokenizer: Tokenizer) -> None:
+    """Where the ledger of an open cache does not name its tokenizer, lets the cache have the size of this one, and its
+    end of text if the first document ends with that.
+    """
+    record = cache.ledger.tokenizer
+    if record.get("path") != UNNAMED or not named_only(record) or not cache.num_documents:
+        return
+    first = cache.document(0)
+    ends = first.size > 0 and int(first[-1]) == tokenizer.eos_id
+    names = ("path", "vocab_size", "eos", "eos_id") if ends else ("path", "vocab_size")
+    named = tokenizer.record()
+    cache.ledger = structs.replace(cache.ledger, tokenizer={**record, **{name: named[name] for name in names}})
+
+
+def check_one_tokenizer(records: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:
+    """Refuses caches of several tokenizers: name of the component, path and ``ledger.tokenizer`` of each cache.
+
+    Raises:
+        ConfigError: two differ.
+    """
+    first_name, _, first = records[0]
+    for name, path, record in records:
+        if record.get("fingerprint") == first.get("fingerprint"):
+            continue
+        cure = "Caches of one mixture need one tokenizer and one EOS policy: build one of them again."
+        if named_only(record) or named_only(first):
+            cure = "Levanter's caches keep the name of theirs only. If it is one, say so: tokenizer: {path: FILE}."
+        raise ConfigError(
+            f"was built with another tokenizer than {first_name!r}",
+            field=f"components.{name}.cache",
+            value=path,
+            cure=cure,
+        )
+
+
+def _check_plausible(mine: Mapping[str, Any], record: Mapping[str, Any], cache: str) -> None:
+    said, ends = record.get(VOCABULARY_SAID), (record.get("eos_id"), mine.get("eos_id"))
+    wrong: list[str] = []
+    if said is not None and int(said) > int(mine["vocab_size"]):
+        wrong.append(f"{said:,} ids there, {mine['vocab_size']:,} here")
+    if None not in ends and ends[0] != ends[1]:
+        here = f"documents end with {mine['eos']!r}, id {ends[1]} here"
+        wrong.append(f"its first document ends with id {ends[0]}, {here}")
+    if wrong:
+        raise ConfigError(
+            f"cannot be the tokenizer of {cache} ({'; '.join(wrong)})",
+            field="tokenizer",
+            value=mine["path"],
+            cure=f"Name the one that it was built with ({record.get('path')!r}); with eos: none ends are not compared.",
+        )

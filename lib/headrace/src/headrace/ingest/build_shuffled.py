@@ -1,0 +1,130 @@
+"""``build_shuffled``: from source files to a shuffled store, in one command.
+
+The plain cache is built in ``unshuffled/`` below the output, as :func:`~headrace.ingest.build.build_cache` builds it,
+then shuffled into the output (:mod:`headrace.ingest.reshuffle`), and deleted. Interrupted, each of the three goes on.
+
+The invariant: the parts are those that building and then shuffling in two commands give. Price: on the output's disk,
+three times the cache for a while.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Unpack
+
+from msgspec import structs
+
+from headrace.errors import CacheError, PlanMismatchError, SourceError
+from headrace.ingest.build import BuildOptions, BuildReport, build_cache, plan_build, report_of
+from headrace.ingest.choices import Engine
+from headrace.ingest.engines import check_engine
+from headrace.ingest.plan import DEFAULT_PART_BYTES, check_same_build, is_changed
+from headrace.ingest.reshuffle import PLAIN_FOLDER, Reshuffling, clear
+from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost, cost_of
+from headrace.ingest.source import SourceConfig
+from headrace.ingest.tokenize import TokenizerConfig
+from headrace.store import files
+from headrace.store.cache import TokenCache
+from headrace.store.lease import check_vacant, lease
+from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
+
+
+class ShuffledBuildOptions(BuildOptions, total=False):
+    """What :func:`build_shuffled` takes by keyword, as :func:`~headrace.ingest.build.build_cache` does."""
+
+    part_bytes: int
+    engine: Engine
+    workers: int | None
+    restart: bool
+
+
+def build_shuffled(
+    source: SourceConfig,
+    tokenizer: TokenizerConfig,
+    output: str,
+    how: ReshuffleConfig,
+    *,
+    announce: Callable[[ReshuffleCost], None] | None = None,
+    **options: Unpack[ShuffledBuildOptions],
+) -> BuildReport:
+    """Builds a shuffled token cache, or finishes one that was begun with the same arguments.
+
+    Args:
+        source: Where the documents come from.
+        tokenizer: How they become ids.
+        output: Folder or URL of the cache.
+        how: Seed and limits of the shuffle.
+        announce: Told what the shuffle takes, once the plain cache is built.
+        options: As of :func:`~headrace.ingest.build.build_cache`; ``part_bytes`` is that of the plain cache.
+
+    Returns:
+        What was done, with the counters of the plain cache.
+
+    Raises:
+        SourceError: as of :func:`~headrace.ingest.build.build_cache`.
+        ConfigError: a setting is not usable.
+        PlanMismatchError: the folder was begun with other settings.
+        CacheError: the output holds something else, is being written, has no room, or cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("a.txt", "b.txt"):
+        ...         _ = pathlib.Path(folder, name).write_text(name)
+        ...     source, out = SourceConfig([f"{folder}/*.txt"]), f"{folder}/cache"
+        ...     _ = build_shuffled(source, TokenizerConfig("bytes"), out, ReshuffleConfig(7), progress=False)
+        ...     TokenCache.open(out).shuffle
+        DocumentShuffle(documents=2, seed=7, unit=1)
+    """
+    began, output = time.monotonic(), str(output)
+    files.check_writable(output)
+    engine, workers = options.get("engine", "auto"), options.get("workers")
+    check_engine(engine, workers)
+    plain = files.join(output, PLAIN_FOLDER)
+    try:
+        if read_ledger(output) is None:
+            check_vacant(output, but=PLAIN_FOLDER)
+        with lease(output) as held:
+            begun = read_ledger(output)
+            if begun is not None and options.get("restart"):
+                clear(output, begun)
+                begun = None
+            if begun is not None:
+                part_bytes = options.get("part_bytes", DEFAULT_PART_BYTES)
+                _check_same(output, begun, how, plan_build(source, tokenizer, output, part_bytes, options)[1])
+            if begun is None or not begun.finished:
+                report = build_cache(source, tokenizer, plain, **options)
+                cache = TokenCache.open(plain)
+                if announce is not None:
+                    announce(cost_of(cache, how))
+                Reshuffling(cache, output, how, engine, workers, bool(options.get("progress", True)), None).run(held)
+            else:
+                report = report_of(output, begun.parts, {})
+            files.remove_tree(plain)
+    except OSError as error:
+        raise files.not_written(output, error) from error
+    return replace(report, path=output, seconds=time.monotonic() - began)
+
+
+def _check_same(output: str, begun: Ledger, how: ReshuffleConfig, wanted: Ledger) -> None:
+    """Raises PlanMismatchError unless what was begun is what is wanted, SourceError if a source file has changed."""
+    shuffled = begun.metadata.get(SHUFFLED)
+    if shuffled is None or shuffled["cache"] is not None:
+        cure = "Choose a folder that is new or empty."
+        raise CacheError("holds another cache", field="output", value=output, cure=cure)
+    if shuffled["seed"] != how.seed:
+        raise PlanMismatchError(
+            f"was begun with another seed: {shuffled['seed']} there, {how.seed} now",
+            field="output",
+            value=output,
+            cure="Give the seed that it was begun with, choose another output, or pass --restart to delete it and begin"
+            " anew.",
+        )
+    check_same_build(output, structs.replace(begun, sources=shuffled["sources"]), wanted)
+    current = {str(s["path"]): s for s in wanted.sources}
+    changed = [str(s["path"]) for s in shuffled["sources"] if is_changed(s, current[str(s["path"])])]
+    if changed:
+        cure = "To build everything anew pass --restart."
+        raise SourceError("changed after the cache was built", field=changed[0], cure=cure)

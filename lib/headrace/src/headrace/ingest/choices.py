@@ -1,0 +1,17 @@
+"""The choices of a source and of a build, spelled once: configs and the command line, which reads no more than this to
+answer ``--help``, take them from here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from headrace.batch.masks import TurnMode
+
+Format: TypeAlias = Literal["jsonl", "text", "parquet", "arrow", "warc", "hf", "megatron", "nmoe", "python"]
+FormatOrAuto: TypeAlias = Literal["auto", Format]
+Kind: TypeAlias = Literal["text", "tokens", "chat", "preference", "prompts"]
+KindOrAuto: TypeAlias = Literal["auto", Kind]
+Mask: TypeAlias = Literal["generation", "roles", "all", TurnMode]
+OnBadLine: TypeAlias = Literal["error", "skip"]
+Engine: TypeAlias = Literal["auto", "pool", "inline", "ray", "zephyr"]

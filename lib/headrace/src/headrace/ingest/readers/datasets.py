@@ -1,0 +1,205 @@
+"""Records that lie in no file that is listed: datasets of the Hugging Face hub, and what a Python function yields.
+
+``hf://OWNER/NAME?name=CONFIG&split=SPLIT&revision=REV``, through the library ``datasets``; the split is ``train``
+unless told. ``hf://./FOLDER`` is a folder that ``save_to_disk`` wrote, or one of files. A dataset is read from the
+library's copy on disk and can be cut at any row; with ``&streaming=true`` it is read from afar without one, and is cut
+at its shards. Only data is ever loaded: no dataset script is run.
+
+``module:function`` is the user's own code, named by the user; nothing in data ever names one. It takes no argument and
+yields texts or mappings of fields; or it has an attribute ``num_shards`` and takes the number of a shard, 0 to
+``num_shards - 1``, each of which can be built by another worker. It must yield the same whenever it is called: that is
+what makes a killed build come out the same.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import importlib
+import inspect
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from urllib.parse import parse_qs
+
+from headrace.errors import ConfigError, SourceError, check_at_least, check_choice, did_you_mean
+from headrace.ingest.readers.columnar import column_values
+from headrace.ingest.records import BadRecordError, Reader, Row, Slice, import_extra, reading, type_name
+
+_ROWS = 512
+_OPTIONS = ("name", "split", "revision", "streaming")
+
+
+@dataclass(frozen=True)
+class HubAddress:
+    """A dataset, as a path says it."""
+
+    dataset: str
+    name: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    streaming: bool = False
+
+    @classmethod
+    def parse(cls, path: str) -> HubAddress:
+        """Reads a path.
+
+        Raises:
+            ConfigError: it is none of a dataset.
+
+        Example:
+            >>> HubAddress.parse("hf://acme/poems?split=test&streaming=true")
+            HubAddress(dataset='acme/poems', name=None, split='test', revision=None, streaming=True)
+        """
+        dataset, _, query = path.removeprefix("hf://").partition("?")
+        options = {k: v[-1] for k, v in parse_qs(query, keep_blank_values=True).items()}
+        for key in options:
+            check_choice(path, key, _OPTIONS, "is no option of a dataset")
+        if not dataset:
+            raise ConfigError("names no dataset", field="source", value=path, cure="Write hf://OWNER/NAME.")
+        streaming = options.pop("streaming", "false").lower() in ("true", "1", "yes", "")
+        return cls(dataset, **options, streaming=streaming)
+
+    def open(self, path: str) -> Any:
+        """The dataset: ``datasets.Dataset``, or ``IterableDataset`` if it is streamed.
+
+        Raises:
+            SourceError: there is no such dataset or split, or it cannot be loaded.
+        """
+        library = import_extra("datasets", "hf", path)
+        with reading(path):
+            if any(os.path.exists(os.path.join(self.dataset, f)) for f in ("dataset_dict.json", "state.json")):
+                loaded = library.load_from_disk(self.dataset)
+                if isinstance(loaded, dict):
+                    if self.split not in loaded:
+                        raise SourceError(
+                            f"has no split {self.split!r}", field=path, cure=did_you_mean(self.split, loaded)
+                        )
+                    loaded = loaded[self.split]
+                return loaded.to_iterable_dataset() if self.streaming else loaded
+            return library.load_dataset(
+                self.dataset, self.name, split=self.split, revision=self.revision, streaming=self.streaming
+            )
+
+
+class DatasetReader(Reader):
+    """A reader of what is no file."""
+
+    @classmethod
+    @abc.abstractmethod
+    def describe(cls, path: str, target_bytes: int) -> tuple[int | None, str, list[Slice]]:
+        """Size, version, and slices of about ``target_bytes``."""
+
+
+class HubReader(DatasetReader):
+    """The rows of a dataset, or some of them; numbered from 0 (in a slice of a streamed one: within its shards)."""
+
+    unit: ClassVar[str] = "row"
+
+    def __iter__(self) -> Iterator[Row]:
+        address = HubAddress.parse(self.path)
+        with reading(self.path):
+            dataset = address.open(self.path)
+            rows = self._streamed(dataset) if address.streaming else self._mapped(dataset)
+            yield from rows
+
+    def _mapped(self, dataset: Any) -> Iterator[Row]:
+        rows = self.units(len(dataset))
+        names = self.columns_of(dataset.column_names)
+        dataset = dataset.select_columns(names).with_format("arrow")
+        for row in rows[::_ROWS]:
+            table = dataset[row : min(row + _ROWS, rows.stop)]
+            self.stored_bytes += table.nbytes
+            columns = [column_values(table.column(n).combine_chunks()) for n in names]
+            for i, values in enumerate(zip(*columns, strict=True)):
+                yield row + i, dict(zip(names, values, strict=True))
+
+    def _streamed(self, dataset: Any) -> Iterator[Row]:
+        row = 0
+        shards = dataset.num_shards
+        for i in self.units(shards):
+            shard = dataset if shards == 1 else dataset.shard(num_shards=shards, index=i, contiguous=True)
+            for record in shard:
+                yield row, record
+                row += 1
+
+    @classmethod
+    def describe(cls, path: str, target_bytes: int) -> tuple[int | None, str, list[Slice]]:
+        address = HubAddress.parse(path)
+        dataset = address.open(path)
+        if address.streaming:
+            shards = int(dataset.num_shards)
+            slices = [Slice(i, i + 1 if i + 1 < shards else None, target_bytes) for i in range(shards)]
+            return None, f"revision:{address.revision or 'unpinned'}", slices if shards > 1 else []
+        rows, size = len(dataset), int(dataset.data.nbytes)
+        # Two datasets with the same features, rows and files are the same; the library's fingerprint says so.
+        version = "hf:" + hashlib.sha256(str(getattr(dataset, "_fingerprint", "")).encode()).hexdigest()[:16]
+        count = max(1, min(rows, -(-size // max(1, target_bytes))))
+        cuts = itertools.pairwise(rows * i // count for i in range(count + 1))
+        slices = [Slice(a, b if b < rows else None, size * (b - a) // max(1, rows)) for a, b in cuts]
+        return size, version, slices if count > 1 else []
+
+
+def load_function(path: str) -> Callable[..., Any]:
+    """The function that ``module:function`` names.
+
+    Raises:
+        ConfigError: there is none.
+
+    Example:
+        >>> load_function("json:dumps").__name__
+        'dumps'
+    """
+    module, colon, name = path.partition(":")
+    if not (module and colon and name):
+        raise ConfigError("names no function", field="source", value=path, cure="Write module:function.")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"cannot be imported ({error})", field="source", value=path, cure="Check the name and PYTHONPATH."
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"is a {type(found).__name__}, no function", field="source", value=path)
+    return found
+
+
+class FunctionReader(DatasetReader):
+    """What a function yields, or some of its shards; numbered from 0 (in a slice: within it)."""
+
+    unit: ClassVar[str] = "record"
+
+    def __iter__(self) -> Iterator[Row]:
+        function = load_function(self.path)
+        shards = getattr(function, "num_shards", None)
+        row = 0
+        with reading(self.path):
+            for arguments in [()] if shards is None else [(i,) for i in self.units(shards)]:
+                for record in function(*arguments):
+                    yield row, self._fields(record)
+                    row += 1
+
+    def _fields(self, record: Any) -> Any:
+        if isinstance(record, str):
+            return {self.columns[0] if self.columns else "text": record}
+        if isinstance(record, Mapping):
+            return record
+        return BadRecordError(f"is a {type_name(record)}, neither a text nor a mapping of fields")
+
+    @classmethod
+    def describe(cls, path: str, target_bytes: int) -> tuple[int | None, str, list[Slice]]:
+        """No size, the version of the function's source file, and its shards."""
+        function = load_function(path)
+        try:
+            source = inspect.getsource(inspect.getmodule(function) or function)
+        except (OSError, TypeError):
+            source = ""
+        version = "code:" + hashlib.sha256(source.encode()).hexdigest()[:16]
+        shards = int(getattr(function, "num_shards", 1))
+        check_at_least(f"{path}.num_shards", shards)
+        slices = [Slice(i, i + 1 if i + 1 < shards else None, target_bytes) for i in range(shards)]
+        return None, version, slices if shards > 1 else []

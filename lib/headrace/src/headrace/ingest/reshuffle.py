@@ -1,0 +1,326 @@
+"""``reshuffle``: a copy of a cache whose documents lie in a shuffled order, all leaves with them.
+
+In a shuffled store neighbours have nothing to do with each other, so any order that reads it block by block trains like
+a full shuffle (docs/order.md). What lies on disk decides what is left to do::
+
+    ledger.json, finished: false   the plan: parts, and the runs and slices that follow from the memory
+    runs/                          documents on their way (:mod:`headrace.ingest.shuffle_parts`)
+    parts/00000/...  part.json     one folder a part; its record is its last write
+    ledger.json, finished: true    written last, when runs/ is gone
+
+The invariant: the order is a function of (documents of the original, seed, unit), and each part of it is one of a fixed
+range of places; so the finished folder is the same, bit for bit, whatever memory, engine and workers it was made with,
+and whatever was killed. A shuffled cache that is shuffled again is what shuffling its original gives.
+
+Price: the cache is read and written twice. On disk, for as long as it takes, twice the cache.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+
+from headrace.errors import CacheError, PlanMismatchError, redact
+from headrace.ingest.base_tokenizer import FILE_NAME
+from headrace.ingest.choices import Engine
+from headrace.ingest.engines import check_engine, choose_engine, run_tasks
+from headrace.ingest.progress import show_progress
+from headrace.ingest.schedule import ATTEMPTS_FOLDER
+from headrace.ingest.shuffle_parts import (
+    RUNS_FOLDER,
+    DealJob,
+    OrderJob,
+    ShufflePlan,
+    ShuffleTask,
+    run_name,
+)
+from headrace.ingest.shuffle_plan import ReshuffleConfig, ShuffleSizes, cut_runs_and_slices, sizes_of
+from headrace.store import files
+from headrace.store.cache import TokenCache
+from headrace.store.consolidate import summed
+from headrace.store.lease import Lease, check_vacant, lease
+from headrace.store.ledger import (
+    LEDGER_NAME,
+    SHUFFLED,
+    Ledger,
+    PartRecord,
+    read_ledger,
+    read_part_record,
+    write_ledger,
+)
+
+PLAIN_FOLDER = "unshuffled"
+"""Where ``headrace build --shuffle`` keeps the cache that it shuffles, below the output, until it is done."""
+_RUNS = "runs"
+
+
+@dataclass(frozen=True)
+class ReshuffleReport:
+    """What was done: ``parts_built`` and ``runs_dealt`` by this call, ``parts_reused`` were there already."""
+
+    path: str
+    documents: int
+    tokens: int
+    seed: int
+    unit: int
+    parts_built: int
+    parts_reused: int
+    runs_dealt: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def reshuffle(
+    cache: TokenCache | str | Path,
+    output: str,
+    how: ReshuffleConfig,
+    *,
+    engine: Engine = "auto",
+    workers: int | None = None,
+    restart: bool = False,
+    progress: bool = True,
+) -> ReshuffleReport:
+    """Writes a copy of a cache, headrace's or Levanter's, with its documents shuffled; or finishes one that was begun.
+
+    Args:
+        cache: What to shuffle: open, or its path.
+        output: Folder or URL, new or empty, or what an interrupted call left there.
+        how: Seed and limits.
+        engine: Who works; as of :func:`~headrace.ingest.build.build_cache`. No effect on the result.
+        workers: How many at once; as many as there are cores and memory for if None. No effect on the result.
+        restart: Delete what is there and begin anew.
+        progress: Show bars, if stderr is a terminal.
+
+    Returns:
+        What was done. If the copy is finished already, nothing was.
+
+    Raises:
+        ConfigError: the memory is too little for the shards of the cache, or another value is not usable.
+        PlanMismatchError: the output was begun from another cache, or with other settings.
+        CacheError: the output holds something else, is being written, has no room, or cannot be written.
+        ReadError: the cache is damaged.
+
+    Example:
+        >>> import tempfile
+        >>> import headrace.testing
+        >>> cache = headrace.testing.tiny_cache(documents=20)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = reshuffle(cache, folder, ReshuffleConfig(seed=7), progress=False)
+        ...     copy = TokenCache.open(folder)
+        ...     bool((copy.document(int(copy.stored_at([3])[0])) == cache.document(3)).all())
+        True
+    """
+    cache = cache if isinstance(cache, TokenCache) else TokenCache.open(cache)
+    output = str(output)
+    files.check_writable(output)
+    check_engine(engine, workers)
+    sizes_of(cache, how)
+    try:
+        begun = read_ledger(output)
+        if begun is None:
+            check_vacant(output)
+        with lease(output) as held:
+            begun = read_ledger(output)
+            if begun is not None and restart:
+                clear(output, begun)
+            work = Reshuffling(cache, output, how, engine, workers, progress, redact(cache.path))
+            return work.run(held)
+    except OSError as error:
+        raise files.not_written(output, error) from error
+
+
+def clear(output: str, begun: Ledger) -> None:
+    """Deletes a shuffled cache, or what there is of one, its ledger last."""
+    if SHUFFLED not in begun.metadata:
+        cure = "Choose a folder that is new or empty, or delete it yourself."
+        raise CacheError("holds a cache that was not shuffled here", field="output", value=output, cure=cure)
+    if begun.finished:
+        write_ledger(output, structs.replace(begun, finished=False, parts=[]))
+    for name in ("parts", RUNS_FOLDER, PLAIN_FOLDER, ATTEMPTS_FOLDER, FILE_NAME, LEDGER_NAME):
+        files.remove_tree(files.join(output, name))
+
+
+@dataclass(frozen=True)
+class Reshuffling:
+    """A shuffle whose output is leased: see :func:`reshuffle`. ``origin``: what the ledger calls the cache; None if it
+    is deleted afterwards, and the files that it was built from are named.
+    """
+
+    cache: TokenCache
+    output: str
+    how: ReshuffleConfig
+    engine: Engine
+    workers: int | None
+    progress: bool
+    origin: str | None
+
+    def run(self, held: Lease) -> ReshuffleReport:
+        """Does what is left to do."""
+        began = time.monotonic()
+        output = self.output
+        if files.is_local(output):  # what a kill within an atomic write left
+            for name in (LEDGER_NAME, FILE_NAME):
+                files.remove_tree(files.join(output, f"{name}.tmp"))
+        files.remove_tree(files.join(output, ATTEMPTS_FOLDER))
+        begun = read_ledger(output)
+        sizes = sizes_of(self.cache, self.how, _recorded_runs(begun).get("memory"))
+        wanted = _begun(sizes, self.origin)
+        if begun is not None:
+            _check_same(output, begun, wanted)
+        names = [str(s["part"]) for s in wanted.sources]
+        records = {name: record for name in names if (record := read_part_record(output, name)) is not None}
+        reused = len(records)
+        dealt = 0
+        if reused < len(names):
+            dealt = self._build(sizes, wanted, begun, records, held)
+        if begun is None or not begun.finished or reused < len(names):
+            files.remove_tree(files.join(output, RUNS_FOLDER))
+            name = wanted.tokenizer.get("file")
+            if name and (content := files.read_bytes(files.join(self.cache.path, str(name)))) is not None:
+                files.write_atomic(files.join(output, str(name)), content)
+            write_ledger(output, wanted.complete([records[n] for n in names]))
+        shuffle = sizes.shuffle
+        return ReshuffleReport(
+            output, shuffle.documents, self.cache.num_tokens, shuffle.seed, shuffle.unit,
+            len(names) - reused, reused, dealt, time.monotonic() - began,
+        )  # fmt: skip
+
+    def _build(
+        self, sizes: ShuffleSizes, wanted: Ledger, begun: Ledger | None, records: dict[str, PartRecord], held: Lease
+    ) -> int:
+        """Writes the parts that are missing, and adds their records; returns how many runs were dealt for it."""
+        plan = self._planned(sizes, wanted, begun)
+        edges = sizes.edges.tolist()
+        shares = np.diff(sizes.edges) * sizes.value_bytes // sizes.shuffle.documents
+        parts = [
+            ShuffleTask(str(s["part"]), a, b, int(share))
+            for s, a, b, share in zip(wanted.sources, edges[:-1], edges[1:], shares.tolist(), strict=True)
+        ]
+        parts = [task for task in parts if task.name not in records]
+        share = sizes.value_bytes / sizes.shuffle.documents
+        bounds = plan.runs.tolist()
+        runs = [
+            ShuffleTask(run_name(k), a, b, int(share * (b - a)))
+            for k, (a, b) in enumerate(itertools.pairwise(bounds))
+            if read_part_record(plan.runs_root, run_name(k)) is None
+        ]
+        _check_room(self.output, sum(t.stored_bytes for t in (*runs, *parts)))
+        self._run(DealJob(plan), runs, "dealing", held)
+        records |= self._run(OrderJob(plan), parts, "ordering", held)
+        return len(runs)
+
+    def _run(
+        self, job: DealJob | OrderJob, tasks: Sequence[ShuffleTask], what: str, held: Lease
+    ) -> dict[str, PartRecord]:
+        sizes = [task.stored_bytes for task in tasks]
+        engine = choose_engine(self.engine, job, sizes, [self.cache.path], self.workers)
+        shows = bool(tasks) and self.progress and sys.stderr.isatty()
+        records: dict[str, PartRecord] = {}
+        with (
+            show_progress(sum(sizes), what) if shows else nullcontext() as report,
+            closing(run_tasks(engine, job, tasks, self.workers, report)) as finished,
+        ):
+            for record in finished:
+                records[record.name] = record
+                held.check()
+        return records
+
+    def _planned(self, sizes: ShuffleSizes, wanted: Ledger, begun: Ledger | None) -> ShufflePlan:
+        """The plan that was begun, if it was for as much memory; else another, and the runs of that one are deleted."""
+        recorded = _recorded_runs(begun)
+        if recorded.get("memory") != sizes.memory:
+            runs, slices = cut_runs_and_slices(sizes)
+            recorded = {"memory": sizes.memory, "runs": runs, "slices": slices}
+            files.remove_tree(files.join(self.output, RUNS_FOLDER))
+            write_ledger(self.output, structs.replace(wanted, metadata={**wanted.metadata, _RUNS: recorded}))
+        return ShufflePlan(
+            cache=_absolute(self.cache.path),
+            output=_absolute(self.output),
+            shuffle=sizes.shuffle,
+            earlier=self.cache.shuffle,
+            layout=sizes.layout,
+            leaves=sizes.leaves,
+            runs=np.asarray(recorded["runs"], np.int64),
+            slices=np.asarray(recorded["slices"], np.int64),
+            memory=sizes.memory,
+            counters=summed(part.extra for part in self.cache.ledger.parts),
+        )
+
+
+def _recorded_runs(begun: Ledger | None) -> dict[str, Any]:
+    return {} if begun is None else dict(begun.metadata.get(_RUNS, {}))
+
+
+def _absolute(path: str) -> str:
+    """The path as workers in other folders spell it."""
+    return str(files.local_path(path).absolute()) if files.is_local(path) else path
+
+
+def _settings(sizes: ShuffleSizes) -> dict[str, int]:
+    return {"seed": sizes.shuffle.seed, "unit": sizes.shuffle.unit, "part_bytes": sizes.how.part_bytes}
+
+
+def _begun(sizes: ShuffleSizes, origin: str | None) -> Ledger:
+    source = sizes.cache.ledger
+    original: dict[str, Any] = source.metadata.get(SHUFFLED) or {
+        "fingerprint": sizes.cache.fingerprint,
+        "parts": [[part.name, part.documents] for part in source.parts],
+        "sources": source.sources,
+    }
+    version = str(original["fingerprint"])
+    path = ", ".join(map(str, source.metadata.get("paths", []))) if origin is None else origin
+    names = [f"{k:05d}" for k in range(sizes.edges.size - 1)]
+    return structs.replace(
+        source,
+        finished=False,
+        layout=sizes.layout.to_json(),
+        sources=[{"path": path, "size": None, "version": version, "part": name} for name in names],
+        parts=[],
+        metadata={**source.metadata, SHUFFLED: {**original, **_settings(sizes), "cache": origin}},
+    )
+
+
+def _check_same(output: str, begun: Ledger, wanted: Ledger) -> None:
+    """Raises PlanMismatchError unless what was begun is what is wanted."""
+    one, two = begun.metadata.get(SHUFFLED), wanted.metadata[SHUFFLED]
+    if one is None:
+        cure = "Choose a folder that is new or empty."
+        raise CacheError("holds another cache", field="output", value=output, cure=cure)
+    keys = ("seed", "unit", "part_bytes")
+    different = [f"{key} {one[key]} there, {two[key]} now" for key in keys if one[key] != two[key]]
+    if one["fingerprint"] != two["fingerprint"]:
+        different.append("another cache was shuffled")
+    if different:
+        raise PlanMismatchError(
+            f"was begun with other settings: {'; '.join(different)}",
+            field="output",
+            value=output,
+            cure="Give the settings that it was begun with, choose another output, or pass --restart to delete it and"
+            " begin anew.",
+        )
+
+
+def _check_room(output: str, needed: int) -> None:
+    """Raises CacheError if a local disk has no room for so many bytes."""
+    if not files.is_local(output):
+        return
+    free = shutil.disk_usage(files.local_path(output)).free
+    if needed > free:
+        raise CacheError(
+            f"needs about {needed / 1e9:,.1f} GB while it is being made, and there are {free / 1e9:,.1f} GB free",
+            field="output",
+            value=output,
+            cure="Free some space, or choose an output on another disk.",
+        )

@@ -1,0 +1,363 @@
+"""The two passes that shuffle a cache: documents are dealt to slices of the new order, then each part is put in order.
+
+A *run* is a range of documents of the cache that fits into memory. The first pass reads a run, and writes its documents
+slice by slice: ``runs/parts/<run>/<file>.bin`` and ``index.bin``, which says where each slice lies, with its crc32c. A
+*slice* is a range of places of the new order that fits into memory. The second pass reads a slice out of all runs, puts
+its documents in order and appends them to its part.
+
+The invariant: a part is a function of the documents, the seed and its first and last place; runs and slices, which
+follow from the memory, decide nothing of it. Every run and part is written whole or not at all, whoever writes it.
+
+Price: the values are read twice and written twice; runs x slices reads of what is in between. Memory: a run and a
+slice of it, or a slice twice over, and the writer of one part (:func:`writer_bytes`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from jaxtyping import Int64, UInt8
+
+from headrace.errors import CacheCorruptError
+from headrace.ingest.progress import Progress
+from headrace.ingest.schedule import BuildPart
+from headrace.order.document_shuffle import DocumentShuffle
+from headrace.store import files
+from headrace.store.cache import TokenCache
+from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
+from headrace.store.ledger import PartRecord, part_folder, write_part_record
+from headrace.store.ragged import LeafValues, PartWriter
+from headrace.store.retry import RetryPolicy, policy
+
+RUNS_FOLDER = "runs"
+INDEX_NAME = "index.bin"
+FILE_BYTES = 16 << 20
+_BATCH_BYTES = 8 << 20
+_SHORT_DOCUMENT = 64  # values; shorter ones are gathered by index, longer ones copied one by one
+_READS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class ShuffleTask:
+    """A run to deal, or a part to put in order: documents of the cache, or places of the new order."""
+
+    name: str
+    first: int
+    last: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True)
+class Column:
+    """The tokens or another leaf: any number of values a document if it is ``ragged``, else one."""
+
+    name: str
+    dtype: np.dtype[Any]
+    ragged: bool
+
+
+@dataclass(frozen=True)
+class ShufflePlan:
+    """What all tasks share.
+
+    Attributes:
+        cache: Path of the cache that is shuffled; only read while documents are dealt.
+        output: Folder or URL of the shuffled cache.
+        shuffle: Where documents of the original go.
+        earlier: How the cache itself was shuffled; None if it was not.
+        layout: Layout of the tokens to write.
+        leaves: Leaves beside the tokens.
+        runs: int64 ``[runs + 1]``: the first document of each run, and the end.
+        slices: int64 ``[slices + 1]``: the first place of each slice, and the end. Parts begin with slices.
+        memory: Bytes that a worker may take.
+        counters: What the record of the first part keeps; those of the others keep as many zeros.
+    """
+
+    cache: str
+    output: str
+    shuffle: DocumentShuffle
+    earlier: DocumentShuffle | None
+    layout: CacheLayout
+    leaves: tuple[LeafSpec, ...]
+    runs: Int64[np.ndarray, " r"]
+    slices: Int64[np.ndarray, " s"]
+    memory: int
+    counters: dict[str, Any]
+    retries: RetryPolicy = field(default_factory=policy)
+
+    @property
+    def runs_root(self) -> str:
+        """Where runs lie."""
+        return files.join(self.output, RUNS_FOLDER)
+
+    @property
+    def columns(self) -> list[Column]:
+        """The tokens and the other leaves."""
+        return columns_of(self.layout, self.leaves)
+
+    def new_places(self, documents: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """Where documents of the cache go."""
+        return self.shuffle.stored_at(documents if self.earlier is None else self.earlier.originals(documents))
+
+    def old_places(self, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """Which documents of the cache go to places."""
+        originals = self.shuffle.originals(places)
+        return originals if self.earlier is None else self.earlier.stored_at(originals)
+
+
+@dataclass(frozen=True)
+class _PassJob:
+    """A pass over the documents: what its tasks have in common."""
+
+    plan: ShufflePlan
+
+    @property
+    def retries(self) -> RetryPolicy:
+        return self.plan.retries
+
+    @property
+    def worker_bytes(self) -> int:
+        return self.plan.memory
+
+
+class DealJob(_PassJob):
+    """The first pass: each task deals the documents of one run."""
+
+    @property
+    def root(self) -> str:
+        return self.plan.runs_root
+
+    def part_builder(self) -> BuildPart:
+        """Deals runs of the cache, which is opened once."""
+        cache = TokenCache.open(self.plan.cache)
+        return lambda task, root, report: deal_run(self.plan, cache, task, root, report)
+
+
+class OrderJob(_PassJob):
+    """The second pass: each task writes one part of the shuffled cache."""
+
+    @property
+    def root(self) -> str:
+        return self.plan.output
+
+    def part_builder(self) -> BuildPart:
+        """Writes parts out of the runs."""
+        return lambda task, root, report: write_part(self.plan, task, root, report)
+
+
+@dataclass(frozen=True)
+class _Documents:
+    """Values of one leaf of some documents, which lie in some arrays: in which, where each begins, how many it has."""
+
+    arrays: list[np.ndarray]
+    array: Int64[np.ndarray, " n"]
+    start: Int64[np.ndarray, " n"]
+    length: Int64[np.ndarray, " n"]
+
+    @classmethod
+    def end_to_end(cls, arrays: list[np.ndarray], documents: np.ndarray, length: np.ndarray) -> _Documents:
+        """Documents end to end in arrays, so many in each. Short ones are put into one array."""
+        if len(arrays) > 1 and sum(a.size for a in arrays) < _SHORT_DOCUMENT * length.size:
+            arrays, documents = [np.concatenate(arrays)], documents.sum(keepdims=True)
+        array = np.repeat(np.arange(len(arrays)), documents)
+        ends = np.cumsum(length)
+        first = np.cumsum([0, *(a.size for a in arrays[:-1])])
+        return cls(arrays, array, ends - length - first[array], length)
+
+    def take(self, order: Int64[np.ndarray, " m"]) -> np.ndarray:
+        """The values of documents in another order."""
+        start, length = self.start[order], self.length[order]
+        total = int(length.sum())
+        if len(self.arrays) == 1 and total < _SHORT_DOCUMENT * order.size:
+            ends = np.cumsum(length)
+            at = np.arange(total)
+            at += np.repeat(start - ends + length, length)
+            return self.arrays[0].take(at)
+        arrays, ends = [self.arrays[k] for k in self.array[order].tolist()], (start + length).tolist()
+        pieces = [array[a:b] for array, a, b in zip(arrays, start.tolist(), ends, strict=True)]
+        return np.concatenate(pieces) if pieces else self.arrays[0][:0]
+
+
+def deal_run(
+    plan: ShufflePlan, cache: TokenCache, task: ShuffleTask, root: str, report: Callable[[Progress], None]
+) -> PartRecord:
+    """Writes the documents of a run slice by slice; its record comes last."""
+    folder = part_folder(root, task.name)
+    files.remove_tree(folder)
+    places = plan.new_places(np.arange(task.first, task.last))
+    order = np.argsort(places)
+    bounds = np.searchsorted(places[order], plan.slices).tolist()
+    del places
+    columns, documents = plan.columns, np.array([task.last - task.first])
+    leaves = [
+        _Documents.end_to_end([leaf.values(task.first, task.last)], documents, leaf.lengths(task.first, task.last))
+        for leaf in (cache.leaf(column.name) for column in columns)
+    ]
+    index = np.zeros((plan.slices.size - 1, 4), np.int64)
+    pending: list[np.ndarray] = []
+    size = number = 0
+    for k, (a, b) in enumerate(itertools.pairwise(bounds)):
+        start, crc = size, 0
+        for piece in _packed(columns, leaves, order[a:b]):
+            pending.append(piece)
+            size, crc = size + piece.nbytes, google_crc32c.extend(crc, piece)  # pyright: ignore[reportArgumentType]
+        index[k] = number, start, size, crc
+        if size >= FILE_BYTES or k == len(bounds) - 2:
+            files.write_atomic(_file(folder, number), [piece.data for piece in pending])
+            pending, size, number = [], 0, number + 1
+    files.write_atomic(files.join(folder, INDEX_NAME), index.astype("<i8").tobytes())
+    tokens = int(leaves[0].length.sum())
+    report(Progress(task.last - task.first, tokens, task.stored_bytes, task.stored_bytes))
+    record = PartRecord(task.name, task.last - task.first, tokens, digest="")
+    write_part_record(root, record)
+    return record
+
+
+def _packed(
+    columns: Sequence[Column], leaves: Sequence[_Documents], order: Int64[np.ndarray, " n"]
+) -> Iterator[UInt8[np.ndarray, " b"]]:
+    """What is written of some documents: the lengths in all ragged leaves, then the values in all leaves."""
+    for column, leaf in zip(columns, leaves, strict=True):
+        if column.ragged:
+            yield leaf.length[order].view(np.uint8)
+    for leaf in leaves:
+        yield leaf.take(order).view(np.uint8)
+
+
+def write_part(plan: ShufflePlan, task: ShuffleTask, root: str, report: Callable[[Progress], None]) -> PartRecord:
+    """Writes the part of some places of the new order."""
+    columns = plan.columns
+    first, last = np.searchsorted(plan.slices, [task.first, task.last]).tolist()
+    indices = _read_indices(plan, first, last)
+    writer = PartWriter(root, task.name, plan.layout, plan.leaves)
+    with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="headrace-runs") as pool:
+        for k in range(first, last):
+            places = np.arange(plan.slices[k], plan.slices[k + 1])
+            run = np.searchsorted(plan.runs, plan.old_places(places), side="right") - 1
+            documents = np.bincount(run, minlength=plan.runs.size - 1)
+            leaves = _read_slice(plan, indices[:, k - first], documents, pool)
+            arrived = np.empty(places.size, np.int64)  # runs one after the other, in each the places in order
+            arrived[np.argsort(run, kind="stable")] = np.arange(places.size)
+            for batch in _batches(leaves, arrived):
+                values: dict[str, LeafValues] = {
+                    column.name: (leaf.take(batch), leaf.length[batch] if column.ragged else None)
+                    for column, leaf in zip(columns, leaves, strict=True)
+                }
+                tokens, lengths = values.pop(TOKENS)
+                assert lengths is not None  # they are ragged
+                writer.append(tokens, lengths, values)
+                moved = sum(v.nbytes for v, _ in values.values()) + tokens.nbytes
+                report(Progress(batch.size, tokens.size, moved, moved))
+    counters = plan.counters if task.first == 0 else {name: type(value)() for name, value in plan.counters.items()}
+    return writer.close(**counters)
+
+
+def _batches(leaves: Sequence[_Documents], order: Int64[np.ndarray, " n"]) -> Iterator[Int64[np.ndarray, " m"]]:
+    """Documents in order, in batches of some megabytes."""
+    weight = np.full(order.size, 16 * len(leaves), np.int64)
+    for leaf in leaves:
+        weight += leaf.length[order] * leaf.arrays[0].itemsize
+    ends = np.cumsum(weight)
+    first = 0
+    while first < order.size:
+        reached = int(ends[first]) - int(weight[first]) + _BATCH_BYTES
+        last = max(int(np.searchsorted(ends, reached, side="right")), first + 1)
+        yield order[first:last]
+        first = last
+
+
+def _read_indices(plan: ShufflePlan, first: int, last: int) -> Int64[np.ndarray, "r k 4"]:
+    """Where the slices ``first .. last`` lie in each run."""
+    row = 4 * 8  # bytes
+
+    def read(number: int) -> np.ndarray:
+        url = files.join(part_folder(plan.runs_root, run_name(number)), INDEX_NAME)
+        raw = files.read_range(url, first * row, last * row)
+        if len(raw) != (last - first) * row:
+            raise _damaged(plan, url)
+        return np.frombuffer(raw, "<i8").reshape(-1, 4)
+
+    with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="headrace-runs") as pool:
+        return np.stack(list(pool.map(read, range(plan.runs.size - 1))))
+
+
+def _read_slice(
+    plan: ShufflePlan, index: Int64[np.ndarray, "r 4"], documents: Int64[np.ndarray, " r"], pool: ThreadPoolExecutor
+) -> list[_Documents]:
+    """The leaves of the documents of one slice, those of each run together."""
+
+    def read(number: int) -> bytes:
+        file, start, stop, crc = index[number].tolist()
+        url = _file(part_folder(plan.runs_root, run_name(number)), file)
+        raw = files.read_range(url, start, stop)
+        if len(raw) != stop - start or google_crc32c.value(raw) != crc:
+            raise _damaged(plan, url)
+        return raw
+
+    runs = np.flatnonzero(documents).tolist()
+    pieces = list(pool.map(read, runs))
+    at = np.zeros(len(pieces), np.int64)
+    lengths: list[np.ndarray | None] = []
+    for column in plan.columns:
+        if not column.ragged:
+            lengths.append(None)
+            continue
+        views = [
+            np.frombuffer(p, np.int64, int(documents[r]), int(a)) for p, r, a in zip(pieces, runs, at, strict=True)
+        ]
+        lengths.append(np.concatenate(views))
+        at += 8 * documents[runs]
+    leaves: list[_Documents] = []
+    for column, length in zip(plan.columns, lengths, strict=True):
+        first = np.cumsum(documents[runs]) - documents[runs]
+        length = np.ones(int(documents.sum()), np.int64) if length is None else length
+        sizes = np.add.reduceat(length, first)
+        views = [np.frombuffer(p, column.dtype, int(n), int(a)) for p, n, a in zip(pieces, sizes, at, strict=True)]
+        leaves.append(_Documents.end_to_end(views, documents[runs], length))
+        at += sizes * column.dtype.itemsize
+    return leaves
+
+
+def _damaged(plan: ShufflePlan, url: str) -> CacheCorruptError:
+    return CacheCorruptError(
+        "is not what was written",
+        field="file",
+        value=url,
+        cure=f"Delete {plan.runs_root} and run the same command again.",
+    )
+
+
+def columns_of(layout: CacheLayout, leaves: Sequence[LeafSpec]) -> list[Column]:
+    """The tokens, then the other leaves."""
+    others = [Column(spec.name, np.dtype(spec.dtype), spec.kind == "ragged") for spec in leaves]
+    return [Column(TOKENS, np.dtype(layout.dtype), ragged=True), *others]
+
+
+def run_name(number: int) -> str:
+    """Name of a run."""
+    return f"{number:05d}"
+
+
+def _file(folder: str, number: int) -> str:
+    return files.join(folder, f"{number}.bin")
+
+
+def writer_bytes(layout: CacheLayout, leaves: Sequence[LeafSpec], elements: int, documents: int) -> int:
+    """Memory of the writer of a part, in bytes, at most: some copies of a shard of each leaf, and the lengths.
+
+    Args:
+        layout: Layout of the tokens.
+        leaves: Leaves beside them.
+        elements: Values of the leaf that has most in a part, about.
+        documents: Documents of a part.
+    """
+    layouts = [layout, *(layout.leaf(spec) for spec in leaves)]
+    shards = sum(min(one.shard_elements, elements) * np.dtype(one.dtype).itemsize for one in layouts)
+    ragged = 1 + sum(spec.kind == "ragged" for spec in leaves)
+    return 3 * shards + 24 * ragged * documents

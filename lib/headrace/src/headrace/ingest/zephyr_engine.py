@@ -1,0 +1,162 @@
+"""The same part tasks as a pipeline of Marin's Zephyr: on the cluster of the current Fray client, or in threads here.
+
+Zephyr decides which worker builds which part, and gives a part to another one if its worker is lost; that worker may
+still be at it. So every attempt writes to a folder of its own in ``attempts/`` and moves its part into place when it is
+complete, unless the part is there already: who comes last changes nothing, as parts are the same to the bit.
+
+Zephyr's own result comes at the end and all at once. What is complete before is seen in the cache itself, once a
+second, so that progress shows and a build that is interrupted goes on from there. A part whose source is bad ends the
+pipeline early: parts that were not begun are skipped.
+
+The cache and the sources must lie where all workers see them under the same path, and ``headrace`` must be installed
+there. Price: the pipeline starts in about a second here; one listing of ``parts/`` a second; in an object store, a copy
+of each part within the store.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import uuid
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any
+
+from headrace.errors import CacheError, ConfigError, HeadraceError, install_command
+from headrace.ingest.pool import build_one_part
+from headrace.ingest.progress import Progress
+from headrace.ingest.schedule import ATTEMPTS_FOLDER, Job, Task, publish
+from headrace.store import files
+from headrace.store.ledger import PartRecord, read_part_record
+from headrace.store.retry import Wire, use_policy
+
+_POLL_S = 1.0
+_FAILED = "failed"
+
+
+def build_on_zephyr(
+    job: Job,
+    tasks: Sequence[Task],
+    count: int | None = None,
+    report: Callable[[Progress], None] | None = None,
+    sent: Callable[[Wire], None] | None = None,
+) -> Generator[PartRecord]:
+    """Builds the parts of ``tasks`` with at most ``count`` workers; None: as many as Zephyr gives.
+
+    Args:
+        job: What the parts have in common.
+        tasks: The parts.
+        count: Workers.
+        report: Called with what each part added, when it is complete.
+        sent: Called with the requests over HTTP that each part took, at the end.
+
+    Yields:
+        The record of each part, when it is complete on disk; in the order in which they are.
+
+    Raises:
+        ConfigError: Zephyr is not installed.
+        SourceError: a source cannot be read. Parts that were yielded are complete.
+        CacheError: the cache cannot be written, or Zephyr gave up.
+    """
+    attempts = files.join(job.root, ATTEMPTS_FOLDER)
+    context, dataset = _pipeline(job, count, files.join(attempts, "zephyr"))
+    pipeline = dataset.from_list(list(tasks)).map(partial(build_attempt, job))
+    waiting = {task.name: task for task in tasks}
+    with ThreadPoolExecutor(1, thread_name_prefix="headrace-zephyr") as driver:
+        running = driver.submit(context.execute, pipeline)
+        try:
+            while not wait([running], _POLL_S).done:
+                yield from _finished(job.root, waiting, report)
+        except BaseException:  # interrupted: what is being built is finished, nothing more is begun
+            files.write_atomic(files.join(attempts, _FAILED), b"interrupted")
+            raise
+        finally:
+            wait([running])
+            _close_threads_here(context)
+    try:
+        results = running.result().results
+    except Exception as error:
+        raise CacheError(
+            f"Zephyr gave up ({type(error).__name__}: {error})",
+            field="cache",
+            value=job.root,
+            cure="Its log says more. Run the same command again: parts that are complete are kept.",
+        ) from error
+    yield from _finished(job.root, waiting, report)
+    for outcome in results:
+        if isinstance(outcome, Exception):
+            raise outcome
+        if sent is not None:
+            sent(outcome)
+    if waiting:
+        cure = "Run the same command again."
+        raise CacheError("were not built", field="parts", value=sorted(waiting), cure=cure)
+    files.remove_tree(attempts)
+
+
+def build_attempt(job: Job, task: Task) -> Wire | HeadraceError:
+    """On a worker: builds one part in a folder of its own and puts it into place; the requests that it took.
+
+    An error that would come again is returned, since Zephyr tries what is raised again; ``attempts/failed`` tells the
+    other workers to begin nothing.
+    """
+    os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a worker has one core
+    use_policy(job.retries)
+    failed = files.join(job.root, ATTEMPTS_FOLDER, _FAILED)
+    if files.exists(failed):
+        return Wire()
+    attempt = files.join(job.root, ATTEMPTS_FOLDER, f"{task.name}-{uuid.uuid4().hex[:12]}")
+    try:
+        _, requests = build_one_part(job.part_builder(), task, attempt, lambda _: None)
+    except HeadraceError as error:
+        files.write_atomic(failed, task.name.encode())
+        files.remove_tree(attempt)
+        return error
+    if read_part_record(job.root, task.name) is None:
+        publish(attempt, job.root, task.name)
+    else:
+        files.remove_tree(attempt)
+    return requests
+
+
+def _finished(root: str, waiting: dict[str, Task], report: Callable[[Progress], None] | None) -> Iterator[PartRecord]:
+    """The records of parts that became complete since the last call; they are no longer ``waiting``."""
+    fs, folder = files.filesystem(files.join(root, "parts"))
+    try:
+        names = [str(path).rstrip("/").rpartition("/")[2] for path in fs.ls(folder, detail=False, refresh=True)]
+    except FileNotFoundError:  # nothing is complete yet
+        return
+    for name in sorted(waiting.keys() & set(names)):
+        record = read_part_record(root, name)
+        if record is None:
+            continue
+        stored = waiting.pop(name).stored_bytes
+        if report is not None:
+            report(Progress(record.documents, record.tokens, int(record.extra.get("text_bytes", 0)), stored))
+        yield record
+
+
+def _pipeline(job: Job, count: int | None, scratch: str) -> tuple[Any, Any]:
+    """Zephyr's context and its ``Dataset``; releases since October 2026 have the former in another module."""
+    try:
+        dataset = importlib.import_module("zephyr.dataset").Dataset
+        types = importlib.import_module("fray.types")
+        try:
+            module = importlib.import_module("zephyr.context")
+        except ModuleNotFoundError:
+            module = importlib.import_module("zephyr.execution")
+    except ImportError as error:
+        cure = install_command("marin-zephyr")
+        raise ConfigError("needs the package marin-zephyr", field="engine", value="zephyr", cure=cure) from error
+    need = types.ResourceConfig(cpu=1, ram=f"{job.worker_bytes >> 20}m")
+    context = module.ZephyrContext(max_workers=count, resources=need, chunk_storage_prefix=scratch, name="headrace")
+    return context, dataset
+
+
+def _close_threads_here(context: Any) -> None:
+    """Ends the threads of a client that the context made for itself, as there was no other: nobody else can."""
+    local = importlib.import_module("fray.local_backend").LocalClient
+    current = importlib.import_module("fray.current_client").current_client
+    if isinstance(context.client, local) and context.client is not current():
+        context.client.shutdown()

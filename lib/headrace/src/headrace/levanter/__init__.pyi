@@ -1,0 +1,10 @@
+from .config import HeadraceDataConfig as HeadraceDataConfig
+from .dataset import HeadraceDataset as HeadraceDataset
+from .dataset import direct_component as direct_component
+from .drop_in import FedDataConfig as FedDataConfig
+from .drop_in import fed as fed
+from .loader import LmBatches as LmBatches
+from .loader import LmLoader as LmLoader
+from .loader import own_loader as own_loader
+from .train_lm import TrainLmConfig as TrainLmConfig
+from .train_lm import with_fed_data as with_fed_data

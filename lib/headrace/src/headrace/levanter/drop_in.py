@@ -1,0 +1,248 @@
+"""A data config of Levanter's as it is, fed by headrace: what is trained on comes from here, evaluation stays there.
+
+:func:`fed` gives a config of Levanter's own class with one more component, ``headrace``, which alone has a weight and
+holds the mixture that the given config describes. Every other component is left to Levanter's evaluation, with its
+tags; ``train_set``, ``train_sets`` and ``train_mixture`` answer with headrace's rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import draccus
+import numpy as np
+import yaml
+from levanter.data.mixture import MixtureDataset
+from levanter.data.text.datasets import DirectDatasetComponent, LmDataConfig
+
+from headrace.config.lm_data import LmDataConfig as OwnConfig
+from headrace.config.parsing import decode, with_overrides
+from headrace.errors import ConfigError
+from headrace.levanter.config import check_length, open_run_beside
+from headrace.levanter.dataset import HeadraceDataset
+from headrace.levanter.loader import check_schedule, headrace_schedule
+from headrace.levanter.translation.translate import translate
+from headrace.mix.schedule import MAX_STEP
+from headrace.store import files
+from headrace.store.ledger import LEDGER_NAME
+from headrace.store.levanter.layout import LEDGER_NAME as LEVANTERS_LEDGER
+
+COMPONENT = "headrace"
+_DECISIVE = ("num_validation_sequences", "prior_context_phases")
+_LOG = logging.getLogger(__name__)
+
+
+class FedMixture(MixtureDataset[Any]):
+    """headrace's rows where a ``MixtureDataset`` of Levanter's is asked for: hooks read its stages and weights.
+
+    Args:
+        rows: The rows, which are not mixed again.
+        own: The config that they come from.
+        block_size: Rows in what hooks take for a block: the batch, or what all batch sizes are multiples of.
+    """
+
+    def __init__(self, rows: HeadraceDataset, own: OwnConfig, block_size: int) -> None:
+        self.rows, self.block_size = rows, block_size
+        self.weight_stages: list[tuple[int, dict[str, float]]] = []  # from a row on; weights that bend, where they do
+        stages = own.resolved_stages()
+        ends = [stage.first_step for stage in stages[1:]] + [MAX_STEP]
+        for stage, end in zip(stages, ends, strict=True):
+            steps = stage.blend.bends(stage.first_step, end)
+            for start, shares in zip(rows.schedule.offset_at(steps), stage.blend.at(steps), strict=True):
+                weights = dict(zip(stage.blend.names, shares.tolist(), strict=True))
+                self.weight_stages.append((int(start), weights))
+
+    def _get_stage_for_block(self, block_id: int) -> int:
+        starts = [start for start, _ in self.weight_stages]
+        return int(np.searchsorted(starts, block_id * self.block_size, side="right")) - 1
+
+    def is_finite(self) -> bool:
+        return self.rows.is_finite()
+
+    async def async_len(self) -> int:
+        return await self.rows.async_len()
+
+    async def get_batch(self, indices: Sequence[int]) -> Sequence[Any]:
+        return await self.rows.get_batch(indices)
+
+    async def getitem_async(self, index: int) -> Any:
+        return await self.rows.getitem_async(index)
+
+
+@dataclass(frozen=True)
+class FedDataConfig(LmDataConfig):
+    """Levanter's data config with headrace's rows as its one component that is trained on; :func:`fed` makes it.
+
+    Attributes:
+        own: The config of headrace's that the rows come from.
+        rows: The rows, as ``GrugLmExample``.
+        run_dir: As for :class:`~headrace.levanter.config.HeadraceDataConfig`.
+    """
+
+    own: Any = None
+    rows: Any = None
+    run_dir: str | None = None
+
+    def train_set(self, Pos: Any, batch_schedule: Any, *, key: Any = None, **ignored: Any) -> HeadraceDataset:
+        """Headrace's rows themselves, not mixed again, so that headrace's own loader can read them.
+
+        Raises:
+            ConfigError: the trainer's batch size or length differs from what was said to :func:`fed`.
+            PlanMismatchError: the run in ``run_dir`` is another one.
+        """
+        check_length(Pos, self.own)
+        check_schedule(self.rows.dataset, None, headrace_schedule(batch_schedule))
+        made = _rows(self.own, self.rows.dataset, position_axis=Pos.name)
+        open_run_beside(self.run_dir, made)
+        return made
+
+    def train_mixture(self, Pos: Any, batch_schedule: Any, *, key: Any = None) -> FedMixture:
+        """The same rows as ``GrugLmExample``, as a mixture whose stages and weights hooks can log.
+
+        Raises:
+            ConfigError: as :meth:`train_set`.
+        """
+        check_length(Pos, self.own)
+        check_schedule(self.rows.dataset, None, headrace_schedule(batch_schedule))
+        return FedMixture(self.rows, self.own, self.mixture_block_size)
+
+
+def fed(
+    config: LmDataConfig,
+    *,
+    seq_len: int,
+    batch_size: int | Mapping[int, int],
+    seed: int = 0,
+    settings: Sequence[str] = (),
+    run_dir: str | None = None,
+) -> FedDataConfig:
+    """A data config of Levanter's whose training rows headrace delivers.
+
+    Caches that are missing are built by Levanter, where ``auto_build_caches`` lets it. What works otherwise than in
+    Levanter is logged, as ``headrace config from-levanter`` notes it.
+
+    Args:
+        config: Levanter's config; it is not changed.
+        seq_len: Tokens in a row: the trainer's ``train_seq_len``, or its model's ``max_seq_len``.
+        batch_size: The trainer's ``train_batch_size``, or ``{step: rows}``.
+        seed: Seed of the order.
+        settings: ``name=value`` settings over the translated config.
+        run_dir: Folder of the run's checkpoints, for its manifest; None: nobody looks.
+
+    Raises:
+        ConfigError: something that decides which tokens are trained on has no counterpart here.
+
+    Example:
+        >>> data = fed(config, seq_len=2048, batch_size=128)  # doctest: +SKIP
+        >>> train_lm.main(dataclasses.replace(run, data=data))  # doctest: +SKIP
+    """
+    direct = [n for n, one in config.components.items() if isinstance(one, DirectDatasetComponent)]
+    trained = [n for n in direct if _has_weight(config, n)]
+    if trained or COMPONENT in config.components:
+        raise ConfigError(
+            "cannot be fed: its examples are made in Python",
+            field=f"data.components.{(trained or [COMPONENT])[0]}",
+            cure="Give it no weight, or mix its examples with headrace.MixtureDataset.",
+        )
+    cached = {name: one for name, one in config.components.items() if name not in direct}
+    own = _translated(
+        replace(config, components=cached, train_weights=_weights_of(config, cached)), seq_len, batch_size, seed
+    )
+    own = decode(OwnConfig, with_overrides(own, settings))
+    _build_missing(config, own)
+    rows = _rows(own, own.dataset(), named=False)
+    given = {field.name: getattr(config, field.name) for field in fields(LmDataConfig)}
+    sizes = [batch_size] if isinstance(batch_size, int) else list(batch_size.values())
+    changes: dict[str, Any] = {
+        "components": {**config.components, COMPONENT: DirectDatasetComponent(datasets={"train": rows})},
+        "train_weights": {COMPONENT: 1.0},
+        "mixture_block_size": math.gcd(*sizes),  # Levanter's mixture then only reorders the rows of a batch
+        "shuffle": False,
+        "stop_strategy": "first_exhausted" if rows.is_finite() else "restart",
+    }
+    return FedDataConfig(**given | changes, own=own, rows=rows, run_dir=run_dir)
+
+
+def _translated(config: LmDataConfig, seq_len: int, batch_size: int | Mapping[int, int], seed: int) -> dict[str, Any]:
+    """The config as one of headrace's, on caches alone."""
+    batch = batch_size if isinstance(batch_size, int) else [[step, rows] for step, rows in batch_size.items()]
+    trainer = {"train_batch_size": batch, "seed": seed}
+    data = yaml.safe_load(str(draccus.dump(config)))
+    found = translate({"data": data, "train_seq_len": seq_len, "trainer": trainer})
+    for note in found.notes:
+        if note.kind == "missing" and note.field.split(".")[1] in _DECISIVE:
+            raise ConfigError("has no counterpart", field=note.field, cure=note.text)
+        _LOG.info("%s", note)
+    found.config.pop("tokenizer", None)
+    for name, component in found.config["components"].items():
+        component.pop("source", None)
+        if found.config.get("cache_catalog"):
+            component["cache"] = _listed_caches(config, name)
+    return found.config
+
+
+def _listed_caches(config: LmDataConfig, name: str) -> str | list[str]:
+    """Where the catalog of a config says that the caches of a component lie; what the component says does not count."""
+    from levanter.store import cache  # the newest release has catalogs, and the field
+
+    catalog = getattr(cache, "CacheCatalog").load(str(getattr(config, "cache_catalog")))  # noqa: B009
+    children = getattr(config.components[name], "children", None)
+    names = [name] if children is None else [f"{name}/{child}" for child in children]
+    entries = {one: catalog.entry("train", one) for one in names}
+    folders = [entry.cache_dir for entry in entries.values() if entry is not None]
+    if len(folders) < len(names):
+        absent = next(one for one, entry in entries.items() if entry is None)
+        cure = "Write it again with build_cache_catalog, or leave it out."
+        problem = f"has no entry for {absent!r} in train"
+        raise ConfigError(
+            problem,
+            field="data.cache_catalog",
+            value=getattr(config, "cache_catalog"),  # noqa: B009
+            cure=cure,
+        )
+    return folders[0] if children is None else folders
+
+
+def _build_missing(config: LmDataConfig, own: OwnConfig) -> None:
+    """Has Levanter build what is missing; a cache may be of either form, and a catalog says what there is."""
+    if own.cache_catalog is not None:
+        return
+    forms = (LEVANTERS_LEDGER, LEDGER_NAME)
+    paths = [path for one in own.components.values() for path in one.caches]
+    if not all(any(files.exists(files.join(path, form)) for form in forms) for path in paths):
+        config.build_caches("train")
+
+
+def _weights_of(config: LmDataConfig, components: Mapping[str, Any]) -> Any:
+    weights = config.train_weights
+    if isinstance(weights, list):
+        return [(step, {n: w for n, w in stage.items() if n in components}) for step, stage in weights]
+    return None if weights is None else {n: w for n, w in weights.items() if n in components}
+
+
+def _has_weight(config: LmDataConfig, name: str) -> bool:
+    weights = config.train_weights
+    stages = [stage for _, stage in weights] if isinstance(weights, list) else [weights or {}]
+    return any(stage.get(name, 0) > 0 for stage in stages)
+
+
+def _rows(own: OwnConfig, dataset: Any, *, named: bool = True, position_axis: str = "position") -> HeadraceDataset:
+    return HeadraceDataset(
+        dataset,
+        named=named,
+        position_axis=position_axis,
+        row_order="locality" if own.row_order == "locality" else "stream",
+        prefetch_bytes=own.prefetch_bytes,
+    )
+
+
+def _encoded(config: FedDataConfig, declared_type: Any = None) -> dict[str, Any]:
+    """As it was resolved, so that the run's log has all of it."""
+    return {"config": yaml.safe_load(config.own.to_yaml()), "tokenizer": config.tokenizer, "run_dir": config.run_dir}
+
+
+draccus.encode.register(FedDataConfig, _encoded)  # pyright: ignore[reportFunctionMemberAccess]

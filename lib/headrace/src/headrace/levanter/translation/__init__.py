@@ -1,0 +1,3 @@
+"""Data configs of Levanter and Marin as configs of headrace: what is the same, what differs, what has no
+counterpart.
+"""

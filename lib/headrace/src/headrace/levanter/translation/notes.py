@@ -1,0 +1,59 @@
+"""What a translation leaves behind: a config, and a note for everything that is not the same there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import yaml
+
+from headrace.errors import redact
+
+
+@dataclass(frozen=True)
+class Note:
+    """One difference.
+
+    Attributes:
+        field: Levanter's field, dotted.
+        kind: ``differs``: it is there, and works otherwise; ``missing``: there is no counterpart.
+        text: What differs, and what to write.
+    """
+
+    field: str
+    kind: Literal["differs", "missing"]
+    text: str
+
+    def __str__(self) -> str:
+        return redact(f"{self.kind} {self.field}: {self.text}")
+
+
+@dataclass
+class Translation:
+    """A translated config.
+
+    Attributes:
+        config: As :func:`headrace.config.lm_data.load_config` reads it.
+        notes: Everything that is not the same.
+    """
+
+    config: dict[str, Any] = field(default_factory=dict[str, Any])
+    notes: list[Note] = field(default_factory=list[Note])
+
+    def differs(self, path: str, text: str) -> None:
+        """Notes that something works otherwise."""
+        self.notes.append(Note(path, "differs", text))
+
+    def missing(self, path: str, text: str) -> None:
+        """Notes that something has no counterpart."""
+        self.notes.append(Note(path, "missing", text))
+
+    def to_yaml(self) -> str:
+        """The config, with the notes as comments before it."""
+        lines = [f"# {note}" for note in self.notes]
+        head = ["# Translated from a config of Levanter's. What is not the same:", *lines] if lines else []
+        return "\n".join([*head, yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Config and notes as JSON values."""
+        return {"config": self.config, "notes": [vars(note) for note in self.notes]}

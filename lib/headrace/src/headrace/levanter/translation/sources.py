@@ -1,0 +1,179 @@
+"""Levanter's components, sources and formats as headrace's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from headrace.errors import ConfigError
+from headrace.levanter.translation.fields import COMPONENTS, FORMATS, SOURCES, chosen
+from headrace.levanter.translation.notes import Translation
+
+_TEXT = {"text_key": "text", "type": "text"}  # written out for every source, and read by nobody
+
+
+def component(
+    into: Translation, name: str, raw: object, *, cache_dir: str | None, chat_template: str | None, path: str
+) -> dict[str, Any] | None:
+    """One cached component; None for one that no file can describe."""
+    kind, fields = chosen(raw, COMPONENTS, "cached", path)
+    if kind == "direct":
+        into.missing(
+            f"{path}.datasets",
+            "datasets made in Python have no place in a config: write them to a cache (headrace build --format python),"
+            " or mix them with headrace.MixtureDataset",
+        )
+        return None
+    base = fields.get("cache_dir")
+    if base is None:
+        base = None if cache_dir is None else _join(cache_dir, name)
+    if base is None:
+        into.missing(f"{path}.cache_dir", "neither it nor the config's cache_dir says where the cache is: fill it in")
+        base = f"CACHE-OF-{name}"
+    if fields.get("tags"):
+        into.missing(f"{path}.tags", f"evaluation by tags {fields['tags']} stays with Levanter")
+    if fields.get("split", "validation") != "validation":
+        into.missing(f"{path}.split", f"evaluation on the split {fields['split']!r} stays with Levanter")
+    result: dict[str, Any] = {"cache": base if fields.get("flat_cache") else _join(base, "train")}
+    form, said = chosen(fields.get("format") or {}, FORMATS, "text", f"{path}.format")
+    if form == "chat" and not said.get("mask_user_turns", True):
+        result["loss_mask"] = "none"  # Levanter's caches have the mask all the same
+    if fields.get("source") is not None:
+        source = _source(into, fields["source"], f"{path}.source")
+        source |= _format(into, form, said, chat_template, f"{path}.format")
+        result["source"] = source
+    elif form != "text":
+        _format(into, form, said, chat_template, f"{path}.format")
+    pack = next((p for p in (fields.get("pack"), said.get("pack")) if p is not None), form == "chat")
+    if pack or form == "chat":  # a chat that is not packed is padded to a row of its own
+        result["packing"] = _packing(pack, said, f"{path}.format.slice_strategy")
+        into.differs(
+            f"{path}.pack",
+            "neighbours are packed into rows as in Levanter, where a document that is dropped also ends its row;"
+            " algorithm: windowed packs fuller, without a limit of documents a row",
+        )
+    return result
+
+
+def _packing(pack: bool | int | str, said: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """How documents share rows: Levanter's ``pack``, up to 64 documents or so many as it says, and what becomes of
+    those that are longer than a row, its ``slice_strategy``.
+    """
+    strategy = str(said.get("slice_strategy", "left"))
+    policies = {"left": "truncate", "right": "truncate_start", "raise": "error", "drop": "drop"}
+    if strategy not in policies:
+        raise ConfigError("is none of Levanter's", field=path, value=strategy, cure="left, right, raise or drop.")
+    if not pack or pack == "pad":
+        return {"algorithm": "next_fit", "long": "error", "max_documents": 1}
+    return {"algorithm": "next_fit", "long": policies[strategy], "max_documents": 64 if pack is True else int(pack)}
+
+
+def _source(into: Translation, raw: object, path: str) -> dict[str, Any]:
+    kind, fields = chosen(raw, SOURCES, "url", path)
+    for name in ("tags", "cache_dir", "format"):
+        if fields.get(name) and fields[name] != _TEXT:
+            into.missing(f"{path}.{name}", "Levanter goes by the component's own; so does this config")
+    if kind == "url":
+        if fields.get("validation_urls"):
+            into.missing(
+                f"{path}.validation_urls",
+                "a validation split of its own: build a cache of these files, and evaluate on it; or hold out of the"
+                " training data with validation: {one_in: 100}",
+            )
+        return {"paths": list(fields.get("train_urls") or []), "format": "auto"}
+    splits = fields.get("splits")
+    if splits is not None and "train" not in splits:
+        into.missing(f"{path}.splits", f"{splits} has no train: there is nothing to train on")
+    query = {"name": fields.get("name"), "split": "train", "revision": fields.get("revision")}
+    if fields.get("stream", True):
+        query["streaming"] = "true"
+    return {"paths": [f"hf://{fields.get('id')}?{urlencode({k: v for k, v in query.items() if v})}"], "format": "hf"}
+
+
+def _format(
+    into: Translation, form: str, said: Mapping[str, Any], chat_template: str | None, path: str
+) -> dict[str, Any]:
+    """Settings of a source that say what its records are."""
+    if form == "text":
+        return {"text_field": said.get("text_key", "text")}
+    if form == "prebuilt":
+        if said.get("loss_weight_transform") is not None:
+            into.missing(f"{path}.loss_weight_transform", "apply it to the weights before they are written")
+        fields = {"tokens": said.get("input_ids_key", "input_ids")}
+        if said.get("loss_weights_key"):
+            fields["loss_mask"] = said["loss_weights_key"]
+            into.differs(
+                f"{path}.loss_weights_key",
+                "a mask of 0 and 1 is kept and trained by, other weights are refused; of a cache that exists no leaf of"
+                " weights is read",
+            )
+        return {"kind": "tokens", "fields": fields}
+    if form == "supervised":
+        into.missing(
+            path,
+            f"records of {said.get('input_key', 'input')!r} and {said.get('target_key', 'target')!r}: write them as"
+            " conversations of two turns, with messages",
+        )
+        return {"kind": "chat"}
+    _of_chats(into, said, path)
+    template = said.get("chat_template") or chat_template
+    chat: dict[str, Any] = {"mask": "generation" if said.get("mask_user_turns", True) else "all"}
+    if template:
+        chat["template"] = template
+    if form == "chat":
+        return {"kind": "chat", "fields": {"messages": said.get("messages_field", "messages")}, "chat": chat}
+    if said.get("slice_strategy", "raise") != "raise":
+        into.differs(f"{path}.slice_strategy", "pairs that are too long are decided on when rows are made")
+    into.differs(
+        path,
+        "chosen and rejected answers become documents in turn: with packing {unit: 2, long: drop} the rejected ones"
+        " weigh -1; the loss is yours (headrace.batch.preference)",
+    )
+    pair = {name: said.get(f"{name}_field", name) for name in ("chosen", "rejected")}
+    return {"kind": "preference", "fields": pair, "chat": chat}
+
+
+def _of_chats(into: Translation, said: Mapping[str, Any], path: str) -> None:
+    if said.get("system_prompt"):
+        into.missing(
+            f"{path}.system_prompt",
+            f"a field of its own for the system turn ({said['system_prompt']!r}): put it into the messages",
+        )
+    if said.get("chat_template_kwargs", "chat_template_kwargs") is not None:
+        into.differs(
+            f"{path}.chat_template_kwargs",
+            "template variables that each record brings are not read: chat.variables holds for all of them",
+        )
+
+
+def concat(
+    into: Translation,
+    name: str,
+    children: Mapping[str, object],
+    *,
+    cache_dir: str | None,
+    chat_template: str | None,
+    path: str,
+) -> dict[str, Any] | None:
+    """A concatenation as one component over the caches of its children; None if it has none."""
+    parts: list[dict[str, Any]] = []
+    for child, raw in children.items():
+        place = f"{path}.children.{child}"
+        part = component(into, f"{name}/{child}", raw, cache_dir=cache_dir, chat_template=chat_template, path=place)
+        if part is not None:
+            parts.append(part)
+    if not parts:
+        into.missing(path, "has no children: there is nothing to train on")
+        return None
+    if any("source" in part for part in parts):
+        into.missing(path, "caches of several sources: build each by itself, headrace build SOURCE -o CACHE")
+    alike = [{key: value for key, value in part.items() if key not in ("cache", "source")} for part in parts]
+    if any(one != alike[0] for one in alike):
+        into.missing(path, f"its children are packed or masked differently; here all are as the first: {alike[0]}")
+    into.differs(path, f"one component over {len(parts)} caches, whose rows are numbered through all of them")
+    return {"cache": [part["cache"] for part in parts], **alike[0]}
+
+
+def _join(*parts: str) -> str:
+    return "/".join([*(p.rstrip("/") for p in parts[:-1]), parts[-1]])

@@ -1,0 +1,313 @@
+"""A data config of Levanter's, or a whole training config, as a config of headrace's.
+
+Translated is what decides the batches: sources, weights, shuffles, lengths, ends. No order is the same bit for bit:
+Levanter's follows from keys of jax. Whatever has no counterpart becomes a note, and nothing is guessed without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, cast
+
+from headrace.errors import ConfigError, did_you_mean
+from headrace.levanter.translation.earlier import of_today
+from headrace.levanter.translation.fields import (
+    COMPONENTS,
+    DATA,
+    LATER,
+    SHUFFLE,
+    TRAINING,
+    check_known,
+    chosen,
+    mapping_at,
+    points,
+)
+from headrace.levanter.translation.notes import Translation
+from headrace.levanter.translation.sources import component, concat
+
+Sizes: TypeAlias = Callable[[str], int | None]
+"""Tokens of the cache at a path; None: there is none."""
+WHICH_ROWS = (
+    "as many rows as in Levanter, which takes the first of its shuffled order: without a shuffle the same rows, else"
+    " stored chunks that a keyed hash draws"
+)
+_SHUFFLE = {"io_block_size": 256, "window_blocks": 512, "perm_type": "feistel"}
+
+
+def translate(raw: Mapping[str, Any], *, sizes: Sizes | None = None) -> Translation:
+    """Translates a config.
+
+    Args:
+        raw: What Levanter's YAML holds: a data config, or a training config with one under ``data``.
+        sizes: Tells the tokens of the cache at a path, or None; used where sizes decide. None: nothing is looked up.
+
+    Raises:
+        ConfigError: a field or kind that Levanter does not have, or a value that it would not read.
+
+    Example:
+        >>> found = translate({"components": {"a": {"cache_dir": "gs://b/a"}}, "shuffle": True})
+        >>> found.config["components"], found.config["shuffle"]
+        ({'a': {'cache': 'gs://b/a/train', 'weight': 1.0}}, True)
+    """
+    into = Translation()
+    data, prefix = _run(into, of_today(into, raw))
+    check_known(data, (*DATA, *LATER), prefix.rstrip("."))
+    data = {name: value for name, value in data.items() if value is not None or name == "cache_dir"}
+    into.differs(
+        f"{prefix}components",
+        "the order is another one: Levanter's cannot be reproduced to the row, and is the same in every epoch",
+    )
+    _components(into, data, prefix)
+    _weights(into, data, prefix)
+    into.config["shuffle"] = _shuffle(into, data, prefix)
+    into.config["split_documents"] = bool(data.get("block_cross_document_attention", True))
+    if into.config["split_documents"]:
+        into.differs(
+            f"{prefix}block_cross_document_attention",
+            "documents are kept apart in labels, too: the last token of one does not predict the first of the next",
+        )
+    _pack_all_or_none(into, prefix)
+    into.config["stop_strategy"] = str(data.get("stop_strategy", "restart"))
+    _tokenizer(into, data, prefix, sizes or (lambda path: None))
+    _limits(into, data, prefix)
+    _without_counterpart(into, data, prefix)
+    return into
+
+
+def _run(into: Translation, raw: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The data config, and what a training config says of lengths, batches and steps."""
+    given = dict(raw)
+    if not isinstance(given.get("data"), Mapping):
+        others = [name for name in given if name in (*TRAINING, "type")]  # a type: a model or an optimizer
+        if others:
+            raise ConfigError("is missing", field="data", cure=f"There is {others[0]}, but no data config beside it.")
+        into.differs("train_seq_len", "not in a data config: set seq_len, batch_size and num_steps as the trainer has")
+        return given, ""
+    trainer = mapping_at(given.get("trainer") or {}, "trainer")
+    model = mapping_at(given.get("model") or {}, "model")
+    length = given.get("train_seq_len") or model.get("max_seq_len") or model.get("seq_len")
+    if length is None:
+        into.differs("train_seq_len", "not said, so it is the model's own: set seq_len")
+    else:
+        into.config["seq_len"] = int(length)
+    batch = trainer.get("train_batch_size")
+    if isinstance(batch, list):
+        into.config["batch_size"] = dict(points(cast("list[Any]", batch), "trainer.train_batch_size"))
+    elif batch is not None and int(batch) > 0:  # -1: rows of a device by devices
+        into.config["batch_size"] = int(batch)
+    else:
+        into.differs("trainer.train_batch_size", "not said in rows: set batch_size as the trainer has it")
+    if trainer.get("num_train_steps") is not None:
+        into.config["num_steps"] = int(trainer["num_train_steps"])
+    if fraction := given.get("validation_split_fraction"):
+        into.config["validation"] = {"fraction": float(fraction)}
+        into.differs(
+            "validation_split_fraction",
+            "whole blocks of each component, by a keyed hash; Levanter evaluates",
+        )
+    seed = given.get("data_seed")
+    into.config["seed"] = int(trainer.get("seed") or 0) if seed is None else int(seed)
+    return mapping_at(given["data"], "data"), "data."
+
+
+def _components(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
+    raw = mapping_at(data.get("components") or {}, f"{prefix}components")
+    shared = {"cache_dir": data.get("cache_dir", "cache/"), "chat_template": data.get("chat_template")}
+    weights = _stages_of(data, raw, prefix)
+    components = into.config["components"] = {}
+    for name, value in raw.items():
+        path = f"{prefix}components.{name}"
+        if not any(stage.get(name, 0) for _, stage in weights):
+            into.missing(path, "has no weight, so Levanter evaluates on it alone; evaluation stays with Levanter")
+            continue
+        fields = mapping_at(value, path)
+        if str(fields.get("type", "cached")) == "concat":
+            _, fields = chosen(fields, COMPONENTS, "cached", path)
+            children = mapping_at(fields.get("children") or {}, f"{path}.children")
+            part = concat(into, name, children, path=path, **shared)
+        else:
+            own_shuffle = fields.pop("shuffle", None)  # some releases had it
+            part = component(into, name, fields, path=path, **shared)
+            if part is not None and own_shuffle not in (None, data.get("shuffle")):
+                part["shuffle"] = _shuffle(into, {"shuffle": own_shuffle}, f"{path}.")
+        if part is not None:
+            components[name] = part
+    if not raw:
+        into.missing(f"{prefix}components", "names no source: what Levanter trains on is not said here")
+
+
+def _stages_of(data: Mapping[str, Any], raw: Mapping[str, Any], prefix: str) -> list[tuple[int, dict[str, float]]]:
+    """Weights from each step on, as floats."""
+    given, path = data.get("train_weights"), f"{prefix}train_weights"
+    pairs = (
+        points(given, path) if isinstance(given, list) else [(0, dict.fromkeys(raw, 1.0) if given is None else given)]
+    )
+    stages: list[tuple[int, dict[str, float]]] = []
+    for number, (step, weights) in enumerate(pairs):
+        at = f"{path}[{number}]" if isinstance(given, list) else path
+        named = mapping_at(weights, at)
+        for name, weight in named.items():
+            if name not in raw:
+                raise ConfigError("is not a component", field=f"{at}.{name}", cure=did_you_mean(name, raw))
+            if isinstance(weight, bool) or not isinstance(weight, int | float):
+                raise ConfigError("is not a number", field=f"{at}.{name}", value=weight)
+        stages.append((step, {name: float(weight) for name, weight in named.items() if weight}))
+    return stages
+
+
+def _weights(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
+    raw = mapping_at(data.get("components") or {}, "components")
+    end = into.config.get("num_steps")
+    stages: list[tuple[int, dict[str, float]]] = []
+    for step, weights in _stages_of(data, raw, prefix):
+        if end is not None and step >= end:
+            into.differs(f"{prefix}train_weights", f"the stage from step {step} on is left out: the run ends at {end}")
+            continue
+        stages.append((step, {name: w for name, w in weights.items() if name in into.config["components"]}))
+    if len(stages) == 1:
+        for name, weight in stages[0][1].items():
+            into.config["components"][name]["weight"] = weight
+    elif stages:
+        into.config["stages"] = [{"step": step, "weights": weights} for step, weights in stages]
+    block = data.get("mixture_block_size", 2048)
+    into.differs(
+        f"{prefix}mixture_block_size",
+        f"not needed: counts are exact at every step, where Levanter's are in each {block} rows"
+        + (", and stages begin at any step" if len(stages) > 1 else ""),
+    )
+
+
+def _shuffle(into: Translation, data: Mapping[str, Any], prefix: str) -> Any:
+    path, given = f"{prefix}shuffle", data.get("shuffle", _SHUFFLE)
+    if isinstance(given, bool | int):
+        if given and data.get("permutation_type", "feistel") != "feistel":
+            into.missing(f"{prefix}permutation_type", f"full shuffles are Feistel's, not {data['permutation_type']!r}")
+        if given is True:
+            into.differs(path, "a full shuffle reads a chunk for each row; leave shuffle out to mix as well for less")
+        return given
+    fields = mapping_at(given, path)
+    check_known(fields, SHUFFLE, path)
+    into.differs(
+        path,
+        "kept as a block shuffle, of which every host reads every block; leave shuffle out for the braided one, which"
+        " reads each block about once on any number of hosts",
+    )
+    return {"kind": "block", **{name: fields.get(name, default) for name, default in _SHUFFLE.items()}}
+
+
+def _pack_all_or_none(into: Translation, prefix: str) -> None:
+    """Where documents are kept apart, batches are packed as a whole: what was not gets packs without padding."""
+    components = into.config["components"]
+    plain = [name for name, one in components.items() if "packing" not in one]
+    if not into.config["split_documents"] or not 0 < len(plain) < len(components):
+        return
+    for name in plain:
+        components[name]["packing"] = {"algorithm": "wrap"}
+        into.differs(
+            f"{prefix}components.{name}.pack", "packed end to end, as others are packed: a batch is packed as a whole"
+        )
+
+
+def _tokenizer(into: Translation, data: Mapping[str, Any], prefix: str, sizes: Sizes) -> None:
+    """The tokenizer, if there is something to build with it; caches that exist know their own."""
+    components = into.config["components"].values()
+    name, path = str(data.get("tokenizer", "gpt2")), f"{prefix}tokenizer"
+    if not all("source" in one and sizes(one["cache"]) is None for one in components) or not components:
+        into.differs(path, f"not set ({name}): that of the caches is taken, which must be one")
+        return
+    if name == "passthrough":
+        size = data.get("vocab_size")
+        if not isinstance(size, int):
+            cure = "Levanter asks for it, too."
+            raise ConfigError(
+                "is needed with a passthrough tokenizer", field=f"{prefix}vocab_size", value=size, cure=cure
+            )
+        into.config["tokenizer"] = {"path": f"ids:{size}", "bos": "none", "eos": "none"}
+        return
+    eos = "auto" if data.get("enforce_eos", True) else "none"
+    into.config["tokenizer"] = {"path": name, "bos": "auto", "eos": eos}
+    into.differs(path, f"names of models are not looked up: give the path of its tokenizer.json in place of {name!r}")
+    if eos == "none":
+        into.differs(f"{prefix}enforce_eos", "no token after documents, also where the tokenizer would add one itself")
+
+
+def _budget(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
+    """Simulated epochs: each source is cut to the share that one budget is of the other."""
+    experiment, target = (int(data[f"{name}_budget"]) for name in ("experiment", "target"))
+    path, fraction = f"{prefix}experiment_budget", experiment / max(target, 1)
+    if not 0 < experiment <= target:
+        raise ConfigError(
+            f"must be positive and at most the target_budget of {target}", field=path, value=experiment,
+            cure="Write the tokens of this run, and as target_budget those of the run that it stands for.",
+        )  # fmt: skip
+    if data.get("max_train_batches") or data.get("num_validation_sequences"):
+        raise ConfigError(
+            "stands beside max_train_batches or num_validation_sequences, which Levanter refuses",
+            field=path, value=experiment, cure="Keep one of them.",
+        )  # fmt: skip
+    if experiment < target:
+        into.config["subset"] = {"fraction": fraction, **_subset_choice(into)}
+        into.differs(path, f"a subset of {fraction:.6g} of each source, again and again; {WHICH_ROWS}")
+
+
+def _subset_choice(into: Translation) -> dict[str, Any]:
+    """Which rows a subset has: in stored order the first, as in Levanter; else some that the seed draws."""
+    if into.config["shuffle"] is False:
+        return {"by": "start"}
+    return {"seed": into.config["seed"]} if into.config.get("seed") else {}
+
+
+def _limits(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
+    """Sizes that Levanter cuts sources to."""
+    batch = into.config.get("batch_size")
+    first = batch if isinstance(batch, int) else next(iter(batch.values())) if isinstance(batch, dict) else None
+    budgets = [data.get(name) for name in ("experiment_budget", "target_budget")]
+    cut_rows = mapping_at(data.get("max_train_batches") or {}, f"{prefix}max_train_batches")
+    if None not in budgets:
+        _budget(into, data, prefix)
+    elif any(budget is not None for budget in budgets):
+        name = "experiment_budget" if budgets[1] is None else "target_budget"
+        into.differs(f"{prefix}{name}", "does nothing in Levanter without the other of the two budgets; left out")
+    for name, batches in cut_rows.items():
+        path = f"{prefix}max_train_batches.{name}"
+        if name not in into.config["components"]:
+            into.differs(path, f"{name!r} is no component that is trained on; left out, as Levanter does")
+        elif first is None:
+            into.missing(path, f"{batches} batches of rows: set components.{name}.subset: {{rows: BATCHES x BATCH}}")
+        else:
+            into.config["components"][name]["subset"] = {"rows": batches * first, **_subset_choice(into)}
+            into.differs(path, f"a subset of {batches * first:,} rows, again and again; {WHICH_ROWS}")
+    held = mapping_at(data.get("num_validation_sequences") or {}, f"{prefix}num_validation_sequences")
+    for name, rows in held.items():
+        into.missing(
+            f"{prefix}num_validation_sequences.{name}",
+            f"{rows} rows held out of this component alone: validation: {{one_in: N}} holds one block in N out of every"
+            " component, disjoint by construction; the whole component is trained on unless you set it",
+        )
+    if held and "shuffle_before_trainval_split" in data:
+        into.differs(
+            f"{prefix}shuffle_before_trainval_split", "blocks are held out by a keyed hash, which keeps reads local"
+        )
+
+
+def _without_counterpart(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
+    for name, text in (
+        ("cache_options", "not needed: parts of a build are sized by --part-bytes"),
+        ("auto_build_caches", "caches are built when build_caches() is called, never by opening them"),
+    ):
+        if name in data:
+            into.differs(f"{prefix}{name}", text)
+    if data.get("cache_catalog"):
+        into.config["cache_catalog"] = str(data["cache_catalog"])
+        into.differs(
+            f"{prefix}cache_catalog",
+            "ledgers are taken from it, and folders from here: where it names another folder for a component, Levanter"
+            " reads that one",
+        )
+    if data.get("prior_context_phases"):
+        into.missing(
+            f"{prefix}prior_context_phases",
+            "write the lengths of all phases as seq_len: {0: 4096, STEP: 32768}: sources then go on where they stopped",
+        )
+    if data.get("chat_template") and not any("source" in one for one in into.config["components"].values()):
+        into.differs(f"{prefix}chat_template", "used when conversations are tokenized; these caches are built already")

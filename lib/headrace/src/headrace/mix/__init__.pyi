@@ -1,0 +1,12 @@
+from .blend import Blend as Blend
+from .blend import temperature_weights as temperature_weights
+from .blend import unimax_weights as unimax_weights
+from .policies.least_consumed import LeastConsumed as LeastConsumed
+from .policies.least_consumed import build_interleaved_dataset as build_interleaved_dataset
+from .policies.nmoe import PlannedStage as PlannedStage
+from .policies.nmoe import StagePlan as StagePlan
+from .policies.nmoe import StageStream as StageStream
+from .schedule import BatchSchedule as BatchSchedule
+from .stage_config import AmendmentConfig as AmendmentConfig
+from .stage_config import StageConfig as StageConfig
+from .stages import Stage as Stage

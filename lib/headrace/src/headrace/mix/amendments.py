@@ -1,0 +1,218 @@
+"""What an amendment makes of a mixture: sources and groups are weighed anew, dropped and added where they stand.
+
+A name means the one entry of the (nested) blend that bears it, at any depth. A source's weight changes in place, so
+that its group keeps its share of the whole; a group's weight leaves its blend as it was, and its blend, written out
+anew, leaves its weight. A group whose last source is dropped goes with it. Additions join at the top: a source, or a
+group of them.
+
+Invariants: what an amendment does not name keeps its weight and its place; every name that it gives has an effect, or
+is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from headrace.errors import ConfigError, did_you_mean
+from headrace.mix.blend import check_weights
+
+Place: TypeAlias = tuple[str, ...]
+"""Names from the top of a blend down to one of its entries."""
+
+
+def amend(
+    mixture: Mapping[str, Any],
+    *,
+    add: Mapping[str, Any],
+    weights: Mapping[str, Any],
+    drop: Sequence[str],
+    components: Collection[str],
+    path: str,
+) -> dict[str, Any]:
+    """The mixture, a (nested) blend of some ``components``, after an amendment that stands at ``path`` of the config.
+
+    What ``add``, ``weights`` and ``drop`` mean is said of :class:`~headrace.mix.stage_config.AmendmentConfig`.
+
+    Raises:
+        ConfigError: a name that is not in the mixture, or not a component; one that is given twice, or named and
+            dropped; nothing is left.
+
+    Example:
+        >>> before = {"web": {"weight": 2, "blend": {"cc": 1, "wiki": 1}}, "code": 1}
+        >>> names = ["cc", "wiki", "code", "math"]
+        >>> def amended(add={}, weights={}, drop=()):
+        ...     return amend(before, add=add, weights=weights, drop=drop, components=names, path="amendments[0]")
+        >>> amended(weights={"cc": 3, "web": 5})
+        {'web': {'weight': 5, 'blend': {'cc': 3, 'wiki': 1}}, 'code': 1}
+        >>> amended(drop=["wiki", "code"], add={"new": {"blend": {"math": 1}}})
+        {'web': {'weight': 2, 'blend': {'cc': 1}}, 'new': {'blend': {'math': 1}}}
+    """
+    check_disjoint(add, weights, drop, path)
+    for field, given in (("weights", weights), ("add", add)):
+        if given:
+            _check_named(given, components, mixture, f"{path}.{field}", field)
+            check_weights(given, f"{path}.{field}")
+    tree = dict(mixture)
+    touched: list[Place] = []
+    for name in sorted(weights, key=lambda name: _blend_of(weights[name]) is None):  # blends written out anew first
+        value, field = weights[name], f"{path}.weights.{name}"
+        place = _find(tree, name, field, components, group=_blend_of(value) is not None)
+        tree = _put(tree, place, _weighed(tree, place, value, field))
+        touched.append(place)
+    gone = [_find(tree, name, f"{path}.drop", components, value=name) for name in drop]
+    for place, named in itertools.product(gone, touched):
+        if named[: len(place)] == place:
+            problem = f"is dropped by the same amendment, with {place[-1]!r}"
+            cure = "Say one of the two."
+            raise ConfigError(problem, field=f"{path}.weights.{named[-1]}", value=weights[named[-1]], cure=cure)
+    for place in gone:
+        if not any(place[:depth] in gone for depth in range(1, len(place))):
+            tree = _put(tree, place, None)
+    for name, value in add.items():
+        _check_new(tree, name, value, f"{path}.add")
+        tree[name] = value
+    if not tree:
+        problem = "leaves nothing, and a mixture needs at least one source"
+        raise ConfigError(problem, field=f"{path}.drop", value=[*drop], cure="Keep one of them, or add another.")
+    return tree
+
+
+def check_disjoint(add: Mapping[str, Any], weights: Mapping[str, Any], drop: Sequence[str], path: str) -> None:
+    """Raises ConfigError if an amendment says nothing, or says two things of one name, or one thing twice."""
+    if not (add or weights or drop):
+        raise ConfigError("changes nothing", field=path, cure="Give it add, weights or drop, or leave it out.")
+    doubled = next((name for number, name in enumerate(drop) if name in drop[:number]), None)
+    if doubled is not None:
+        cure = f"Name it once: drop: [{', '.join(dict.fromkeys(drop))}]"
+        raise ConfigError(f"names {doubled!r} twice", field=f"{path}.drop", value=[*drop], cure=cure)
+    for field, given in (("add", add), ("weights", weights)):
+        for name in given:
+            if name in drop:
+                problem = "is dropped by the same amendment"
+                cure = "Say one of the two: weights changes what is in the mixture."
+                raise ConfigError(problem, field=f"{path}.{field}.{name}", value=given[name], cure=cure)
+
+
+def sources_of(weights: Mapping[str, Any]) -> list[str]:
+    """Names of the sources of a (nested) blend.
+
+    Example:
+        >>> sources_of({"web": {"weight": 2, "blend": {"cc": 1, "wiki": 1}}, "code": {"step": {0: 1}}})
+        ['cc', 'wiki', 'code']
+    """
+    return [place[-1] for place, group in _entries(weights) if not group]
+
+
+def added_sources(amendment_add: Mapping[str, Any], amendment_weights: Mapping[str, Any]) -> set[str]:
+    """Sources that an amendment may bring in: those of its additions and of blends that it writes out anew."""
+    anew = {name: value for name, value in amendment_weights.items() if _blend_of(value) is not None}
+    return {*sources_of(amendment_add), *sources_of(anew)}
+
+
+def _blend_of(value: object) -> Mapping[str, Any] | None:
+    """The blend of a group, None for a source."""
+    if not isinstance(value, Mapping):
+        return None
+    blend = cast("Mapping[str, Any]", value).get("blend")
+    return cast("Mapping[str, Any]", blend) if isinstance(blend, Mapping) else None
+
+
+def _entries(tree: Mapping[str, Any], above: Place = ()) -> Iterator[tuple[Place, bool]]:
+    """Place of each entry, at all depths, and whether it is a group."""
+    for name, value in tree.items():
+        blend, place = _blend_of(value), (*above, str(name))
+        yield place, blend is not None
+        if blend is not None:
+            yield from _entries(blend, place)
+
+
+def _find(
+    tree: Mapping[str, Any], name: str, field: str, components: Collection[str], *, group: bool = False, **given: object
+) -> Place:
+    """The place of a name; ``group``: of a group where a source bears the same name."""
+    found = [entry for entry in _entries(tree) if entry[0][-1] == name]
+    if group and sum(is_group for _, is_group in found) == 1:
+        found = [entry for entry in found if entry[1]]
+    if not found:
+        known = did_you_mean(name, {place[-1] for place, _ in _entries(tree)})
+        cure = f"Use add for it. {known}" if name in components and not given else known
+        raise ConfigError("is not in the mixture", field=field, cure=cure, **given)
+    if len(found) > 1:
+        problem = f"means {' and '.join('.'.join(place) for place, _ in found)}"
+        cure = "Write the group out: its name with {weight: ..., blend: {...}}, or name the sources in it."
+        raise ConfigError(problem, field=field, cure=cure, **given)
+    return found[0][0]
+
+
+def _at(tree: Mapping[str, Any], place: Place) -> Any:
+    for name in place[:-1]:
+        tree = tree[name]["blend"]
+    return tree[place[-1]]
+
+
+def _weighed(tree: Mapping[str, Any], place: Place, value: Any, field: str) -> Any:
+    """What stands at a place after a new weight, or blend, for it."""
+    held, anew = _at(tree, place), _blend_of(value)
+    blend = _blend_of(held)
+    if blend is None:
+        if anew is not None:
+            cure = f"Give it a number; or drop it, and add a group: {{group: {{blend: {{{place[-1]}: 1}}}}}}."
+            raise ConfigError("is a source and no group", field=field, value=value, cure=cure)
+        return value
+    if anew is not None:
+        inside, outside = set(sources_of(anew)), set(sources_of(tree)) - set(sources_of(blend))
+        for name in sorted(inside & outside):
+            problem = f"has {name!r}, which is in the mixture outside of this group"
+            raise ConfigError(problem, field=f"{field}.blend", cure="Leave it where it is.")
+        return {**held, **value}
+    bare = isinstance(value, Mapping) and "weight" in value
+    return {"weight": cast("Mapping[str, Any]", value)["weight"] if bare else value, "blend": blend}
+
+
+def _put(tree: Mapping[str, Any], place: Place, value: Any) -> dict[str, Any]:
+    """The tree with another entry at a place; None takes it out, and groups that are empty then."""
+    name, *deeper = place
+    result = dict(tree)
+    if deeper:
+        inner = _put(tree[name]["blend"], tuple(deeper), value)
+        value = {**tree[name], "blend": inner} if inner else None
+    if value is None:
+        del result[name]
+    else:
+        result[name] = value
+    return result
+
+
+def _check_named(
+    given: Mapping[str, Any], components: Collection[str], mixture: Mapping[str, Any], path: str, field: str
+) -> None:
+    """Refuses what is no component, and what is named twice."""
+    seen: set[str] = set()
+    groups = {place[-1] for place, group in _entries(mixture) if group}
+    for place, group in _entries(given):
+        name, at = place[-1], f"{path}.{'.blend.'.join(place)}"
+        in_mixture = field == "weights" and len(place) == 1  # said of what is not there when it is looked for
+        if not group and name not in components and not in_mixture:
+            raise ConfigError("is not a component", field=at, cure=did_you_mean(name, components))
+        if name in seen and not (group or name in groups):
+            raise ConfigError("is given twice", field=at, value=_at(given, place), cure="Say its weight once.")
+        seen |= set() if group else {name}
+
+
+def _check_new(tree: Mapping[str, Any], name: str, value: Any, path: str) -> None:
+    """Refuses an addition that is there already."""
+    held = set(sources_of(tree))
+    for place, group in _entries({name: value}):
+        if not group and place[-1] in held:
+            field = f"{path}.{'.blend.'.join(place)}"
+            raise ConfigError("is in the mixture already", field=field, cure="Use weights for it.")
+    if name in tree:
+        kind = "source" if name in held else "group"
+        raise ConfigError(
+            f"has the name of a {kind} of the mixture",
+            field=f"{path}.{name}",
+            cure=f"Use weights to change that {kind}, or give the group of this one another name: "
+            f"{{other: {{blend: {{...}}}}}}.",
+        )

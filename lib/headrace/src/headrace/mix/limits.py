@@ -1,0 +1,229 @@
+"""Amounts: what users write about epochs, tokens, shares and steps; where a mixture ends and how much it may take.
+
+What cannot be is refused when it is written, under the name that it has in the config; numbers only, no data needed.
+
+A source is bounded by ``max_epochs`` (passes over it) and by a budget in examples; what it cannot give is shared by the
+others exactly, and a largest share bounds it at each step (:mod:`headrace.mix.shares`). A stop strategy
+says what the end of a source means for the mixture, in the words that ``datasets`` and Levanter use:
+
+* ``restart``: nothing, sources start over in a new order; the mixture ends only if limits end it;
+* ``first_exhausted``: the mixture ends before the first example that some source does not have;
+* ``all_exhausted``: it ends once every source was used up at least once; smaller ones start over until then.
+
+A source is used up after one pass, or at its limit if that comes before: limits make no source last longer. One that is
+not drawn any more, since its weight is 0 from some step on, is not waited for by ``all_exhausted``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from headrace.errors import ConfigError, check_choice, did_you_mean
+from headrace.mix.draws import Draws
+from headrace.mix.schedule import MAX_STEP, BatchSchedule
+from headrace.mix.shares import UNLIMITED
+
+STOP_STRATEGIES = ("restart", "first_exhausted", "all_exhausted")
+
+
+def check_epochs(path: str, value: float | None) -> None:
+    """Raises ConfigError unless passes are a finite number above 0, or None."""
+    if value is not None and not (math.isfinite(value) and value > 0):
+        cure = "Passes over the source, e.g. 1.5."
+        raise ConfigError("must be finite and above 0", field=path, value=value, cure=cure)
+
+
+def check_tokens(path: str, value: float | None, row_tokens: int | None = None) -> None:
+    """Raises ConfigError unless tokens are a whole number from 1 up (from ``row_tokens`` up), or None."""
+    if value is None:
+        return
+    if isinstance(value, bool) or value < 1 or value != int(value):
+        raise ConfigError("must be a whole number of at least 1", field=path, value=value, cure="In tokens.")
+    if row_tokens is not None and value < row_tokens:
+        cure = f"Give at least {row_tokens} tokens."
+        raise ConfigError(f"holds no row of {row_tokens} tokens", field=path, value=value, cure=cure)
+
+
+def check_steps(path: str, value: int | None, least: int = 1) -> None:
+    """Raises ConfigError unless a step, or a number of steps, lies in ``least`` to 2**40, or is None."""
+    if value is not None and (isinstance(value, bool) or not least <= value <= MAX_STEP):
+        problem = f"must be a whole number from {least} to 2**40"
+        raise ConfigError(problem, field=path, value=value, cure="Count in steps.")
+
+
+def step_after_tokens(first: int, tokens: int, batch: BatchSchedule, phases: Sequence[tuple[int, int]]) -> int:
+    """The step before which so many tokens (at least 1) were delivered since the step ``first``, rounded up.
+
+    Example:
+        >>> step_after_tokens(0, 1000, BatchSchedule(8), [(0, 16)])  # 7.8 steps of 128 tokens
+        8
+        >>> step_after_tokens(0, 1000, BatchSchedule(8), [(0, 16), (5, 32)])  # 5 of 128 tokens, 1.4 of 256
+        7
+    """
+    ends = [*(begin for begin, _ in phases[1:]), None]
+    for (begin, length), end in zip(phases, ends, strict=True):
+        start = max(first, begin)
+        if end is not None and end <= start:
+            continue
+        row = batch.rows_at(start)[0]
+        step = int(batch.step_of(np.asarray([row - (-tokens // length) - 1]))[0]) + 1
+        if end is None or step <= end:
+            return step
+        tokens -= (batch.rows_at(end)[0] - row) * length
+    raise AssertionError("the last phase has no end")
+
+
+def tokens_of_steps(steps: int, batch: BatchSchedule, phases: Sequence[tuple[int, int]]) -> int:
+    """Tokens of the first ``steps`` steps.
+
+    Example:
+        >>> tokens_of_steps(7, BatchSchedule(8), [(0, 16), (5, 32)])
+        1152
+    """
+    bounds = [*(min(begin, steps) for begin, _ in phases), steps]
+    rows = [batch.rows_at(step)[0] for step in bounds]
+    return sum((after - before) * length for (before, after), (_, length) in zip(pairwise(rows), phases, strict=True))
+
+
+def check_component_budgets(
+    path: str, max_epochs: float | None, max_tokens: int | None, max_share: float | None, row_tokens: int
+) -> None:
+    """Raises ConfigError for a bound of a component that nothing can meet; ``path`` is the component's."""
+    check_epochs(f"{path}.max_epochs", max_epochs)
+    check_tokens(f"{path}.max_tokens", max_tokens, row_tokens)
+    if max_share is not None and not 0 < max_share <= 1:
+        cure = "A part of each batch, e.g. 0.25."
+        raise ConfigError("must lie above 0 and be at most 1", field=f"{path}.max_share", value=max_share, cure=cure)
+
+
+def tightest_bounds(
+    epochs: Mapping[str, float], tokens: Mapping[str, int], sizes: Mapping[str, int], own: Collection[str] = ()
+) -> dict[str, tuple[str, float]]:
+    """Field in the config, and value, of the bound that holds for each component: most passes, or most tokens.
+
+    ``own`` are the components whose passes are written under their own name, not for all.
+
+    Example:
+        >>> tightest_bounds({"a": 2, "b": 3}, {"b": 100}, {"a": 50, "b": 50})
+        {'a': ('max_epochs', 2), 'b': ('components.b.max_tokens', 100)}
+    """
+    bounds: dict[str, tuple[str, float]] = {
+        name: (f"components.{name}.max_epochs" if name in own else "max_epochs", most) for name, most in epochs.items()
+    }
+    for name, most in tokens.items():
+        if name not in epochs or most < epochs[name] * sizes[name]:
+            bounds[name] = (f"components.{name}.max_tokens", most)
+    return bounds
+
+
+def phase_lengths(seq_len: int | Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """First step and row length of each phase; neighbours differ in length.
+
+    ``seq_len`` are the tokens of a row, or ``{first step: tokens}`` beginning at step 0, in the order of steps.
+
+    Raises:
+        ConfigError: no phase at step 0, steps out of order, a length below 2.
+
+    Example:
+        >>> phase_lengths(2048), phase_lengths({0: 4096, 1000: 4096, 10_000: 32_768})
+        (((0, 2048),), ((0, 4096), (10000, 32768)))
+    """
+    points = [*seq_len.items()] if isinstance(seq_len, Mapping) else [(0, seq_len)]
+    cure = "Write a number of tokens, or {0: 4096, 10000: 32768}."
+    if not points or points[0][0] != 0:
+        raise ConfigError("must begin at step 0", field="seq_len", value=seq_len, cure=cure)
+    for (before, _), (after, _) in pairwise(points):
+        if not before < after <= MAX_STEP:
+            raise ConfigError("names its steps out of order", field="seq_len", value=seq_len, cure=cure)
+    for step, length in points:
+        if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 2:
+            where = f"seq_len[{step}]" if isinstance(seq_len, Mapping) else "seq_len"
+            raise ConfigError("must be a whole number of at least 2", field=where, value=length, cure=cure)
+    return tuple((int(s), int(n)) for k, (s, n) in enumerate(points) if k == 0 or n != points[k - 1][1])
+
+
+def example_limits(
+    sizes: Mapping[str, int],
+    max_epochs: float | Mapping[str, float] | None = None,
+    budgets: Mapping[str, int] | None = None,
+) -> dict[str, int | None]:
+    """Most examples of each source in the whole run: the smaller of its epochs and its budget; None if it has no bound.
+
+    Args:
+        sizes: Examples of each source; limits are in their order.
+        max_epochs: Passes over each source, one number for all or by name; may be a fraction. None: no bound.
+        budgets: Examples of each source, by name.
+
+    Raises:
+        ConfigError: a name that is no source; an epoch count or budget that is negative or not finite.
+
+    Example:
+        >>> example_limits({"web": 1000, "docs": 10}, max_epochs={"docs": 2.5}, budgets={"web": 600})
+        {'web': 600, 'docs': 25}
+    """
+    epochs = max_epochs if isinstance(max_epochs, Mapping) else dict.fromkeys(sizes, max_epochs)
+    limits: dict[str, int | None] = dict.fromkeys(sizes)
+    for field, given in (("max_epochs", epochs), ("budgets", budgets or {})):
+        for name, value in given.items():
+            if name not in sizes:
+                raise ConfigError("names no source", field=f"{field}.{name}", cure=did_you_mean(name, sizes))
+            if value is None:
+                continue
+            if isinstance(value, bool) or not (math.isfinite(value) and value >= 0):
+                raise ConfigError("must be finite and not negative", field=f"{field}.{name}", value=value)
+            bound = math.floor(sizes[name] * value) if field == "max_epochs" else math.floor(value)
+            known = limits[name]
+            limits[name] = bound if known is None else min(known, bound)
+    return limits
+
+
+def mixture_length(
+    draws: Draws, sizes: Sequence[int | None], stop: str, limits: Sequence[int | None] | None = None
+) -> int | None:
+    """Examples of a mixture under one of the ``STOP_STRATEGIES``; None if there is no end.
+
+    Args:
+        draws: The mixture.
+        sizes: Examples of each component, None for an endless one.
+        stop: The strategy.
+        limits: Most examples of each component, as ``draws`` has them; None: no limits.
+
+    Raises:
+        ConfigError: unknown strategy; not one size a component.
+
+    Example:
+        >>> from headrace.mix import BatchSchedule
+        >>> d = Draws({"a": 3, "b": 1}, BatchSchedule(4))  # a a b a | a a b a | ...
+        >>> [mixture_length(d, [10, 4], s) for s in STOP_STRATEGIES]
+        [None, 13, 15]
+    """
+    check_choice("stop", stop, STOP_STRATEGIES, "is no stop strategy")
+    if len(sizes) != draws.components:
+        raise ConfigError(f"needs one entry for each of {draws.components} components", field="sizes", value=sizes)
+    supply = draws.policy.supply()
+    ends: list[int | None] = [] if supply.max() >= UNLIMITED else [int(supply.sum())]
+    if stop == "first_exhausted":
+        for d, (size, limit) in enumerate(zip(sizes, limits or [None] * len(sizes), strict=True)):
+            if limit is not None and (size is None or limit < size):
+                ends.append(_end_of(draws, d, limit))  # it is passed over from then on: there is no example beyond
+            elif size is not None:
+                ends.append(draws.index_of(d, size))
+    elif stop == "all_exhausted":
+        drawn = [None if given >= UNLIMITED else int(given) for given in supply]
+        most = [[n for n in pair if n is not None] for pair in zip(sizes, drawn, strict=True)]
+        used_up = [_end_of(draws, d, min(given)) if given else None for d, given in enumerate(most)]
+        if None not in used_up:
+            ends.append(max(filter(None, used_up), default=0))
+    return min((end for end in ends if end is not None), default=None)
+
+
+def _end_of(draws: Draws, component: int, size: int) -> int | None:
+    """Examples of the mixture up to the last of a component's first ``size``; None if it never has so many."""
+    if size == 0:
+        return 0
+    last = draws.index_of(component, size - 1)
+    return None if last is None else last + 1

@@ -1,0 +1,144 @@
+"""Context phases: the length of rows changes at a step, and each source goes on with what no row has touched yet.
+
+What makes it possible is that blocks are ranges of *tokens*, the same in all phases, while rows are cut inside blocks.
+An order draws rows from many blocks at a time. When the length changes, the blocks that it has not touched are the
+blocks of the rest of the epoch: a new shuffle goes over them, with rows of the new length. What is left of the touched
+blocks is skipped, and counted. Epochs after that are ordinary ones.
+
+Invariants: no token comes twice in an epoch, whatever the phases; phases before a change do not know of it.
+
+Price: skipped tokens, about one block a strand, at most two (a braid), or less than a window (a block shuffle); a table
+of two ranges a strand, made once a phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.order.intervals import Intervals
+from headrace.order.order import Order, Slice
+from headrace.order.permutation import INVERSES, PERMUTATIONS
+
+MAX_UNFILLED = 0.01
+"""Share of a block that may be left unfilled by rows of any phase, if a larger block avoids it."""
+_LARGEST_BLOCK = 16
+
+
+def phase_block(chunk: int, lengths: Sequence[int], rows: int | None = None) -> int:
+    """Tokens of the blocks of all phases, from those of a stored chunk and the row lengths of the phases.
+
+    As many whole rows of the first phase as a stored chunk holds, so that the first phase is what it would be alone; or
+    the smallest multiple of it that holds a row of each phase and leaves hardly anything of a block unfilled; or
+    ``rows`` rows of the first phase, if the user says so.
+
+    Raises:
+        ConfigError: the user's block does not hold a row of each phase.
+
+    Example:
+        >>> phase_block(65_536, [4096, 32_768]), phase_block(65_536, [4096, 131_072]), phase_block(1000, [300, 450])
+        (65536, 131072, 900)
+    """
+    longest = max(lengths)
+    if rows is not None:
+        if rows * lengths[0] < longest:
+            problem = f"holds {rows * lengths[0]} tokens, less than the {longest} of the longest row"
+            cure = f"Give at least {-(-longest // lengths[0])} (rows of the first phase), or leave it out."
+            raise ConfigError(problem, field="io_block_size", value=rows, cure=cure)
+        return rows * lengths[0]
+    unit = max(chunk // lengths[0], 1) * lengths[0]
+    least = -(-longest // unit)
+    sizes = np.arange(least, _LARGEST_BLOCK * least + 1) * unit
+    unfilled = np.max([sizes % length / sizes for length in lengths], axis=0)
+    good = np.flatnonzero(unfilled <= MAX_UNFILLED)
+    return int(sizes[good[0] if good.size else unfilled.argmin()])
+
+
+@runtime_checkable
+class BlockOrder(Protocol):
+    """An order that permutes blocks and keeps some of them open at a time. Blocks are numbered in the order's sequence
+    (*virtual*) and in the store.
+    """
+
+    io_block_size: int
+
+    def touched_blocks(self, drawn: int, epoch: int) -> Intervals:
+        """Virtual blocks that hold any of the rows at the first ``drawn`` positions of an epoch."""
+        ...
+
+    def block_permutation(self, epoch: int) -> tuple[str, int, int]:
+        """Family, length and key of the permutation that takes virtual blocks to stored ones."""
+        ...
+
+
+def untouched_blocks(order: Order, *, drawn: int, epoch: int, blocks: int, block_behind: Callable[[int], int]) -> Order:
+    """Map onto the blocks among ``range(blocks)`` that an order's first draws leave whole, in the order's own sequence.
+
+    Args:
+        order: A shuffle; one that permutes blocks does so over rows that lie in blocks, full ones first.
+        drawn: Positions of the epoch that are done with.
+        epoch: The epoch.
+        blocks: Full blocks; rows behind them belong to none.
+        block_behind: For orders that go through the store from row to row: the first full block behind so many rows.
+
+    Raises:
+        ConfigError: the order touches every block from the start.
+
+    Example:
+        >>> from headrace.order import BlockShuffle
+        >>> order = BlockShuffle(100, io_block_size=10, window_blocks=2, seed=0)
+        >>> left = untouched_blocks(order, drawn=55, epoch=0, blocks=10, block_behind=lambda row: -(-row // 10))
+        >>> touched = set((order(np.arange(60)) // 10).tolist())
+        >>> sorted(touched | set(left(np.arange(len(left))).tolist())) == list(range(10)), len(left)
+        (True, 4)
+    """
+    if isinstance(order, BlockOrder):
+        return UntouchedBlocks(order, drawn=drawn, epoch=epoch, blocks=blocks)
+    touched = order.touched_rows(drawn)
+    if touched is None:
+        problem = "touches every block from the start, so that a change of seq_len would leave nothing to go on with"
+        cure = "Use the braided shuffle (the default) or a block shuffle with more than one seq_len."
+        raise ConfigError(problem, field="shuffle", value=type(order).__name__, cure=cure)
+    return Slice(blocks, min(block_behind(touched), blocks))
+
+
+class UntouchedBlocks(Order):
+    """:func:`untouched_blocks` of an order that permutes blocks."""
+
+    described = ("order", "drawn", "epoch", "rows")
+
+    def __init__(self, order: BlockOrder, *, drawn: int, epoch: int, blocks: int) -> None:
+        self.order, self.drawn, self.epoch = order, drawn, epoch
+        self._family, of, self._key = order.block_permutation(epoch)
+        # The sequence also holds blocks of rows that lie in no block, if they are many.
+        others = INVERSES[self._family](np.arange(blocks, of), of, self._key) if of > blocks else np.zeros(0, np.int64)
+        taken = Intervals.union([order.touched_blocks(drawn, epoch), Intervals.of_numbers(others)])
+        self._left, self._of = taken.complement(of), of
+        super().__init__(self._left.total, blocks)
+
+    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        return PERMUTATIONS[self._family](self._left.numbers(i), self._of, self._key)
+
+
+class RowsOfBlocks(Order):
+    """The rows of the blocks that a map names, one block of ``block`` rows after the other; there are ``n`` rows.
+
+    Example:
+        >>> RowsOfBlocks(Slice(5, 3), block=2, n=11)(np.arange(4)).tolist()
+        [6, 7, 8, 9]
+    """
+
+    described = ("blocks", "block", "rows")
+
+    def __init__(self, blocks: Order, *, block: int, n: int) -> None:
+        if blocks.rows * block > n:
+            raise ConfigError(f"are more than the {n} rows", field="blocks", value=blocks.rows * block)
+        super().__init__(len(blocks) * block, n)
+        self.blocks, self.block = blocks, block
+
+    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        number, place = np.divmod(i, self.block)
+        return self.blocks.at(number, epoch) * self.block + place

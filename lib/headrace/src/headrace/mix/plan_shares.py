@@ -1,0 +1,134 @@
+"""What share of a batch each component gets over all the stages of a plan: the largest ever, and the usual one.
+
+Strands (order/braid/strands.py) are sized once and for all stages: by the largest share, or a component that grows in a
+later stage would mix within too small a window. Laps fit the usual share: that of the longest stretch over which no
+share changes. Amendments do not count for what was planned, since they must not change the past; what an amendment
+brings in is sized by the amendment.
+
+The end of a run is not known here, on purpose: prolonging a run must not change its order. A last stretch without an
+end counts as long as all before it.
+
+Price: some 33 looks between any two break points.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Float64
+
+from headrace.errors import ConfigError
+from headrace.mix.blend import Blend
+from headrace.mix.shares import bound_shares
+from headrace.mix.stages import Stage
+
+_SAMPLES = 33  # a normalised share bends between two break points only in nested blends; this many looks are plenty
+_SEEN = 0.5  # laps fit the usual share where it is at least this part of the largest
+
+
+@dataclass(frozen=True)
+class PlanShares:
+    """Shares of the components of a plan, by name, in the order in which stages first use them."""
+
+    largest: dict[str, float]
+    """The largest share of a batch that each ever gets."""
+    usual: dict[str, float] | None
+    """The share for which its laps should fit, at most the largest; None if no stretch is without change."""
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Shares at some steps of ``[first, stop)``, between two break points."""
+
+    first: int
+    stop: int | None
+    names: tuple[str, ...]
+    rows: Float64[np.ndarray, "n d"]
+
+    def constant(self) -> dict[str, float] | None:
+        same = bool((np.abs(self.rows - self.rows[0]) < 1e-9).all())
+        return dict(zip(self.names, self.rows[0].tolist(), strict=True)) if same else None
+
+
+def plan_shares(stages: Sequence[Stage]) -> PlanShares:
+    """Shares over stages that follow each other; the last one has no end.
+
+    Raises:
+        ConfigError: the largest shares that stages allow leave a part of some batch unfilled.
+
+    Example:
+        >>> from headrace.mix import Blend
+        >>> plan = plan_shares([Stage(0, Blend({"web": 3, "code": 1})), Stage(50, Blend({"code": 1, "math": 1}))])
+        >>> plan.largest
+        {'web': 0.75, 'code': 0.5, 'math': 0.5}
+        >>> plan.usual  # of the first stage, and of the last for what the first does not use
+        {'web': 0.75, 'code': 0.25, 'math': 0.5}
+    """
+    stages = [*stages[:-1], _open(stages[-1])]
+    stops = [*(stage.first_step for stage in stages[1:]), None]
+    stretches = [s for stage, stop in zip(stages, stops, strict=True) for s in _stretches(stage, stop)]
+    largest: dict[str, float] = {}
+    for stretch in stretches:
+        for name, share in zip(stretch.names, stretch.rows.max(axis=0).tolist(), strict=True):
+            largest[name] = max(largest.get(name, 0.0), share)
+    usual = _longest(stretches)
+    if usual is None:
+        return PlanShares(largest, None)
+    near = {name: usual.get(name, 0.0) for name in largest}
+    fitting = {name: share if share >= _SEEN * largest[name] else largest[name] for name, share in near.items()}
+    return PlanShares(largest, fitting)
+
+
+def _open(stage: Stage) -> Stage:
+    """The stage as it would be if no amendment ended it."""
+    try:
+        blend = Blend(stage.blend.to_config(), stage.blend.path, first_step=stage.first_step)
+    except ConfigError:  # it has no weight some day, so it always had an end
+        return stage
+    return dataclasses.replace(stage, blend=blend)
+
+
+def _stretches(stage: Stage, stop: int | None) -> list[_Stretch]:
+    first = stage.first_step
+    inside = [b for b in stage.blend.breaks if first < b and (stop is None or b < stop)]
+    names, bound = stage.blend.names, np.array([stage.max_share.get(name, 1.0) for name in stage.blend.names])
+    stretches: list[_Stretch] = []
+    for begin, end in pairwise([first, *inside, stop]):
+        assert begin is not None  # only the last bound may be missing
+        last = begin if end is None else end - 1
+        steps = np.unique(np.linspace(begin, last, _SAMPLES).astype(np.int64))
+        try:
+            rows = stage.blend.at(steps)
+        except ConfigError:  # no weight there: the blend was checked for the steps that are run, and this is behind
+            continue
+        stretches.append(_Stretch(begin, end, names, _bounded(rows, bound, steps, names)))
+    return stretches
+
+
+def _bounded(rows: np.ndarray, bound: np.ndarray, steps: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+    if not (bound < 1).any():
+        return rows
+    try:
+        return bound_shares(rows, bound, steps)
+    except ConfigError as error:
+        bounds = {n: b for n, b in zip(names, bound.tolist(), strict=True) if b < 1}
+        raise ConfigError(error.problem, field="max_share", value=bounds, cure=error.cure) from error
+
+
+def _longest(stretches: Sequence[_Stretch]) -> dict[str, float] | None:
+    """Shares of the longest time without change; of equals the first."""
+    best, longest = None, 0
+    begin, before = 0, None
+    for stretch in stretches:
+        shares = stretch.constant()
+        if shares is not None and shares != before:  # neighbours that are alike are one
+            begin = stretch.first
+        before = shares
+        stop = max(2 * begin, begin + 1) if stretch.stop is None else stretch.stop
+        if shares is not None and stop - begin > longest:
+            best, longest = shares, stop - begin
+    return best

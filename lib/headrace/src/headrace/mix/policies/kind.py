@@ -1,0 +1,134 @@
+"""What configs name as ``policy``: how a config for it is checked, what it resolves to, and how the policy is made.
+
+A new policy is a file with a :class:`~headrace.mix.policy.MixingPolicy` and a :class:`PolicyKind`, and one entry in
+:mod:`headrace.mix.policies.registry`.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.mix.policy import MixingPolicy
+from headrace.mix.schedule import BatchSchedule, Weight
+from headrace.mix.stage_config import MixtureConfig, resolve_stages
+from headrace.mix.stages import Stage
+
+
+@dataclass(frozen=True)
+class PolicyInputs:
+    """What a policy is made from.
+
+    Attributes:
+        names: Components, in the order in which they are numbered.
+        stages: Weights.
+        batch: Examples per step.
+        sizes: Examples of each component, None for an endless one.
+        limits: Most examples of each component in the run, None for no limit.
+        tokens: Tokens of an example.
+    """
+
+    names: Sequence[str]
+    stages: Sequence[Stage]
+    batch: BatchSchedule
+    sizes: Sequence[int | None]
+    limits: Sequence[int | None]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class MixturePlan:
+    """The mixtures of a run, and who draws from them.
+
+    Attributes:
+        stages: In order, amendments last.
+        make: Makes the policy.
+        planned: How many of the stages were planned, those after them being amendments; None: all.
+    """
+
+    stages: tuple[Stage, ...]
+    make: Callable[[PolicyInputs], MixingPolicy]
+    planned: int | None = None
+
+    def drawn_by(self, policy: MixingPolicy) -> MixturePlan:
+        """The same mixtures with a policy that is made already, whose walk is shared."""
+        return dataclasses.replace(self, make=lambda inputs: policy)
+
+
+class PolicyKind(abc.ABC):
+    """A policy as configs name it.
+
+    Attributes:
+        example_s: Seconds that each example before a far step costs a process that has no anchor for it, about; 0: any
+            step is reached in no time, or step by step.
+    """
+
+    example_s: ClassVar[float] = 0.0
+
+    def check(self, config: MixtureConfig) -> None:
+        """Raises ConfigError, before anything is opened, if the policy does not know something that is asked for."""
+        return
+
+    def plan(self, config: MixtureConfig) -> MixturePlan:
+        """The mixtures that a config stands for, and how the policy over them is made."""
+        stages = resolve_stages(config)
+        return MixturePlan(tuple(stages), self.make, len(stages) - len(config.amendments))
+
+    @abc.abstractmethod
+    def make(self, inputs: PolicyInputs) -> MixingPolicy:
+        """The policy over components whose sizes and limits are known; raises ConfigError as ``check`` does."""
+
+
+def stage_weights(inputs: PolicyInputs, policy: str, *, limits: bool = False) -> list[float]:
+    """Weights of the components, for a policy that knows one stage of constant weights; and limits, if it says so."""
+    blend = inputs.stages[0].blend
+    unknown = {
+        "stages": len(inputs.stages) > 1,
+        "limits": not limits and any(limit is not None for limit in inputs.limits),
+        "largest shares": bool(inputs.stages[0].max_share),
+    }
+    for what, asked in unknown.items():
+        if asked:
+            raise ConfigError(f"knows no {what}", field="policy", value=policy, cure="Use policy: quota.")
+    if not blend.is_constant:
+        problem = "knows constant weights only, and these change with the step"
+        raise ConfigError(problem, field="policy", value=policy, cure="Use policy: quota.")
+    if blend.flat is not None:  # as written: the originals normalise themselves, and twice is not the same to the bit
+        weights = [w.points[0][1] * w.scale for w in blend.flat]
+    else:
+        weights = blend.at(np.zeros(1, np.int64))[0].tolist()
+    by_name = dict(zip(blend.names, weights, strict=True))  # the blend may list its leaves in another order
+    return [by_name.get(name, 0.0) for name in inputs.names]
+
+
+def equal_weights(inputs: PolicyInputs, policy: str, *, limits: bool = False) -> None:
+    """Raises ConfigError for what :func:`stage_weights` refuses, or for weights that differ."""
+    if len(set(stage_weights(inputs, policy, limits=limits))) > 1:
+        cure = "Give equal weights, or none."
+        raise ConfigError("takes no weights: sizes or tokens decide", field="policy", value=policy, cure=cure)
+
+
+def constant_weights(weights: Sequence[float | Weight], policy: str) -> list[float]:
+    """Plain values of constant weights; raises ConfigError for others, or if none is positive."""
+    values: list[float] = []
+    for i, weight in enumerate(weights):
+        if isinstance(weight, Weight):
+            if weight.is_scheduled:
+                problem = f"the policy {policy} has constant weights only"
+                cure = "Write a number, or use policy: quota."
+                raise ConfigError(problem, field=weight.path, value=weight.to_config(), cure=cure)
+            values.append(weight.points[0][1] * weight.scale)
+        elif not (math.isfinite(weight) and weight >= 0):
+            raise ConfigError("must be finite and not negative", field=f"weights[{i}]", value=weight)
+        else:
+            values.append(float(weight))
+    if not any(values):
+        raise ConfigError("needs a positive weight", field="weights", value=values)
+    return values

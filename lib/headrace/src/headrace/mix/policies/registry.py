@@ -1,0 +1,79 @@
+"""Policies by the names that configs use.
+
+``quota`` (exact shares, schedules, stages, limits) is headrace's own and the default. The others give the sequences of
+the systems that users come from, for runs that must go on as they began: ``swrr`` (nmoe), ``greedy`` and ``exhaustive``
+(Megatron-LM), ``least_consumed`` (token-balanced). They take constant weights and one stage, except for ``swrr``, which
+takes nmoe's stages too.
+
+``exhaustive`` ends with its data. The others go on for ever, unless limits end them: a source of ``least_consumed`` is
+left out once its limit is reached (``max_epochs: 1`` gives nanoschnack's order, each row once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headrace.errors import ConfigError, check_choice
+from headrace.mix.blend import Blend
+from headrace.mix.policies.kind import MixturePlan, PolicyInputs, PolicyKind
+from headrace.mix.policies.least_consumed import LeastConsumedFirst
+from headrace.mix.policies.megatron import Exhaustive, Greedy
+from headrace.mix.policies.nmoe import StagePlan, Swrr
+from headrace.mix.schedule import BatchSchedule
+from headrace.mix.stages import Stage, Stages
+
+
+class ExactQuota(PolicyKind):
+    """``policy: quota``."""
+
+    def make(self, inputs: PolicyInputs) -> Stages:
+        return Stages(inputs.names, inputs.stages, inputs.batch, inputs.limits)
+
+
+POLICIES: dict[str, PolicyKind] = {
+    "quota": ExactQuota(),
+    "swrr": Swrr(),
+    "greedy": Greedy(),
+    "exhaustive": Exhaustive(),
+    "least_consumed": LeastConsumedFirst(),
+}
+"""By name; a policy of your own is one more entry."""
+
+
+def policy_kind(name: str) -> PolicyKind:
+    """The policy of that name.
+
+    Raises:
+        ConfigError: there is none.
+
+    Example:
+        >>> policy_kind("greedi")
+        Traceback (most recent call last):
+        headrace.errors.ConfigError: policy = 'greedi': is no policy. Did you mean 'greedy'?
+    """
+    check_choice("policy", name, POLICIES, "is no policy")
+    return POLICIES[name]
+
+
+def plan_of(
+    weights: Mapping[str, object] | Blend | Sequence[Stage] | StagePlan | MixturePlan,
+    policy: str,
+    names: Sequence[str],
+    batch: BatchSchedule,
+) -> MixturePlan:
+    """The plan that weights over all components, ``names``, stand for.
+
+    They are one mixture, or stages, which ``policy`` draws from; or a plan, which brings its own.
+
+    Raises:
+        ConfigError: there is no such policy; a plan with another policy or other names.
+    """
+    if isinstance(weights, StagePlan | MixturePlan):
+        if policy != "quota":
+            kind = type(weights).__name__
+            raise ConfigError("brings its own policy", field="weights", value=kind, cure="Leave out policy.")
+        return weights if isinstance(weights, MixturePlan) else weights.over(names).mixture(batch)
+    if isinstance(weights, Mapping):
+        weights = Blend(weights)
+    stages = [Stage(0, weights)] if isinstance(weights, Blend) else weights
+    return MixturePlan(tuple(stages), policy_kind(policy).make)

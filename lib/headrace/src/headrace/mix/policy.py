@@ -1,0 +1,153 @@
+"""``MixingPolicy``: which component each row of each step comes from. What every policy answers, with what most answer.
+
+A policy is pure: any step, any number of times, the same answer. Three questions are its own (``starts_at``,
+``components_at``, ``supply``); the others have an answer here that holds for any policy, and that a policy replaces
+where it knows better.
+
+An **anchor** is the exact state of a policy before a step, as JSON: it saves another process the walk there (2 us a
+step for ``quota``, 2 us an example for the others). Without it everything is the same, later. Which run it belongs to
+is known to whoever keeps it (:mod:`headrace.run.manifest`); one that is damaged or of another mixture is refused.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeAlias, cast
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from headrace.errors import ConfigError
+from headrace.mix.schedule import BatchSchedule
+from headrace.mix.shares import UNLIMITED
+
+Anchor: TypeAlias = dict[str, Any]
+"""JSON values: whole numbers, texts and lists of them."""
+StepTable: TypeAlias = tuple[Int32[np.ndarray, " b"], Int64[np.ndarray, " b"]]
+"""Component and ordinal of each row of some steps, in stream order."""
+Watch: TypeAlias = Callable[[int, int], None]
+"""Is told how many examples have been counted, and of how many."""
+
+
+class MixingPolicy(abc.ABC):
+    """Which component each row of each step comes from.
+
+    Whatever is asked of a step raises IndexOutOfRangeError if the mixture ends before it.
+
+    Attributes:
+        name: What manifests call it.
+        follows_sizes: Whether its draws follow from the sizes of the components or from the length of a row, so that
+            the draws of a run change where these do.
+        components: Number of components D.
+        batch: Examples per step.
+        length: Examples after which it ends by its own rule; None: only limits end it.
+
+    Example:
+        >>> class Alternate(MixingPolicy):
+        ...     name, components, batch = "alternate", 2, BatchSchedule(4)
+        ...     def starts_at(self, step):
+        ...         return np.full(2, 2 * step)
+        ...     def components_at(self, step):
+        ...         return np.array([0, 1, 0, 1], np.int32)
+        ...     def supply(self):
+        ...         return np.full(2, 1 << 62)
+        >>> Alternate().counts_at(3), Alternate().describe()
+        (array([2, 2]), {'policy': 'alternate'})
+    """
+
+    name: ClassVar[str]
+    follows_sizes: ClassVar[bool] = True
+    components: int
+    batch: BatchSchedule
+    length: int | None = None
+
+    @abc.abstractmethod
+    def starts_at(self, step: int) -> Int64[np.ndarray, " d"]:
+        """Examples of each component in all steps before ``step``."""
+
+    @abc.abstractmethod
+    def components_at(self, step: int) -> Int32[np.ndarray, " b"]:
+        """Component of each row of ``step``, in stream order."""
+
+    @abc.abstractmethod
+    def supply(self) -> Int64[np.ndarray, " d"]:
+        """Examples of each component in the whole run, ``UNLIMITED`` (2**62) for those drawn for ever."""
+
+    def counts_at(self, step: int) -> Int64[np.ndarray, " d"]:
+        """Examples of each component in ``step``."""
+        return np.bincount(self.components_at(step), minlength=self.components)
+
+    def tables_between(self, first: int, stop: int) -> StepTable | None:
+        """Component and ordinal of each row of the steps ``first .. stop``, all of one size, in stream order; None if
+        it is not faster than to ask for one step after the other.
+        """
+        return None
+
+    def anchor_at(self, step: int) -> Anchor | None:
+        """The state near ``step``, as JSON values; None if there is none to save."""
+        return None
+
+    def use_anchor(self, anchor: Mapping[str, object]) -> None:
+        """Go on from what :meth:`anchor_at` of an equal policy gave.
+
+        Raises:
+            ConfigError: it is damaged, or of another policy as far as that can be seen.
+        """
+        raise refused(f"is not one of {type(self).__name__}")
+
+    def walk_to(self, step: int, watch: Watch) -> None:
+        """Counts to ``step`` where examples have to be counted one by one, telling ``watch``; later questions begin
+        there.
+        """
+        return
+
+    def describe(self) -> dict[str, Any]:
+        """What tells it from other policies over equal stages, sizes and limits, as JSON values of a manifest."""
+        return {"policy": self.name}
+
+
+def anchor_integer(anchor: Mapping[str, object], name: str, *, multiple: int = 1, most: int = UNLIMITED) -> int:
+    """A whole number of an anchor, 0 to ``most``; raises ConfigError if it is none, as do the next ones."""
+    value = anchor.get(name)
+    if type(value) is not int or not 0 <= value <= most or value % multiple:
+        raise refused(f"has no {name!r} that can be")
+    return value
+
+
+def anchor_number(anchor: Mapping[str, object], name: str) -> float:
+    """A number of an anchor that is not negative."""
+    value = anchor.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise refused(f"has no {name!r} that can be")
+    return float(value)
+
+
+def anchor_integers(
+    anchor: Mapping[str, object], name: str, n: int, *, signed: bool = False
+) -> Int64[np.ndarray, " n"]:
+    """``n`` whole numbers of an anchor.
+
+    Example:
+        >>> anchor_integers({"drawn": [3, 4]}, "drawn", 2)
+        array([3, 4])
+    """
+    values = cast(object, anchor.get(name))
+    if not isinstance(values, list) or len(cast(list[object], values)) != n:
+        raise refused(f"has not {n} numbers as {name!r}")
+    for value in cast(list[object], values):
+        if type(value) is not int or abs(value) > UNLIMITED or (value < 0 and not signed):
+            raise refused(f"has no {name!r} that can be")
+    return np.array(values, np.int64)
+
+
+def anchor_sum(values: Int64[np.ndarray, " n"], total: int, name: str) -> None:
+    """Raises ConfigError unless the values sum to ``total``."""
+    if int(values.sum()) != total:
+        raise refused(f"has {name!r} that sum to {int(values.sum())}, not to {total}")
+
+
+def refused(problem: str) -> ConfigError:
+    """The error for an anchor that cannot be used."""
+    return ConfigError(problem, field="anchor", cure="Leave it out (or delete the file): the state is walked to again.")

@@ -1,0 +1,383 @@
+"""Weights and batch sizes as pure functions of the **global step**.
+
+A :class:`Weight` is a number, or a schedule over steps: ``step`` (the last point at or before the step) or ``linear``
+(interpolated, held constant outside its points). Because it is a function of the global step and of nothing else, a
+resumed run, a run on other hosts and a simulation see the same weights, and prefetching does not delay them.
+Megatron-Energon's unmerged schedules have the same three kinds; its x axis is a batch counter of each worker.
+
+Invariants: weights are finite and never negative; the same step gives the same bits on every machine (elementwise IEEE
+operations only). Price: about 30 ns a step and weight in blocks of 4096 steps.
+
+Blends of many weights, and their normalisation, are in :mod:`headrace.mix.blend`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Literal, TypeAlias, cast
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from headrace.errors import ConfigError, did_you_mean
+
+Steps: TypeAlias = Int64[np.ndarray, " n"]
+RowOrder: TypeAlias = Literal["locality", "stream"]
+ExchangeSetting: TypeAlias = Literal["auto", "on", "off"]
+"""Order of the rows within a batch."""
+WeightUnit: TypeAlias = Literal["examples", "tokens"]
+"""What weights count."""
+
+MAX_WEIGHT = 1e100
+MIN_WEIGHT = float(np.finfo(np.float64).smallest_normal)
+"""Smallest weight, times its scale, that is not 0: below it float64 loses bits, and in the end the weight."""
+MAX_STEP = 1 << 40
+MAX_BATCH = 1 << 18
+_SCIENTIFIC = re.compile(r"[+-]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][+-]?\d{1,3}")
+_MOST_DIGITS = 100
+_INTEGER = re.compile(r"[0-9][0-9_]*")
+_CURE = "Write a number, or step: {0: 1.0, 1000: 0.5}, or linear: {0: 1.0, 1000: 0.0}."
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A non-negative function of the global step.
+
+    Args:
+        kind: ``"constant"`` (one point, its step is ignored), ``"step"`` or ``"linear"``.
+        points: ``(step, weight)`` pairs, steps strictly rising from 0 on.
+        scale: Factor on all values.
+        path: Where it stands in the config, for errors; no part of its identity.
+
+    Raises:
+        ConfigError: no point, a step that is negative or not rising, a weight or scale that is negative, infinite, not
+            a number, or above 1e100; a weight that times its scale is below 2.3e-308 and not 0.
+
+    Example:
+        A ramp before, in and after its points; a step before, at and after its points:
+
+        >>> ramp = Weight("linear", ((10, 4.0), (14, 0.0)))
+        >>> ramp.at(np.array([0, 10, 11, 13, 14, 99]))
+        array([4., 4., 3., 1., 0., 0.])
+        >>> Weight("step", ((5, 2.0), (50, 7.0))).at(np.array([0, 5, 49, 50, 51]))
+        array([2., 2., 2., 7., 7.])
+    """
+
+    kind: Literal["constant", "step", "linear"]
+    points: tuple[tuple[int, float], ...]
+    scale: float = 1.0
+    path: str = field(default="weight", compare=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("constant", "step", "linear"):
+            raise ConfigError("is not a kind of weight", field=self.path, value=self.kind, cure=_CURE)
+        if self.kind == "constant" and len(self.points) == 1:
+            object.__setattr__(self, "points", ((0, self.points[0][1]),))
+        if not self.points or (self.kind == "constant" and len(self.points) != 1):
+            raise ConfigError("needs at least one point", field=self.path, value=self.points, cure=_CURE)
+        object.__setattr__(self, "scale", _number(self.scale, f"{self.path}.scale"))
+        clean = tuple((_step(s, self.path), _number(w, f"{self.path}[{s}]")) for s, w in self.points)
+        _check_rising(clean, self.path, [step for step, _ in clean])
+        for _, weight in clean:
+            if weight > 0 and self.scale > 0 and weight * self.scale < MIN_WEIGHT:
+                given = weight if self.scale == 1.0 else f"{weight:g} x {self.scale:g}"
+                problem = "is too small to count, and is not 0"
+                raise ConfigError(problem, field=self.path, value=given, cure="Weights are relative: use a larger one.")
+        object.__setattr__(self, "points", clean)
+
+    @property
+    def is_scheduled(self) -> bool:
+        """It was written as a schedule (even one with a single point)."""
+        return self.kind != "constant"
+
+    @property
+    def breaks(self) -> tuple[int, ...]:
+        """Steps at which it may bend or jump; between two of them it is a straight line."""
+        return tuple(s for s, _ in self.points) if self.is_scheduled else ()
+
+    def at(self, steps: Steps) -> Float64[np.ndarray, " n"]:
+        """Values at ``steps``, which are global and not negative."""
+        return Curves([self]).at(steps)[:, 0]
+
+    def piece(self, step: int) -> tuple[int, int, float, float]:
+        """The straight piece that holds at ``step``: its first and last step and the values there, without ``scale``.
+
+        Example:
+            >>> Weight("linear", ((10, 4.0), (14, 0.0))).piece(12)
+            (10, 14, 4.0, 0.0)
+        """
+        low = max(bisect.bisect_right(self.points, (step, math.inf)) - 1, 0)
+        (x, y), last = self.points[low], low == len(self.points) - 1
+        if self.kind != "linear" or last or step < x:
+            return x, x + 1, y, y
+        return x, self.points[low + 1][0], y, self.points[low + 1][1]
+
+    def scaled(self, factor: float) -> Weight:
+        """This weight times a constant.
+
+        Example:
+            >>> weight_from_config({"linear": {0: 4, 4: 0}}).scaled(0.25).at(np.array([0, 2, 5]))
+            array([1. , 0.5, 0. ])
+        """
+        return Weight(self.kind, self.points, self.scale * _number(factor, f"{self.path}.scale"), self.path)
+
+    def to_config(self) -> float | dict[str, object]:
+        """The plain value that :func:`weight_from_config` reads back to an equal weight.
+
+        Example:
+            >>> weight_from_config({"step": {"0": 1, "10": 2}, "scale": 3}).to_config()
+            {'step': {0: 1.0, 10: 2.0}, 'scale': 3.0}
+        """
+        if not self.is_scheduled:
+            return self.points[0][1] * self.scale
+        config: dict[str, object] = {self.kind: dict(self.points)}
+        return config if self.scale == 1.0 else {**config, "scale": self.scale}
+
+
+class Curves:
+    """D weights evaluated together: one matrix operation for each stretch between break points."""
+
+    def __init__(self, weights: Sequence[Weight]) -> None:
+        self._weights = tuple(weights)
+        self._scales = np.array([w.scale for w in weights])
+        self.breaks = np.unique(np.array([b for w in weights for b in w.breaks], np.int64))
+        """Steps at which some weight may bend or jump, ascending."""
+        self._latest: tuple[int, Float64[np.ndarray, "4 d"]] = (-1, np.empty((4, 0)))
+
+    def at(self, steps: Steps) -> Float64[np.ndarray, "n d"]:
+        """Values of all weights at ``steps``, the same bits for a step whatever it is asked together with."""
+        steps = np.asarray(steps, np.int64)
+        segments = np.searchsorted(self.breaks, steps, side="right")
+        if steps.size == 0 or int(segments.min()) == int(segments.max()):
+            return self._stretch(steps)
+        out = np.empty((len(steps), len(self._weights)))
+        for segment in np.unique(segments):
+            rows = np.flatnonzero(segments == segment)
+            out[rows] = self._stretch(steps[rows])
+        return out
+
+    def _pieces(self, step: int) -> Float64[np.ndarray, "4 d"]:
+        """Each weight's straight piece at ``step``; the latest is kept, as steps are mostly asked in a row."""
+        segment = bisect.bisect_right(self.breaks, step)
+        latest = self._latest  # one read: another thread may replace it
+        if latest[0] != segment:
+            pieces = np.array([w.piece(step) for w in self._weights]).T  # steps up to 2**40 are exact in float64
+            latest = self._latest = (segment, np.ascontiguousarray(pieces))
+        return latest[1]
+
+    def _stretch(self, steps: Steps) -> Float64[np.ndarray, "n d"]:
+        """Values at steps with no break point between any two of them."""
+        first, last, low, high = self._pieces(int(steps[0]) if steps.size else 0)
+        values = (steps[:, None] - first) / (last - first)
+        values *= high - low
+        values += low
+        values *= self._scales
+        return values
+
+
+def weight_from_config(obj: object, path: str = "weight") -> Weight:
+    """Read a weight as users write it at a ``path`` of the config.
+
+    It is a number; or a mapping with one of ``step``, ``linear`` (a mapping step -> weight, or a list of pairs sorted
+    by step; YAML may give the steps as strings) and optionally ``scale``; or a :class:`Weight`.
+
+    Raises:
+        ConfigError: it is none of these; see :class:`Weight` for the values refused.
+
+    Example:
+        >>> weight_from_config({"stepp": {0: 1}}, "weights.docs")
+        Traceback (most recent call last):
+        headrace.errors.ConfigError: weights.docs = {'stepp': {0: 1}}: unknown key 'stepp'. Did you mean 'step'?
+    """
+    if isinstance(obj, Weight):
+        return obj
+    if not isinstance(obj, Mapping):
+        value = _number(obj, path)
+        return Weight("constant", ((0, value),), path=path)
+    keys = {str(k): v for k, v in cast(Mapping[object, object], obj).items()}
+    for key in keys:
+        if key not in ("step", "linear", "scale"):
+            cure = did_you_mean(key, ("step", "linear", "scale"))
+            raise ConfigError(f"unknown key {key!r}", field=path, value=obj, cure=cure)
+    kinds = [k for k in ("step", "linear") if k in keys]
+    if len(kinds) != 1:
+        problem = "has both step and linear" if kinds else "has neither step nor linear"
+        raise ConfigError(problem, field=path, value=obj, cure=_CURE)
+    points = sorted_points(keys[kinds[0]], f"{path}.{kinds[0]}")
+    return Weight(cast(Literal["step", "linear"], kinds[0]), points, _number(keys.get("scale", 1.0), path), path)
+
+
+def sorted_points(obj: object, path: str) -> tuple[tuple[int, float], ...]:
+    """``(step, value)`` pairs of a mapping or of a list of pairs, sorted by step (YAML keeps the order of mappings).
+
+    Raises:
+        ConfigError: neither of the two, empty, a step is not a whole number, or steps that do not rise.
+    """
+    if isinstance(obj, Mapping):
+        mapping = cast(Mapping[object, float], obj)
+        points = [(_step(k, path), v) for k, v in mapping.items()]
+    elif isinstance(obj, list | tuple):
+        rows = cast(Iterable[object], obj)
+        points: list[tuple[int, float]] = []
+        for row in rows:
+            if not isinstance(row, list | tuple) or len(cast(tuple[object, ...], row)) != 2:
+                raise ConfigError("is not a [step, weight] pair", field=path, value=row, cure=_CURE)
+            step, value = cast(tuple[object, float], row)
+            points.append((_step(step, path), value))
+    else:
+        raise ConfigError("must map steps to values", field=path, value=obj, cure=_CURE)
+    if not points:
+        raise ConfigError("needs at least one point", field=path, value=obj, cure=_CURE)
+    _check_rising(points, path, obj)
+    return tuple(points)
+
+
+def _check_rising(points: Sequence[tuple[int, float]], path: str, value: object) -> None:
+    for (before, _), (after, _) in itertools.pairwise(points):
+        if after <= before:
+            cure = "Sort the points by step and name each step once."
+            raise ConfigError(f"has step {after} after step {before}", field=path, value=value, cure=cure)
+
+
+def compose_weights(outer: Weight, inner: Weight) -> Weight:
+    """The product of a weight and one that stands further in on the same path of a nested blend.
+
+    Raises:
+        ConfigError: both are schedules. The product of two ramps is no ramp, and which was meant cannot be told.
+
+    Example:
+        >>> compose_weights(weight_from_config(0.5), weight_from_config({"step": {0: 2}})).to_config()
+        {'step': {0: 2.0}, 'scale': 0.5}
+    """
+    if outer.is_scheduled and inner.is_scheduled:
+        problem = f"is a schedule, and so is {inner.path} on the same path"
+        cure = f"Make one of {outer.path} and {inner.path} a plain number."
+        raise ConfigError(problem, field=outer.path, value=outer.to_config(), cure=cure)
+    if inner.is_scheduled:
+        return inner.scaled(outer.points[0][1] * outer.scale)
+    return outer.scaled(inner.points[0][1] * inner.scale)
+
+
+class BatchSchedule:
+    """Examples per step, constant or changing at given steps; and the closed form between steps and example indices.
+
+    Args:
+        sizes: A number of examples, or ``{first step: examples}`` (or a sorted list of pairs) that starts at step 0.
+
+    Raises:
+        ConfigError: empty, not starting at step 0, unsorted, or a size outside 1 .. 2**18.
+
+    Example:
+        >>> b = BatchSchedule({0: 32, 1000: 64})
+        >>> b.size_at(np.array([0, 999, 1000])), b.offset_at(np.array([1, 1000, 1001]))
+        (array([32, 32, 64]), array([   32, 32000, 32064]))
+        >>> b.step_of(np.array([31, 32, 32063, 32064])), b.rows_at(1001)
+        (array([   0,    1, 1000, 1001]), (32064, 64))
+    """
+
+    def __init__(self, sizes: int | Mapping[int, int] | Iterable[tuple[int, int]] | BatchSchedule) -> None:
+        name = "batch_size"
+        cure = "Write a number of examples, or {0: 32, 1000: 64}."
+        if isinstance(sizes, BatchSchedule):
+            points: tuple[tuple[int, float], ...] = tuple(sizes.points)
+        elif isinstance(sizes, int | np.integer) and not isinstance(sizes, bool):
+            points = ((0, int(sizes)),)
+        elif isinstance(sizes, Mapping | list | tuple):
+            points = sorted_points(sizes, name)
+        else:
+            raise ConfigError("is not a batch size", field=name, value=sizes, cure=cure)
+        if points[0][0] != 0:
+            raise ConfigError("must start at step 0", field=name, value=sizes, cure=cure)
+        for _, size in points:
+            whole = isinstance(size, int | np.integer) and not isinstance(size, bool)
+            if not whole or not 1 <= size <= MAX_BATCH:
+                raise ConfigError("must be a whole number from 1 to 2**18", field=name, value=size, cure=cure)
+        self.points: tuple[tuple[int, int], ...] = tuple((s, int(b)) for s, b in points)
+        self._starts = np.array([s for s, _ in self.points], np.int64)
+        self._sizes = np.array([b for _, b in self.points], np.int64)
+        self._offsets = np.concatenate([[0], np.cumsum(np.diff(self._starts) * self._sizes[:-1])]).astype(np.int64)
+        self.max_size = int(self._sizes.max())
+        """The largest batch of any step, in examples."""
+        self.unique_sizes: tuple[int, ...] = tuple(sorted({b for _, b in self.points}))
+        """All sizes that occur, ascending: as many shapes as a training step is compiled for."""
+
+    def __eq__(self, other: object) -> bool:
+        return self.points == other.points if isinstance(other, BatchSchedule) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.points)
+
+    def __repr__(self) -> str:
+        return f"BatchSchedule({self.to_config()!r})"
+
+    def to_config(self) -> int | dict[int, int]:
+        """The plain value that gives an equal schedule when read back."""
+        return self.points[0][1] if len(self.points) == 1 else dict(self.points)
+
+    def _segment(self, steps: Steps) -> Steps:
+        return np.searchsorted(self._starts, steps, side="right") - 1
+
+    def size_at(self, steps: Steps) -> Int64[np.ndarray, " n"]:
+        """Examples in each of ``steps``."""
+        return self._sizes[self._segment(np.asarray(steps, np.int64))]
+
+    def offset_at(self, steps: Steps) -> Int64[np.ndarray, " n"]:
+        """Examples before each of ``steps``: the global index of a step's first example."""
+        steps = np.asarray(steps, np.int64)
+        segment = self._segment(steps)
+        return self._offsets[segment] + (steps - self._starts[segment]) * self._sizes[segment]
+
+    def step_of(self, index: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """The step that holds each global example index."""
+        index = np.asarray(index, np.int64)
+        segment = np.searchsorted(self._offsets, index, side="right") - 1
+        return self._starts[segment] + (index - self._offsets[segment]) // self._sizes[segment]
+
+    def rows_at(self, step: int) -> tuple[int, int]:
+        """First example index and size of one step."""
+        at = np.array([step], np.int64)
+        return int(self.offset_at(at)[0]), int(self.size_at(at)[0])
+
+
+def whole_number(value: object) -> object:
+    """The int that a text with an exponent, or a float, stands for; whatever stands for none, as it is.
+
+    Example:
+        >>> [whole_number(v) for v in ("1e9", "1.5e9", 2e9, "1e-3", "1.5", 1.5, "12", True)]
+        [1000000000, 1500000000, 2000000000, '1e-3', '1.5', 1.5, '12', True]
+    """
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and _SCIENTIFIC.fullmatch(value):
+        number = Decimal(value.replace("_", ""))
+        if number.adjusted() < _MOST_DIGITS and number == number.to_integral_value():
+            return int(number)
+    return value
+
+
+def _step(value: object, path: str) -> int:
+    value = int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else whole_number(value)
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value <= MAX_STEP:
+        raise ConfigError("is not a step", field=path, value=value, cure="Steps are whole numbers from 0 to 2**40.")
+    return int(value)
+
+
+def _number(value: object, path: str) -> float:
+    if isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
+        try:
+            value = float(value)
+        except ValueError:
+            raise ConfigError("is not a weight", field=path, value=value, cure=_CURE) from None
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise ConfigError("is not a weight", field=path, value=value, cure=_CURE)
+    number = float(value)
+    if not math.isfinite(number) or not 0 <= number <= MAX_WEIGHT:
+        problem = "must be finite and not negative" if number < 0 or not math.isfinite(number) else "is above 1e100"
+        raise ConfigError(problem, field=path, value=value, cure="Weights are relative: any scale from 0 up will do.")
+    return number

@@ -1,0 +1,269 @@
+"""Shares: what each component should have had after each step, exactly, before anything is rounded to examples.
+
+A step of B examples gives component d the share B x w_d. Normalised weights are whole multiples of 2**-44 that sum to
+1, and a share is a whole part and 44 bits, with carry: no error accumulates, sums are exact. A component may have a
+limit (its epochs or its budget, in examples): at the step that reaches it, the component gets exactly what is left of
+it, the rest of that step goes to the others in proportion to their weights, and from then on they share its weight.
+
+Invariant: shares after a step sum to the examples of all steps, and depend on nothing later. Once the components that
+have weight cannot fill a step, since they are used up or at the largest share that they may have, the mixture ends
+before it.
+
+Price: 2 us a step for 64 components, in chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from headrace.errors import ConfigError, check_not_negative
+from headrace.mix.blend import WeightsAt
+from headrace.mix.schedule import MAX_BATCH, BatchSchedule, Steps
+
+BITS = 44
+ONE = 1 << BITS
+PART = ONE - 1
+UNLIMITED = 1 << 62
+_SHORT = 1e-9  # of a step: what rounding may leave of it
+
+
+def fixed_point(weights: Float64[np.ndarray, "n d"]) -> Int64[np.ndarray, "n d"]:
+    """Rows of weights as multiples of 2**-44 that sum to exactly 2**44; a positive weight never becomes 0.
+
+    Each is within one unit of the weight except the row's largest, which takes the rounding of all (at most half a unit
+    each). At 1e9 examples the drift is thus about 1e-4 examples.
+
+    Raises:
+        ConfigError: a weight is negative or no number, or a row does not sum to 1.
+
+    Example:
+        >>> fixed_point(np.array([[0.25, 0.75, 0.0]])) / 2**44
+        array([[0.25, 0.75, 0.  ]])
+    """
+    if not (weights >= 0).all():
+        raise ConfigError("must be numbers from 0 up", field="weights", value=weights[~(weights >= 0)][0])
+    fixed = np.rint(weights * ONE).astype(np.int64)
+    fixed += (fixed == 0) & (weights > 0)
+    short = ONE - fixed.sum(axis=1)
+    if np.abs(short).max(initial=0) > weights.shape[1] << 10:
+        row = int(np.abs(short).argmax())
+        raise ConfigError("must sum to 1 at each step", field="weights", value=weights[row].tolist())
+    fixed[np.arange(len(fixed)), fixed.argmax(axis=1)] += short
+    return fixed
+
+
+@dataclass(frozen=True)
+class ShareRun:
+    """Shares of D components after each of n steps."""
+
+    whole: Int64[np.ndarray, "n d"]
+    part: Int64[np.ndarray, "n d"]
+    """The share is ``whole + part * 2**-44``."""
+    rate: Int64[np.ndarray, "n d"]
+    """Weights in units of 2**-44, 0 for a component that had reached its limit before the step."""
+    live: Bool[np.ndarray, "n d"]
+    """The component has weight at the step, used up or not."""
+    filled: int
+    """Steps that can be filled: n, unless the mixture ends. Rows after it mean nothing."""
+
+
+class Shares:
+    """Runs of shares from any known state; the arguments are those of :class:`~headrace.mix.quota.Quota`.
+
+    Example:
+        >>> shares = Shares(lambda steps: np.full((len(steps), 2), 0.5), 2, BatchSchedule(8), [10, None])
+        >>> shares.run(np.zeros(2, np.int64), np.zeros(2, np.int64), 0, 4).whole.tolist()
+        [[4, 4], [8, 8], [10, 14], [10, 22]]
+    """
+
+    def __init__(
+        self,
+        weights: WeightsAt,
+        components: int,
+        batch: BatchSchedule,
+        limits: Sequence[int | None] | None = None,
+        largest: Sequence[float | None] | None = None,
+    ) -> None:
+        if not 1 <= components <= 4096:
+            raise ConfigError("must be 1 to 4096", field="components", value=components)
+        if batch.max_size > MAX_BATCH:
+            raise ConfigError("must be at most 2**18", field="batch_size", value=batch.max_size)
+        if limits is not None and len(limits) != components:
+            raise ConfigError(f"needs one entry for each of {components} components", field="limits", value=limits)
+        for limit in limits or ():
+            if limit is not None and not 0 <= limit < UNLIMITED:
+                raise ConfigError("must be 0 to 2**62 examples", field="limits", value=limit)
+        for share in largest or ():
+            if share is not None and not 0 < share <= 1:
+                raise ConfigError("must be above 0 and at most 1", field="max_share", value=share)
+        self._weights, self._batch = weights, batch
+        self._bound = np.array([1.0 if x is None else x for x in largest or [None] * components])
+        self._bounded = bool((self._bound < 1).any())
+        self.limits = np.array([UNLIMITED if x is None else x for x in limits or [None] * components], np.int64)
+        self.limited = bool((self.limits < UNLIMITED).any())
+
+    def run(self, whole: Int64[np.ndarray, " d"], part: Int64[np.ndarray, " d"], first: int, n: int) -> ShareRun:
+        """Shares after each of the ``n`` steps from ``first`` on, given the shares before it."""
+        steps = np.arange(first, first + n, dtype=np.int64)
+        weights, sizes = self._weights(steps), self._batch.size_at(steps)
+        if not self.limited:
+            bounded, met = self._below_largest(weights)
+            rate = fixed_point(bounded)
+            return ShareRun(*_accumulate(whole, part, rate * sizes[:, None]), rate, rate > 0, met)
+        wholes, parts, rates = (np.empty((n, len(whole)), np.int64) for _ in range(3))
+        row = 0
+        while row < n:  # once more for each limit reached: at most D times in a whole run
+            weight = weights[row:] * (whole < self.limits)
+            total = np.add.accumulate(weight, axis=1)[:, -1:]
+            usable = n - row if total.all() else int((total[:, 0] == 0).argmax())
+            bounded, usable = self._below_largest(weight[:usable] / total[:usable])
+            if usable == 0:
+                break
+            rate = fixed_point(bounded[:usable])
+            w, p = _accumulate(whole, part, rate * sizes[row : row + usable, None])
+            over = ((w > self.limits) | ((w == self.limits) & (whole < self.limits))).any(axis=1)
+            plain = int(over.argmax()) if over.any() else usable
+            end = row + plain
+            wholes[row:end], parts[row:end], rates[row:end] = w[:plain], p[:plain], rate[:plain]
+            if plain:
+                whole, part = w[plain - 1], p[plain - 1]
+            if plain < usable:
+                due = _pour(rate[plain], int(sizes[end]), whole, part, self.limits, self._bound)
+                if due is None:
+                    return ShareRun(wholes, parts, rates, weights > 0, end)
+                w, p = _accumulate(whole, part, due[None])
+                whole, part = w[0], p[0]
+                wholes[end], parts[end], rates[end] = whole, part, rate[plain]
+                end += 1
+            row = end
+        return ShareRun(wholes, parts, rates, weights > 0, row)
+
+    def can_fill(self, components: Bool[np.ndarray, " d"]) -> bool:
+        """Whether these may have all of a step between them."""
+        return float(self._bound[components].sum()) > 1 - _SHORT
+
+    def _below_largest(self, weights: Float64[np.ndarray, "n d"]) -> tuple[Float64[np.ndarray, "n d"], int]:
+        """The weights below the bounds, and how many steps can be met; rows after these mean nothing, but sum to 1."""
+        if not self._bounded:
+            return weights, len(weights)
+        scaled, short = _bounded_rows(weights, self._bound)
+        met = int(short.argmax()) if short.any() else len(weights)
+        return np.where(short[:, None], weights, scaled), met
+
+
+def bound_shares(
+    rows: Float64[np.ndarray, "n d"], bound: Float64[np.ndarray, " d"], steps: Steps
+) -> Float64[np.ndarray, "n d"]:
+    """The same shares with no component above its bound at any step; those below theirs share what it may not have.
+
+    Raises:
+        ConfigError: the components with weight at a step, all at their largest share, do not fill it.
+
+    Example:
+        >>> bound_shares(np.array([[0.7, 0.2, 0.1]]), np.array([0.4, 1, 1]), np.arange(1))
+        array([[0.4, 0.4, 0.2]])
+    """
+    scaled, short = _bounded_rows(rows, bound)
+    if short.any():
+        raise ConfigError(
+            f"cannot be met: at step {int(steps[short].min())} all sources with weight are at their largest share and"
+            " leave a rest",
+            field="max_share",
+            value=bound.tolist(),
+            cure="Raise a share or give another source weight.",
+        )
+    return scaled
+
+
+def _bounded_rows(
+    rows: Float64[np.ndarray, "n d"], bound: Float64[np.ndarray, " d"]
+) -> tuple[Float64[np.ndarray, "n d"], Bool[np.ndarray, " n"]]:
+    """The same shares with none above its bound, and the rows in which that leaves a rest."""
+    full = np.zeros(rows.shape, bool)
+    scaled = rows
+    for _ in range(len(bound) + 1):  # each round fills at least one more component, or is the last
+        open_weight = np.add.accumulate(np.where(full, 0.0, rows), axis=1)[:, -1:]
+        left = 1 - np.add.accumulate(np.where(full, bound, 0.0), axis=1)[:, -1:]
+        scaled = np.where(full, bound, rows * (left / np.where(open_weight > 0, open_weight, 1.0)))
+        over = (scaled > bound) & ~full
+        if not over.any():
+            break
+        full |= over
+    return scaled, np.abs(np.add.accumulate(scaled, axis=1)[:, -1] - 1) > _SHORT
+
+
+def _accumulate(
+    whole: Int64[np.ndarray, " d"], part: Int64[np.ndarray, " d"], due: Int64[np.ndarray, "n d"]
+) -> tuple[Int64[np.ndarray, "n d"], Int64[np.ndarray, "n d"]]:
+    """Running sums of ``due`` (each <= 2**62, in 2**-44 examples) from a start, as whole and part."""
+    parts = np.cumsum(due & PART, axis=0) + part  # n * 2**44 at most
+    wholes = np.cumsum(due >> BITS, axis=0) + whole + (parts >> BITS)
+    parts &= PART
+    return wholes, parts
+
+
+def _pour(
+    rate: Int64[np.ndarray, " d"],
+    size: int,
+    whole: Int64[np.ndarray, " d"],
+    part: Int64[np.ndarray, " d"],
+    limits: Int64[np.ndarray, " d"],
+    bound: Float64[np.ndarray, " d"],
+) -> Int64[np.ndarray, " d"] | None:
+    """What each component gets of one step (in 2**-44 examples) in which limits are reached; None: it cannot be filled.
+
+    Like water into vessels: whoever would get more than it can take gets just that, and the others share the rest anew.
+    Whole numbers of any size throughout.
+    """
+    rates = [int(r) for r in rate]
+    room = [(int(x) - int(w)) * ONE - int(p) for x, w, p in zip(limits, whole, part, strict=True)]
+    room = [min(most, size * int(b * ONE)) for most, b in zip(room, bound, strict=True)]
+    due, left = [0] * len(rates), size * ONE
+    sharing = [d for d, r in enumerate(rates) if r > 0]
+    while left and sharing:
+        total = sum(rates[d] for d in sharing)
+        full = [d for d in sharing if left * rates[d] >= room[d] * total]
+        if not full:
+            for d in sharing:
+                due[d] = left * rates[d] // total
+            due[max(sharing, key=lambda d: rates[d])] += left - sum(due[d] for d in sharing)
+            left = 0
+        for d in full:
+            due[d] = room[d]
+            left -= room[d]
+            sharing.remove(d)
+    return None if left else np.array(due, np.int64)
+
+
+def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
+    """``total`` things in proportion to ``weights``: each share rounded down, then one more to the largest remainders.
+
+    It is Hamilton's method, as nmoe has it; on equal remainders the first gets it.
+
+    Raises:
+        ConfigError: a negative weight or total, or no positive weight.
+
+    Example:
+        >>> largest_remainder([0.5, 0.3, 0.2], 1_000_000 // 1024)
+        [488, 293, 195]
+    """
+    check_not_negative("total", total)
+    whole = sum_of_weights(weights)
+    exact = [w / whole * total for w in weights]
+    counts = [math.floor(x) for x in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda d: counts[d] - exact[d])  # stable: the first of equals first
+    for d in by_remainder[: total - sum(counts)]:
+        counts[d] += 1
+    return counts
+
+
+def sum_of_weights(weights: Sequence[float], field: str = "weights") -> float:
+    """Raises ConfigError unless all are finite and not negative, and one is positive."""
+    if not len(weights) or not all(math.isfinite(w) and w >= 0 for w in weights) or not any(weights):  # also arrays
+        raise ConfigError("must be finite and not negative, one of them positive", field=field, value=list(weights))
+    return math.fsum(weights)

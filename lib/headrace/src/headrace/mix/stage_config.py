@@ -1,0 +1,292 @@
+"""What users write about the mixtures of a run, and the stages that it stands for.
+
+One mixture: a weight at each component, or a (nested) blend. Several: ``stages``, each from a step on or for a number
+of tokens. A run that goes on otherwise than it began: ``amendments``, each from a step on, which add sources, drop them
+or weigh them anew; they are stages too, so the past stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from headrace.errors import ConfigError
+from headrace.mix.amendments import added_sources, amend, check_disjoint
+from headrace.mix.blend import Blend, is_size_rule, refuse_size_rules, weights_of_sizes
+from headrace.mix.limits import check_steps, check_tokens, step_after_tokens, tokens_of_steps
+from headrace.mix.schedule import BatchSchedule
+from headrace.mix.stages import Stage, check_components
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """One mixture of a staged run.
+
+    Attributes:
+        weights: Blend of this stage, over any of the components.
+        name: For reports and errors.
+        step: Step at which it begins; the first stage begins at 0. Left out: where the tokens of the stage before end.
+        tokens: How many tokens it lasts, rounded up to whole steps; may be left out for the last stage. Those of the
+            last stage end the run.
+    """
+
+    weights: dict[str, Any]
+    name: str = ""
+    step: int | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class AmendmentConfig:
+    """A declared change of the mixture of a run that has begun; names mean what bears them, at any depth of a blend.
+
+    Attributes:
+        step: First step of the changed mixture. Must not have been trained on yet.
+        add: Weights of components that join the mixture, or groups of them: ``{y: {weight: 1, blend: {d: 1, e: 1}}}``.
+        weights: New weights of what is in it. A group of a blend keeps its blend, or with ``{blend: ...}`` its weight.
+        drop: Components, or whole groups, that are no longer drawn.
+    """
+
+    step: int
+    add: dict[str, Any] = field(default_factory=dict[str, Any])
+    weights: dict[str, Any] = field(default_factory=dict[str, Any])
+    drop: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True)
+class MixtureConfig:
+    """What a config says about its mixtures.
+
+    Attributes:
+        components: Weight of each component, None where it has none of its own.
+        batch: Batch sizes, for budgets in tokens.
+        phases: First step and row length of each phase, for budgets in tokens.
+        weights: A blend of all components, instead of their own weights.
+        stages: Stages, instead.
+        amendments: Changes, in the order of their steps.
+        max_share: Largest shares by component.
+        num_steps: Steps of the run, if they are written.
+        sizes: Gives the tokens of each component; asked only where weights follow from sizes.
+    """
+
+    components: Mapping[str, Any]
+    batch: BatchSchedule
+    phases: Sequence[tuple[int, int]]
+    weights: Mapping[str, Any] | None = None
+    stages: Sequence[StageConfig] = ()
+    amendments: Sequence[AmendmentConfig] = ()
+    max_share: Mapping[str, float] = field(default_factory=dict[str, float])
+    num_steps: int | None = None
+    sizes: Callable[[], Mapping[str, int]] | None = None
+
+
+@dataclass(frozen=True)
+class _Mixture:
+    """One mixture before its blend is made: the step at which it begins, its weights, its name, its place in the config
+    and the place and number of the tokens that it lasts.
+    """
+
+    step: int
+    weights: dict[str, Any]
+    name: str
+    path: str
+    budget: tuple[str, int | None] = ("num_steps", None)
+
+
+def resolve_stages(config: MixtureConfig) -> list[Stage]:
+    """The stages of a run, amendments last.
+
+    Raises:
+        ConfigError: weights given in two places, an unknown source, steps out of order.
+
+    Example:
+        >>> amended = resolve_stages(
+        ...     MixtureConfig(
+        ...         {"web": 3, "code": 1, "math": None}, BatchSchedule(8), [(0, 16)],
+        ...         amendments=[AmendmentConfig(100, add={"math": 2}, drop=["code"])],
+        ...     )
+        ... )
+        >>> [(stage.first_step, stage.blend.to_config()) for stage in amended]
+        [(0, {'web': 3.0, 'code': 1.0}), (100, {'web': 3.0, 'math': 2.0})]
+    """
+    _check_one_place(config)
+    later = _added_later(config.amendments)
+    mixtures = [_resolve_sizes(mixture, config, later) for mixture in _planned(config, later)]
+    for number, amendment in enumerate(config.amendments):
+        mixtures.append(_amended(mixtures[-1], amendment, number, config.components))
+    stops = [*(mixture.step for mixture in mixtures[1:]), None]
+    resolved: list[Stage] = []
+    for mixture, stop in zip(mixtures, stops, strict=True):
+        blend = Blend(mixture.weights, mixture.path, num_steps=stop, first_step=mixture.step)
+        max_share = {name: most for name, most in config.max_share.items() if name in blend.names}
+        resolved.append(Stage(mixture.step, blend, mixture.name, max_share))
+    check_components(list(config.components), resolved)
+    return resolved
+
+
+def _check_one_place(config: MixtureConfig) -> None:
+    weighted = [name for name, weight in config.components.items() if weight is not None]
+    if weighted and (config.weights is not None or config.stages):
+        raise ConfigError(
+            f"is given beside {'stages' if config.stages else 'weights'}",
+            field=f"components.{weighted[0]}.weight",
+            value=config.components[weighted[0]],
+            cure="Say the weights in one place.",
+        )
+    if config.weights is not None and config.stages:
+        raise ConfigError("is given beside stages", field="weights", cure="Say the weights in one place.")
+
+
+def _planned(config: MixtureConfig, later: set[str]) -> list[_Mixture]:
+    """The mixtures without the amendments."""
+    batch, phases = config.batch, config.phases
+    if config.stages:
+        bounds, _ = stage_bounds(config.stages, batch, phases)
+        return [
+            _Mixture(step, stage.weights, stage.name, f"stages[{k}].weights", (f"stages[{k}].tokens", stage.tokens))
+            for k, (stage, step) in enumerate(zip(config.stages, bounds, strict=True))
+        ]
+    if config.weights is not None:
+        tokens = None if config.num_steps is None else tokens_of_steps(config.num_steps, batch, phases)
+        return [_Mixture(0, dict(config.weights), "", "weights", ("num_steps", tokens))]
+    # a component without a weight counts 1, unless it is an amendment that brings it in
+    plain = {n: 1.0 if w is None else w for n, w in config.components.items() if w is not None or n not in later}
+    return [_Mixture(0, plain, "", "components")]
+
+
+def _added_later(amendments: Sequence[AmendmentConfig]) -> set[str]:
+    """Components that an amendment brings in for the first time."""
+    added: set[str] = set()
+    dropped: set[str] = set()
+    for amendment in amendments:
+        dropped |= set(amendment.drop) - added
+        added |= added_sources(amendment.add, amendment.weights) - dropped
+    return added
+
+
+def _amended(previous: _Mixture, amendment: AmendmentConfig, number: int, components: Mapping[str, Any]) -> _Mixture:
+    path = f"amendments[{number}]"
+    if amendment.step <= previous.step:
+        problem = f"is not after step {previous.step}, where the mixture before it begins"
+        cure = "Amendments stand in the order of their steps and cannot change the past."
+        raise ConfigError(problem, field=f"{path}.step", value=amendment.step, cure=cure)
+    refuse_size_rules(amendment.add, components, f"{path}.add", itself=True)
+    refuse_size_rules(amendment.weights, components, f"{path}.weights", itself=True)
+    add, weights, drop = amendment.add, amendment.weights, amendment.drop
+    weights = amend(previous.weights, add=add, weights=weights, drop=drop, components=components, path=path)
+    return _Mixture(amendment.step, weights, f"amendment {number}", f"{path}.weights")
+
+
+def _resolve_sizes(mixture: _Mixture, config: MixtureConfig, later: set[str]) -> _Mixture:
+    """The mixture with plain weights in place of a rule; what an amendment brings in does not count."""
+    weights, path = mixture.weights, mixture.path
+    if not is_size_rule(weights, config.components):
+        refuse_size_rules(weights, config.components, path)
+        return mixture
+    if config.sizes is None:
+        raise ConfigError("follows from sizes, which are not known here", field=path, value=weights)
+    sizes = {name: tokens for name, tokens in config.sizes().items() if name not in later}
+    field_, tokens = mixture.budget
+    return replace(mixture, weights=weights_of_sizes(weights, sizes, tokens, path, field_))
+
+
+def check_plan(stages: Sequence[StageConfig], amendments: Sequence[AmendmentConfig]) -> None:
+    """Checks the steps and tokens of stages and amendments, before anything else is known.
+
+    Raises:
+        ConfigError: negative or unsorted steps, tokens below 1; the field is named.
+    """
+    reached, where = -1, ""
+    for number, stage in enumerate(stages):
+        path = f"stages[{number}]"
+        check_tokens(f"{path}.tokens", stage.tokens)
+        check_steps(f"{path}.step", stage.step, 0)
+        if number == 0 and stage.step not in (None, 0):
+            raise ConfigError("must begin at step 0", field=f"{path}.step", value=stage.step, cure="Leave it out.")
+        reached, where = _rising(stage.step, f"{path}.step", reached, where)
+    reached, where = max(reached, 0), where or "the first stage"
+    for number, amendment in enumerate(amendments):
+        path = f"amendments[{number}].step"
+        if amendment.step == 0:
+            problem = "is not after step 0, where the mixture before it begins"
+            cure = "Amendments cannot change the past: change weights instead."
+            raise ConfigError(problem, field=path, value=0, cure=cure)
+        check_steps(path, amendment.step)
+        check_disjoint(amendment.add, amendment.weights, amendment.drop, f"amendments[{number}]")
+        reached, where = _rising(amendment.step, path, reached, where)
+
+
+def _rising(step: int | None, path: str, reached: int, where: str) -> tuple[int, str]:
+    if step is None:
+        return reached, where
+    if step <= reached:
+        problem = f"is not after step {reached}, where the mixture before it begins ({where})"
+        raise ConfigError(problem, field=path, value=step, cure="Sort by step; each needs a step of its own.")
+    return step, path
+
+
+def stage_bounds(
+    stages: Sequence[StageConfig], batch: BatchSchedule, phases: Sequence[tuple[int, int]]
+) -> tuple[list[int], int | None]:
+    """The first step of each stage, from its own or from the tokens of the stages before it; and the step at which the
+    last stage's tokens are used up, or None.
+
+    Raises:
+        ConfigError: a stage without a beginning, tokens that say another step than the next stage does.
+
+    Example:
+        >>> stages = [StageConfig({"a": 1}, tokens=1000), StageConfig({"b": 1}, tokens=300)]
+        >>> stage_bounds(stages, BatchSchedule(8), [(0, 16)])
+        ([0, 8], 11)
+    """
+    first: list[int] = []
+    reached: int | None = 0
+    for number, stage in enumerate(stages):
+        path, before = f"stages[{number}]", f"stages[{number - 1}]"
+        begin = stage.step if stage.step is not None else reached
+        if begin is None:
+            raise ConfigError("has no beginning", field=f"{path}.step", cure=f"Give it a step, or {before}.tokens.")
+        if number and reached is not None and begin != reached:
+            problem = f"last until step {reached}, but {path} begins at step {begin}"
+            cure = f"Leave out {before}.tokens or {path}.step."
+            raise ConfigError(problem, field=f"{before}.tokens", value=stages[number - 1].tokens, cure=cure)
+        first.append(begin)
+        reached = None if stage.tokens is None else step_after_tokens(begin, stage.tokens, batch, phases)
+    return first, reached
+
+
+def run_steps(
+    num_steps: int | None,
+    stages: Sequence[StageConfig],
+    amendments: Sequence[AmendmentConfig],
+    batch: BatchSchedule,
+    phases: Sequence[tuple[int, int]],
+) -> int | None:
+    """Steps of a run: what it says, or the tokens of its last stage; None if neither.
+
+    Raises:
+        ConfigError: the two differ, or an amendment, a stage, a length or a batch size begins where the run has ended.
+    """
+    check_steps("num_steps", num_steps)
+    first_steps, end = stage_bounds(stages, batch, phases) if stages else ([], None)
+    if None not in (num_steps, end) and num_steps != end:
+        problem = f"end the run after {end} steps, but num_steps is {num_steps}"
+        cure = "Leave out one of the two."
+        raise ConfigError(problem, field=f"stages[{len(stages) - 1}].tokens", value=stages[-1].tokens, cure=cure)
+    end = num_steps if end is None else end
+    if end is None:
+        return None
+    begins = {f"stages[{k}].step": step for k, step in enumerate(first_steps)}
+    begins |= {f"amendments[{k}].step": amendment.step for k, amendment in enumerate(amendments)}
+    for path, step in begins.items():
+        if step >= end:
+            problem = f"is not before step {end}, where the run ends"
+            raise ConfigError(problem, field=path, value=step, cure="Prolong the run.")
+    for path, points in (("seq_len", phases), ("batch_size", batch.points)):
+        for step, value in points:
+            if step >= end:
+                problem = f"begins at step {step}, and the run ends before step {end}"
+                cure = "Prolong the run, or leave it out."
+                raise ConfigError(problem, field=f"{path}[{step}]", value=value, cure=cure)
+    return end

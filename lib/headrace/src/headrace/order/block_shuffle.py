@@ -1,0 +1,132 @@
+"""Hierarchical block shuffle: permute I/O blocks over the corpus, then examples within a window of blocks.
+
+The order of seed 004 and of Levanter's ``BlockShufflingDataset`` (marin issue 2917). A window of ``window_blocks``
+blocks is read and mixed together, so a reader touches each block once per epoch while its window is open. The partial
+block at the end, if any, stays at the end, permuted within itself.
+
+Quality reaches that of a full shuffle once ``window_blocks`` is about the batch size in examples.
+
+Era shuffle: consecutive eras of a fixed length, each permuted within itself. Levanter's older locality shuffle, kept as
+a baseline and for users who have it in their configs: its reads are sequential, but it never mixes examples that lie
+further apart than an era (Marin measured +14.5% loss on it).
+
+Price: two permutations, about 0.1 us an index; of eras, one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.errors import check_at_least
+from headrace.order.intervals import Intervals
+from headrace.order.order import OpenWindow
+from headrace.order.permutation import KeyedShuffle
+from headrace.order.seeds import derive_keys, fold
+
+
+class BlockShuffle(KeyedShuffle):
+    """Permutes blocks of ``io_block_size`` examples, then examples within windows of ``window_blocks`` blocks.
+
+    Args:
+        n: Number of examples.
+        io_block_size: Examples in a block; best equal to one stored chunk.
+        window_blocks: Blocks that are mixed together.
+        seed: Integer seed.
+        perm_type: ``"feistel"`` or ``"linear"``.
+        held_windows: Windows that memory must hold; changes no row.
+
+    Raises:
+        ConfigError: a size below 1, unknown ``perm_type``.
+
+    Example:
+        >>> m = BlockShuffle(100, io_block_size=8, window_blocks=3, seed=0)
+        >>> sorted(m(np.arange(100)).tolist()) == list(range(100))
+        True
+    """
+
+    kind = "block"
+    described = ("length", "io_block_size", "window_blocks", "seed", "perm_type")
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        io_block_size: int,
+        window_blocks: int,
+        seed: int,
+        perm_type: str = "feistel",
+        held_windows: int = 1,
+    ) -> None:
+        super().__init__(n, seed, perm_type)
+        for name, value in (("io_block_size", io_block_size), ("window_blocks", window_blocks)):
+            check_at_least(name, value, cure="Give a positive number.")
+        self.io_block_size, self.window_blocks, self.held_windows = io_block_size, window_blocks, held_windows
+        self.num_blocks = n // io_block_size
+
+    def open_window(self) -> OpenWindow:
+        rows = min(self.window_blocks * self.io_block_size, self.length)
+        return OpenWindow(self.window_blocks, rows, self.held_windows)
+
+    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        size, full = self.io_block_size, self.num_blocks * self.io_block_size
+        window_size = min(size * self.window_blocks, max(full, 1))
+        tail = i >= full
+        window = np.where(tail, -1, i // window_size)
+        start = np.where(tail, full, window * window_size)
+        stop = np.where(tail, self.length, np.minimum(start + window_size, full))
+        window_key = fold(derive_keys(self.seed, "window", last=epoch), window.astype(np.uint64))
+        virtual = start + self._permute(i - start, stop - start, window_key)
+        if self.num_blocks == 0:
+            return virtual
+        block, place = np.divmod(np.minimum(virtual, full - 1), size)
+        physical = self._permute(block, self.num_blocks, derive_keys(self.seed, "block", last=epoch)) * size + place
+        return np.where(tail, virtual, physical)
+
+    def touched_blocks(self, drawn: int, epoch: int) -> Intervals:
+        """Blocks of the epoch's sequence that hold any of the rows at its first ``drawn`` positions, whole windows."""
+        windows = -(-drawn // (self.io_block_size * self.window_blocks))
+        return Intervals(np.zeros(1, np.int64), np.array([min(windows * self.window_blocks, self.num_blocks)]))
+
+    def block_permutation(self, epoch: int) -> tuple[str, int, int]:
+        """Family, length and key of the permutation of blocks."""
+        return self.perm_type, self.num_blocks, int(derive_keys(self.seed, "block", last=np.array([epoch]))[0])
+
+
+class EraShuffle(KeyedShuffle):
+    """Permutes examples within consecutive eras of ``era_length``; the last era may be shorter.
+
+    Args:
+        n: Examples.
+        era_length: Examples in an era.
+        seed: Integer seed.
+        perm_type: ``"feistel"`` or ``"linear"``.
+
+    Raises:
+        ConfigError: ``era_length`` below 1, unknown ``perm_type``.
+
+    Example:
+        >>> m = EraShuffle(10, era_length=4, seed=0)
+        >>> sorted(m(np.arange(4, 8)).tolist())
+        [4, 5, 6, 7]
+    """
+
+    kind = "era"
+    described = ("length", "era_length", "seed", "perm_type")
+
+    def __init__(self, n: int, *, era_length: int, seed: int, perm_type: str = "feistel") -> None:
+        super().__init__(n, seed, perm_type)
+        check_at_least("era_length", era_length, cure="Count in examples.")
+        self.era_length = era_length
+
+    def open_window(self) -> OpenWindow:
+        return OpenWindow(rows=min(self.era_length, self.length))
+
+    def touched_rows(self, drawn: int) -> int:
+        return min(-(-drawn // self.era_length) * self.era_length, self.length)
+
+    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        era, place = np.divmod(i, self.era_length)
+        start = era * self.era_length
+        size = np.minimum(self.era_length, self.length - start)
+        key = fold(derive_keys(self.seed, "era", last=epoch), era.astype(np.uint64))
+        return start + self._permute(place, size, key)

@@ -1,0 +1,271 @@
+"""Braided shuffle: mixes like a full shuffle, and each stored block is read about once, whatever the number of hosts.
+
+With H hosts, every row of a batch lands on some host. If a window of K open blocks is mixed freely (block shuffle),
+every host reads every block: H times the reads, and K blocks of cache on each. A braid opens the same K blocks, one for
+each of K *strands*, and says of each row where in the store's reading front it lies (its *locality*). The loader sorts
+the rows of a batch by locality: host h then always meets the strands around h/H, holds about K/H blocks, and nobody
+else reads them. The order itself does not know H.
+
+How a draw finds its row::
+
+    v     virtual sequence of an epoch: full blocks in keyed order, then the partial tail block. No special case
+    L_k   v is cut into K strands of equal length (two lengths that differ by 1), one after the other
+    lap   draws go round the strands; one lap passes over the whole front once. Its `lap` draws (not always a whole
+          number: then one lap in so many has one draw more) are best the rows that the component gives to a batch
+    row   the (turn + phase_k)-th example of strand k (modulo L_k) -> its block -> place inside the block
+
+A strand belongs to a *cell* of the front. Cells follow each other on a golden lattice, ``q -> (q g + shift) mod cells``
+with g near cells / phi, which spreads any run of draws evenly, also over the end of a lap. So do the rows inside a
+block, with a keyed shift and direction for each block: neighbours in the store, which may be one document, are drawn
+far apart. Phases are spread evenly over a block, so strands change blocks at different times and reads come without
+bursts. Laps go on over the end of an epoch.
+
+**Versions.** Version 1 turns the rows of each block by one step that never changes: neighbours are one of four
+distances apart, the same in half of all pairs of epochs; and a source of few blocks hardly changes between epochs.
+Version 2, that of new runs, moves the rows of each block by a bijection keyed by block and epoch (4% of distances equal
+at 32 rows a block), keys where strands that are shorter than a block begin, and permutes all rows of a source of at
+most 64 blocks that has as many strands: its epochs are those of a full shuffle. Localities are those of version 1, so
+that no other source is read more; but **every host draws from all of such a source**, and memory is counted so.
+
+**Why laps of a real length.** In a mixture, a component gives rho rows to a batch, now floor(rho), now ceil(rho). An
+extra row somewhere shifts the sorted rows after it by one, over the borders of hosts, and these read blocks that are
+not theirs. With lap = rho every batch takes the same cells of each component. The rows that come and go, the first of
+a lap and the extra one, all have their localities at the very front: their shifts cancel there, since a batch has the
+same number of rows in all. Blocks read per block and epoch, 20 components, 64 hosts, default budget: 1.06; 1.69 with
+laps of round(rho), 2.46 with one lap over all strands (scripts/bench/bench_braid_reads.py).
+
+Invariants: a bijection for every n, block size, strands, lap and epoch; O(1) memory in n, and a table of at most 1 MiB
+where blocks are few (:mod:`headrace.order.braid.spec`); successive draws come from
+different strands, so VR_w <= 1 up to chance for w up to K (see analysis/icc).
+Price: one keyed permutation and about 100 vector operations, 0.5 us an index in batches of 1,024 rows, any n.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.errors import ConfigError
+from headrace.order.braid.spec import BLOCK, BRAID_VERSIONS, MAX_STRANDS, PlacedBlocks, braid_spec, check_version
+from headrace.order.braid.strands import resolve_strands
+from headrace.order.braid.table import (
+    Draw,
+    braid,
+    braid_key,
+    count_laps,
+    find_strands,
+    locality_of,
+    place_draws,
+    skip_left_over,
+    virtual_places,
+)
+from headrace.order.intervals import Intervals
+from headrace.order.order import OpenWindow, Order
+from headrace.order.permutation import unpermute
+from headrace.order.seeds import derive, fold
+
+_ONE = np.uint64(1)
+
+
+class _Places(NamedTuple):
+    """Places of draws in the epoch's sequence; all int64."""
+
+    strand: np.ndarray
+    begin: np.ndarray  # of the strand
+    place: np.ndarray
+    end: np.ndarray  # of the strand
+    single: np.ndarray  # places of the draws that belong to no strand: the last ones
+
+
+class BraidShuffle(Order):
+    """Braided shuffle of ``n`` examples; see the module.
+
+    Args:
+        n: Examples, 0 to 2**62.
+        io_block_size: Examples in a block; best equal to one stored chunk.
+        strands: Blocks that are open at a time, over all hosts together.
+        seed: Integer seed.
+        lap: Draws in which the front passes over the whole store once: best the rows that this dataset gives to one
+            batch, also where that is no whole number. A whole number divides ``strands``; None for ``strands``.
+        first_strand: Number of the first strand among those of all components of a job (the sum of the strands of
+            those before): strands of the whole job then change blocks at different times. None: taken from the seed.
+        version: 1 or 2; see the module.
+
+    Raises:
+        ConfigError: a size below 1, more strands than examples, a lap that does not fit the strands.
+
+    Example:
+        >>> m = BraidShuffle(1000, io_block_size=16, strands=64, lap=8, seed=0)
+        >>> sorted(m(np.arange(1000)).tolist()) == list(range(1000))
+        True
+        >>> sorted((m.locality(np.arange(8)) * 8).astype(int).tolist())  # any 8 draws visit each eighth of the store
+        [0, 1, 2, 3, 4, 5, 6, 7]
+    """
+
+    bijective = reorders = True
+    kind = "braid"
+    described = ("length", "io_block_size", "strands", "lap", "seed", "first_strand")
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        io_block_size: int,
+        strands: int,
+        seed: int,
+        lap: float | None = None,
+        first_strand: int | None = None,
+        version: int = 1,
+    ) -> None:
+        super().__init__(n, n)
+        self.io_block_size, self.strands, self.seed, self.version = io_block_size, strands, seed, version
+        self.lap = float(strands if lap is None else lap)
+        self.first_strand = derive(seed, "braid", "first") % MAX_STRANDS if first_strand is None else first_strand
+        self._spec = braid_spec(
+            n,
+            io_block_size=io_block_size,
+            strands=strands,
+            lap=lap,
+            key=braid_key(seed),
+            first_strand=self.first_strand,
+            version=version,
+        )
+        self._placed = PlacedBlocks(self._spec)
+
+    @property
+    def whole(self) -> bool:
+        """Whether its blocks are so few that all rows are permuted in every epoch; see the module."""
+        return bool(self._spec.whole[0])
+
+    def describe(self) -> dict[str, object]:
+        return super().describe() | ({} if self.version == 1 else {"version": self.version})
+
+    def open_window(self) -> OpenWindow:
+        rows = min(self.strands * self.io_block_size, self.length)
+        return OpenWindow(self.strands, rows, everywhere=self.whole)
+
+    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        return braid(i, epoch, self._spec, self._placed)[0]
+
+    def resolve(self, i: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return braid(i, epoch, self._spec, self._placed)
+
+    def locality(self, i: np.ndarray, epoch: np.ndarray | None = None) -> np.ndarray:
+        return locality_of(self._draw(i, epoch), self._spec)
+
+    def strand(self, i: Int64[np.ndarray, " m"], epoch: Int64[np.ndarray, " m"] | None = None) -> np.ndarray:
+        """Strand of each position, int64 in ``[0, strands)``."""
+        at = find_strands(i.astype(np.uint64), self._draw(i, epoch), self._spec)
+        return at.strand.astype(np.int64)
+
+    def block_permutation(self, epoch: int) -> tuple[str, int, int]:
+        """Family, length and key of the permutation of full blocks."""
+        key = fold(fold(self._spec.key, np.array([epoch], np.uint64)), BLOCK)
+        return "feistel", int(self._spec.full_blocks[0]), int(key[0])
+
+    def touched_blocks(self, drawn: int, epoch: int) -> Intervals:
+        """Blocks of the epoch's sequence that hold any of the rows at its first ``drawn`` positions.
+
+        A strand goes through neighbouring places, from its begin on when it has come to its end: its first and its last
+        draw say all that it has touched. Some blocks that only the last draws of an epoch will touch may be among them.
+        Costs 2 to 5 us a strand.
+        """
+        if self.whole:
+            drawn_rows = self.at(np.arange(drawn), np.full(drawn, epoch))
+            blocks = np.unique(drawn_rows // int(self._spec.block[0]))
+            of, key = self.block_permutation(epoch)[1:]
+            return Intervals.of_numbers(np.sort(np.where(blocks < of, unpermute(blocks % of, of, key), blocks)))
+        start, stop = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for strands, extra in ((int(self._spec.regular[0]), False), (int(self._spec.extra[0]), True)):
+            draws = int(self._count(np.array([drawn], np.uint64), epoch, extra)[0])
+            if draws <= 3 * strands:
+                places = self._places(np.arange(draws), epoch, extra)
+                start += [places.place, places.single]
+                stop += [places.place + 1, places.single + 1]
+                continue
+            # Fewer than `strands` draws belong to no strand, the last ones of an epoch
+            first = self._places(np.arange(strands), epoch, extra)
+            last = self._places(np.arange(draws - 1, draws - 2 * strands - 1, -1), epoch, extra)
+            at, of = np.argsort(first.strand), np.unique(last.strand, return_index=True)[1]
+            begin, end, place, upto = first.begin[at], first.end[at], first.place[at], last.place[of] + 1
+            round_again = upto <= place
+            start += [place, begin[round_again], last.single]
+            stop += [np.where(round_again, end, upto), upto[round_again], last.single + 1]
+        block = int(self._spec.block[0])
+        return Intervals(np.concatenate(start) // block, -(-np.concatenate(stop) // block))
+
+    def _count(self, drawn: np.ndarray, epoch: int, extra: bool) -> np.ndarray:
+        """Draws of one kind among the first ``drawn`` of an epoch."""
+        begin = place_draws(np.zeros(1, np.uint64), np.array([epoch], np.uint64), self._spec).begin
+        regular = count_laps(begin + drawn, self._spec)[0] - count_laps(begin, self._spec)[0]
+        return drawn - regular if extra else regular
+
+    def _places(self, nth: np.ndarray, epoch: int, extra: bool) -> _Places:
+        """Places of the draws of one kind with these numbers, from 0, in an epoch."""
+        low, high = np.zeros(nth.size, np.uint64), np.full(nth.size, self.length, np.uint64)
+        while (low < high).any():  # bisect
+            middle = (low + high) >> _ONE
+            before = self._count(middle + _ONE, epoch, extra) <= nth.astype(np.uint64)
+            low, high = np.where(before & (low < high), middle + _ONE, low), np.where(before, high, middle)
+        d = place_draws(low, np.full(nth.size, epoch, np.uint64), self._spec)
+        at = find_strands(low, d, self._spec)
+        place = virtual_places(at, d.key, self._spec).view(np.int64)
+        held = at.late < 0
+        begin = skip_left_over(at.start, at) + at.base
+        end = skip_left_over(at.start + np.maximum(at.length, _ONE) - _ONE, at) + at.base + _ONE
+        of_strands = (x[held].astype(np.int64) for x in (at.strand, begin, place, end))
+        return _Places(*of_strands, single=place[~held])
+
+    def _draw(self, i: np.ndarray, epoch: np.ndarray | None) -> Draw:
+        epoch = np.zeros_like(i) if epoch is None else epoch
+        return place_draws(i.astype(np.uint64), epoch.astype(np.uint64), self._spec)
+
+
+class PendingBraid(Order):
+    """A braid whose strands follow from what is mixed with it, or from the batches in which it is loaded.
+
+    Until these are known, it has a length, and positions have no rows.
+
+    Example:
+        >>> PendingBraid(1000, io_block_size=10, seed=0).in_batches(4).strands
+        32
+    """
+
+    bijective = reorders = True
+    kind = "braid"
+
+    def __init__(self, n: int, *, io_block_size: int, seed: int, version: int = BRAID_VERSIONS[-1]) -> None:
+        super().__init__(n, n)
+        check_version("version", version)
+        self.io_block_size, self.seed, self.version = io_block_size, seed, version
+
+    def in_batches(self, batch_size: int, first_strand: int | None = None) -> BraidShuffle:
+        """The order of a dataset that is not mixed and gives so many examples to a batch."""
+        plan = resolve_strands(np.asarray([self.length]), np.ones(1), batch_size=batch_size)
+        return BraidShuffle(
+            self.length,
+            io_block_size=self.io_block_size,
+            strands=int(plan.strands[0]),
+            lap=float(plan.laps[0]),
+            seed=self.seed,
+            first_strand=first_strand,
+            version=self.version,
+        )
+
+    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        return self._refuse()
+
+    def open_window(self) -> OpenWindow:
+        return self._refuse()
+
+    def describe(self) -> dict[str, object]:
+        return self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise ConfigError(
+            "is missing, and so is strands: the order follows from what the dataset is mixed with, or from its batches",
+            field="batch_size",
+            cure="Mix or load it, or give braid_shuffle the batch_size.",
+        )

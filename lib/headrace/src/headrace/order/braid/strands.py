@@ -1,0 +1,183 @@
+"""How many strands each component's braid gets, from one memory budget for the whole job.
+
+A strand keeps one block open. The budget counts open blocks over **all** hosts together, K = 8 x the batch size unless
+told otherwise: then any 8 successive batches come from different strands, and VR_w <= 1 up to w = 8 B. Component d gets
+about K x its largest share.
+
+Its lap (see braid) is the number of rows that it usually gives to one batch, B x its share, also where that is no whole
+number: then the rows of a batch stay on their hosts. For weights that change all the time no lap fits; whole numbers
+are the better choice then. Blocks are read 1.06 times an epoch on 64 hosts with 20 components where laps fit, 2.2 times
+where they do not (scripts/bench/bench_braid_reads.py).
+
+The result is resolved once and kept in the run's manifest: it is part of the order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from headrace.errors import ConfigError, check_at_least
+from headrace.order.braid.spec import LAP_BITS, lap_bits
+
+BATCHES_OPEN = 8
+"""Default budget: this many batches' worth of examples each have their own open block."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StrandPlan:
+    """Strands of each component."""
+
+    strands: Int64[np.ndarray, " d"]  # int64[d], at least 1, at most the component's examples
+    laps: Float64[np.ndarray, " d"]  # float64[d], draws of a lap; divides ``strands`` if it is a whole number
+
+    def open_bytes(self, block_bytes: Int64[np.ndarray, " d"] | int) -> int:
+        """Bytes of the blocks that are open at a time, over all hosts together."""
+        return int((self.strands * np.asarray(block_bytes, np.int64)).sum())
+
+
+def resolve_strands(
+    lengths: Int64[np.ndarray, " d"],
+    shares: Float64[np.ndarray, " d"],
+    *,
+    batch_size: int,
+    strands: int | None = None,
+    budget_bytes: int | None = None,
+    block_bytes: Int64[np.ndarray, " d"] | int | None = None,
+    usual_shares: Float64[np.ndarray, " d"] | None = None,
+) -> StrandPlan:
+    """Strands and laps of every component.
+
+    Args:
+        lengths: Examples of each component, at least 1.
+        shares: Largest share of a batch that each component ever gets, in [0, 1].
+        batch_size: Examples in a batch (the largest, if it changes).
+        strands: Open blocks for the whole job; None for ``8 * batch_size``, fewer where the corpus is small.
+        budget_bytes: Instead of ``strands``: bytes of open blocks for the whole job. Needs ``block_bytes``.
+        block_bytes: Of a block in memory.
+        usual_shares: Shares that hold for most of the run, if weights change at a few steps only: laps fit these. None:
+            ``shares`` if they add up to one, which means that they never change; else no lap fits.
+
+    Returns:
+        At least one strand a component, never more than it has examples. Totals follow ``strands`` up to rounding to
+        whole batches; a byte budget is kept strictly.
+
+    Raises:
+        ConfigError: more strands than examples asked for; a size below 1; a budget too small for one block a component.
+
+    Example:
+        >>> plan = resolve_strands(np.array([10**6, 10**6, 5]), np.array([0.7, 0.29, 0.01]), batch_size=128)
+        >>> plan.strands.tolist(), plan.laps.round(2).tolist()
+        ([717, 297, 3], [89.6, 37.12, 1.28])
+    """
+    lengths = np.asarray(lengths, np.int64)
+    shares = np.asarray(shares, np.float64)
+    _check(lengths, shares, batch_size, strands)
+    if usual_shares is None:
+        usual = shares if shares.sum() <= 1.0 + 1e-6 else None
+    else:
+        usual = np.asarray(usual_shares, np.float64)
+        if usual.shape != shares.shape or not (usual <= shares + 1e-9).all() or not (usual >= 0).all():
+            raise ConfigError("above the largest shares", field="usual_shares", value=usual.tolist())
+
+    def split(total: int) -> StrandPlan:
+        base = min(batch_size, total)  # a budget below one batch: the front passes several times a batch
+        if usual is None:
+            return _whole_laps(lengths, shares, base, total)
+        return _fitting_laps(lengths, shares, usual, base, total)
+
+    if budget_bytes is None:
+        return split(BATCHES_OPEN * batch_size if strands is None else strands)
+    return _within_bytes(split, lengths, strands, budget_bytes, block_bytes)
+
+
+def _check(lengths: np.ndarray, shares: np.ndarray, batch_size: int, strands: int | None) -> None:
+    if lengths.ndim != 1 or lengths.shape != shares.shape:
+        raise ConfigError(f"one for each of the {lengths.size} components", field="shares", value=shares.tolist())
+    if (lengths < 1).any():
+        raise ConfigError(
+            "cannot be mixed: it is empty", field=f"component {int(lengths.argmin())}", cure="Leave it out."
+        )
+    if not ((shares >= 0) & (shares <= 1)).all():
+        raise ConfigError("must lie in 0 .. 1", field="shares", value=shares.tolist())
+    for name, value in (("batch_size", batch_size), ("strands", strands)):
+        check_at_least(name, value)
+    total = int(lengths.sum())
+    if strands is not None and strands > total:
+        raise ConfigError(
+            f"more strands than the {total} examples",
+            field="strands",
+            value=strands,
+            cure=f"Give at most {total}, or leave it out.",
+        )
+
+
+def _whole_laps(lengths: np.ndarray, shares: np.ndarray, base: int, total: int) -> StrandPlan:
+    laps = np.minimum(np.maximum(apportion(shares, base), 1), lengths)
+    depth = np.maximum(np.rint(total * shares / laps).astype(np.int64), 1)
+    return StrandPlan(laps * np.minimum(depth, lengths // laps), laps.astype(np.float64))
+
+
+def _fitting_laps(lengths: np.ndarray, shares: np.ndarray, usual: np.ndarray, base: int, total: int) -> StrandPlan:
+    """Depth strands for each row of a lap; the last, partial row rounded up, so that laps * depth <= strands."""
+    bits = lap_bits(base * usual)
+    one = 1 << bits
+    units = np.maximum(np.rint(base * usual * one).astype(np.int64), one >> LAP_BITS)
+    whole = -(-units // one)
+    wanted = np.where(usual == shares, total // base, np.rint(total * shares * one / units).astype(np.int64))
+    depth = np.maximum(np.minimum(wanted, lengths // whole), 1)
+    strands = -(-units * depth >> bits)
+    short = strands > lengths  # less than one batch: every example a strand
+    return StrandPlan(np.where(short, lengths, strands), np.where(short, lengths, units / one))
+
+
+def apportion(shares: Float64[np.ndarray, " d"], total: int) -> Int64[np.ndarray, " d"]:
+    """Whole numbers near ``total * shares`` whose sum is ``total * sum(shares)`` rounded (largest remainders).
+
+    Example:
+        >>> apportion(np.array([0.5, 0.3, 0.2]), 7).tolist()
+        [4, 2, 1]
+    """
+    wanted = total * shares
+    whole = np.floor(wanted + 1e-9).astype(np.int64)
+    left = int(np.rint(wanted.sum())) - int(whole.sum())
+    whole[np.argsort(whole - wanted, kind="stable")[: max(left, 0)]] += 1
+    return whole
+
+
+def _within_bytes(
+    split: Callable[[int], StrandPlan],
+    lengths: np.ndarray,
+    strands: int | None,
+    budget_bytes: int,
+    block_bytes: np.ndarray | int | None,
+) -> StrandPlan:
+    """The largest plan that fits."""
+    if strands is not None:
+        raise ConfigError("is given beside strands", field="budget_bytes", value=budget_bytes, cure="Give one of them.")
+    if block_bytes is None:
+        raise ConfigError(
+            "needs the bytes of a block", field="budget_bytes", value=budget_bytes, cure="Give block_bytes."
+        )
+    sizes = np.broadcast_to(np.asarray(block_bytes, np.int64), lengths.shape)
+    least = int(sizes.sum())
+    if budget_bytes < least:
+        raise ConfigError(
+            f"does not hold one block of each of the {lengths.size} components",
+            field="budget_bytes",
+            value=budget_bytes,
+            cure=f"Give at least {least} bytes.",
+        )
+    low, high = 1, int(lengths.sum())  # bytes grow with the total up to rounding
+    best = StrandPlan(np.ones_like(lengths), np.ones(lengths.shape))
+    while low <= high:
+        middle = (low + high) // 2
+        plan = split(middle)
+        if plan.open_bytes(sizes) <= budget_bytes:
+            best, low = plan, middle + 1
+        else:
+            high = middle - 1
+    return best

@@ -1,0 +1,397 @@
+"""Braids as functions: one of many positions, or those of all components of a mixture in one pass.
+
+A mixture of 200 components has a few rows of each in a batch. Mapping them component by component costs some 100 us
+each, whatever the number of rows; here each row brings the parameters of its component along, and the batch is mapped
+at once. Where there are hundreds of rows of each, as in a window of steps of few components, these are mapped together.
+What a braid is: :mod:`headrace.order.braid.shuffle`.
+
+Price: 0.5 us a row in batches of 1,024, 0.3 us from 4,096 on; any number of components, any lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int32, Int64
+
+from headrace.errors import ConfigError
+from headrace.order.braid.spec import (
+    GOLDEN32,
+    BraidSpec,
+    Placed,
+    PlacedBlocks,
+    braid_spec,
+    permute_whole,
+    place_blocks,
+)
+from headrace.order.seeds import derive, fold
+
+_SLICE = 8192  # rows per pass: the temporaries stay in the second-level cache
+_PLASTIC32 = np.uint64(0x91E10DA5)  # 2**32 / plastic number squared: independent of GOLDEN32
+_LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
+_EPOCHS = np.uint64((1 << 21) - 1)
+_ONE = np.uint64(1)
+_EXACT = np.uint64(1 << 40)  # draws times cells stay below 2**63; beyond, gaps are whole numbers
+_LAST = np.uint64(8)  # blocks of a strand over which that is spread: fewer give bursts, more disturb the others' times
+_LONG = np.uint64(16)  # blocks of a strand from which on it is rare that neighbours meet in one block
+# What a child key is for; see also spec. A vector: numpy warns of overflow, which hashing needs, for scalars.
+_PHASE = np.array([1], np.uint64)
+_S29, _LOW6, _ODD = np.uint64(29), np.uint64(63), np.uint64(0xBF58476D1CE4E5B9)
+_MANY = 512  # rows of a component from which on it is cheaper alone
+_MOST_ENTRIES = 1 << 20  # of the tables of all components together: 16 MiB
+
+
+class Draw(NamedTuple):
+    """Where in the laps a draw is."""
+
+    key: np.ndarray  # of its epoch
+    begin: np.ndarray  # place of the epoch's first draw in the period
+    visits: np.ndarray  # draws of cells (not extra ones) in the period before this one
+    place: np.ndarray  # in its lap
+    extra: np.ndarray  # bool: the extra draw of a lap
+    cell: np.ndarray
+
+
+def count_laps(x: np.ndarray, s: BraidSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Draws of cells before the ``x``-th draw, and place in the lap: lap t begins with draw floor(t * lap)."""
+    periods = x // s.period
+    inside = x - periods * s.period
+    lap = (((inside + _ONE) << s.bits) - _ONE) // s.period
+    place = inside - ((lap * s.period) >> s.bits)
+    lap += periods << s.bits
+    return lap * s.cells + np.minimum(place, s.cells), place
+
+
+def place_draws(i: np.ndarray, epoch: np.ndarray, s: BraidSpec) -> Draw:
+    """Where in the laps the positions of epochs are."""
+    # Epoch e begins with draw e * n of the run, taken modulo the period and 2**21 epochs
+    begin = (s.begin * (epoch & _EPOCHS)) % s.period
+    visits, place = count_laps(begin + i, s)
+    cell = np.maximum(place, s.first) - s.first
+    cell *= s.step
+    cell += s.shift
+    cell %= s.ring
+    cell += s.first
+    cell *= place >= s.first  # place 0 keeps cell 0 if that one comes and goes
+    return Draw(fold(s.key, epoch), begin, visits, place, place >= s.cells, cell)
+
+
+def locality_of(d: Draw, s: BraidSpec) -> np.ndarray:
+    """Where in the store's reading front draws lie, in [0, 1)."""
+    inner = s.low + ((d.cell - s.first).view(np.int64) + s.corner) * s.pitch
+    edge = s.low * (s.corner + d.extra * 2.0**-21)
+    return np.where(d.extra | (d.place < s.first), edge, inner)
+
+
+class Spot(NamedTuple):
+    """A draw's strand, and where it is on it."""
+
+    strand: np.ndarray
+    rounds_before: np.ndarray  # over all strands, in earlier epochs
+    turn: np.ndarray  # examples of the strand that were drawn before in this one
+    start: np.ndarray  # of the strand, among the examples of ``draws`` that are not left over
+    length: np.ndarray
+    draws: np.ndarray  # of the epoch, of this kind
+    base: np.ndarray  # where their examples begin
+    over: np.ndarray  # examples left over by whole laps, less than a lap; the last draws take them
+    late: np.ndarray  # int64: number of the last draws, from 0; negative for others
+
+
+def find_strands(i: np.ndarray, d: Draw, s: BraidSpec) -> Spot:
+    """Strand of each draw. Draws of cells, and extra draws, each go round their own strands from the epoch's begin."""
+    before, after = count_laps(d.begin, s)[0], count_laps(d.begin + s.n, s)[0]
+    regular = after - before
+    mine = d.visits - before
+    # Where no lap has an extra draw, numbers of the braid stay single numbers, which are far cheaper to divide by
+    extra = bool(d.extra.any())
+    either = np.where if extra else _second
+    draw = either(d.extra, i - mine, mine)
+    draws = either(d.extra, s.n - regular, regular)
+    # Extra draws have a cell for each of their strands
+    cells, depth = either(d.extra, s.extra, s.cells), either(d.extra, _ONE, s.depth)
+    strands = cells * depth
+    turn = draw // strands
+    visit = draw - turn * strands
+    lap = visit // cells
+    cell = np.where(d.extra, visit * s.extra_step % s.extra, d.cell) if extra else d.cell
+    rounds = draws // strands
+    rest = draws - rounds * strands
+    # Strands of many blocks lie in the order of their draws; the first of them are one longer. Of short strands, many
+    # share a block. So that successive draws do not, these lie in the order of their cells, and those of a cell that
+    # are next to each other are drawn `apart` laps apart. There, draws that make no whole lap are left over.
+    short = rounds < s.block * _LONG
+    longer = np.where(short, rest // cells, 0)  # laps whose strands are one longer
+    apart = np.minimum(np.maximum(depth * rounds // s.block, _ONE), depth)
+    nth, column = _transposed(lap, depth, apart)
+    above = longer // apart
+    column_longer = longer - above * apart
+    longer_before = column * above + np.minimum(column, column_longer)
+    longer_before += np.minimum(lap // apart, above + (column < column_longer))
+    strand = cell * depth + nth
+    over = np.where(short, rest - longer * cells, 0)
+    return Spot(
+        strand=strand + s.regular * d.extra,
+        rounds_before=either(d.extra, d.begin - before, before) // strands,
+        turn=turn,
+        start=np.where(
+            short, strand * rounds + cell * longer + longer_before, visit * rounds + np.minimum(visit, rest)
+        ),
+        length=rounds + np.where(short, lap < longer, visit < rest),
+        draws=draws,
+        base=regular * d.extra,
+        over=over,
+        late=(draw + over - draws).view(np.int64),
+    )
+
+
+def _second(_which: np.ndarray, _first: object, second: np.ndarray) -> np.ndarray:
+    """``np.where`` of a condition that is true nowhere; the answer may be one number for all."""
+    return second
+
+
+def _transposed(k: np.ndarray, n: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Place of ``k < n`` if all are dealt to columns in turn and the columns put in a row; and its column."""
+    turn = k // columns
+    column = k - turn * columns
+    height = n // columns
+    return column * height + np.minimum(column, n - height * columns) + turn, column
+
+
+def virtual_places(at: Spot, key: np.ndarray, s: BraidSpec) -> np.ndarray:
+    """Places in the epoch's sequence of blocks; ``key`` is the epoch's."""
+    key = fold(key, _PHASE)
+    # A strand changes blocks when its virtual place is a multiple of the block: spread that, not the phase itself. It
+    # begins at one of its first blocks and so comes round to its begin, which cuts two blocks, near the epoch's end.
+    spread = (at.strand * GOLDEN32 + s.spread) & _LOW32
+    within = (spread + (key & _LOW32) * s.keyed) & _LOW32  # of strands that are shorter than a block
+    inside, wanted = skip_left_over(at.start, at) % s.block, (((spread * s.block) >> _S32) + at.rounds_before) % s.block
+    blocks = at.length // s.block
+    turned = ((((at.strand * _PLASTIC32 + (key >> _S32)) & _LOW32) * np.minimum(blocks, _LAST)) >> _S32) * s.block
+    phase = np.where(
+        blocks > 0,
+        wanted - inside + s.block * (wanted < inside) + turned,
+        (within * np.minimum(at.length, s.block)) >> _S32,
+    )
+    offset = at.turn + phase
+    offset -= at.length * (offset >= at.length)
+    place = skip_left_over(at.start + offset, at)
+    last = np.flatnonzero(at.late >= 0)
+    if last.size:
+        over, draws = (np.broadcast_to(x, place.shape)[last] for x in (at.over, at.draws))
+        blocks = np.minimum(np.maximum(draws // (s.block if s.block.size == 1 else s.block[last]), _ONE), over)
+        k = _transposed(at.late[last].view(np.uint64), over, blocks)[0] + _ONE
+        gap = draws // over
+        uneven = np.where(draws < _EXACT, draws - gap * over, 0)
+        place[last] = k * gap + k * uneven // over - _ONE
+    place += at.base
+    return place
+
+
+def skip_left_over(x: np.ndarray, at: Spot) -> np.ndarray:
+    """The ``x``-th example of those that are not left over. The others stand evenly between them."""
+    exact = at.draws < _EXACT
+    among = np.where(exact, at.draws - at.over, at.draws // np.maximum(at.over, _ONE) - _ONE)
+    gaps = np.where(exact, (x + _ONE) * at.over - (at.over > 0), x) // np.maximum(among, _ONE)
+    return x + np.minimum(gaps, at.over)
+
+
+def _rows(i: np.ndarray, d: Draw, s: BraidSpec, placed: Placed | None) -> np.ndarray:
+    """Physical rows."""
+    virtual = virtual_places(find_strands(i, d, s), d.key, s)
+    if s.whole.all():
+        return permute_whole(virtual, d.key, s.n) if placed is None else placed.first[virtual]
+    block = virtual // s.block
+    place = virtual - block * s.block
+    if placed is None:
+        first, keyed = place_blocks(block, d.key, s)
+    else:
+        first, keyed = placed.first[block], placed.keyed[block]
+    in_tail = block >= s.full_blocks
+    size, step = np.where(in_tail, s.tail, s.block), np.where(in_tail, s.tail_step, s.block_step)
+    inner = (place * step + ((keyed >> _S32) * size >> _S32)) % size
+    if s.keyed.all():
+        rows = first + scatter(inner, size, keyed)
+    else:
+        rows = first + np.where(keyed & _ONE, size - _ONE - inner, inner)
+        if s.keyed.any():
+            rows = np.where(s.keyed > 0, first + scatter(inner, size, keyed), rows)
+    whole = np.flatnonzero(s.whole)
+    if whole.size:
+        rows[whole] = permute_whole(virtual[whole], d.key if d.key.size == 1 else d.key[whole], s.n[whole])
+    return rows
+
+
+def scatter(place: np.ndarray, size: np.ndarray, keyed: np.ndarray) -> np.ndarray:
+    """Places in blocks of ``size`` rows, moved by a bijection for each ``keyed``; all uint64.
+
+    Swap-or-not: a round pairs place x with k - x and swaps some of the pairs (Hoang, Morris, Rogaway, "An enciphering
+    scheme based on a card shuffle", CRYPTO 2012). Four of them do not hide anything; they part neighbours anew in
+    every epoch.
+
+    Example:
+        >>> places = np.arange(5, dtype=np.uint64)
+        >>> sorted(scatter(places, np.full(5, 5, np.uint64), np.full(5, 7, np.uint64)).tolist())
+        [0, 1, 2, 3, 4]
+    """
+    word, place = keyed.copy(), place.copy()
+    for _ in range(4):
+        word ^= word >> _S29
+        word *= _ODD
+        other = word >> _S32
+        other *= size
+        other >>= _S32
+        other -= place  # below 0, and so beyond all sizes, where the place is above the pivot
+        np.minimum(other, other + size, out=other)
+        bit = np.maximum(place, other)
+        bit &= _LOW6
+        np.right_shift(word, bit, out=bit)
+        bit &= _ONE
+        other ^= place
+        other *= bit
+        place ^= other
+    return place
+
+
+def braid(
+    i: Int64[np.ndarray, " m"], epoch: Int64[np.ndarray, " m"], spec: BraidSpec, blocks: PlacedBlocks | None = None
+) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]:
+    """Rows of positions ``i`` of epochs, ``0 <= i < n`` (not checked), a bijection for each epoch; and localities.
+
+    ``spec`` holds one braid for all or one for each position; ``blocks`` is what is kept from call to call of the one
+    braid, if it is one, and nothing but time depends on it.
+
+    Example:
+        >>> spec = braid_spec(10, io_block_size=3, strands=4, lap=1.7, key=1)
+        >>> rows, locality = braid(np.arange(10), np.zeros(10, np.int64), spec)
+        >>> sorted(rows.tolist()) == list(range(10))
+        True
+    """
+    places, rows = i.astype(np.uint64), np.empty(i.shape, np.int64)
+    epochs, where = epoch.astype(np.uint64), np.empty(i.shape, np.float64)
+    for lo in range(0, i.size, _SLICE):
+        part = slice(lo, lo + _SLICE)
+        s = spec if spec.n.size == 1 else BraidSpec(*(field[part] for field in spec))
+        of_part = epochs[part]
+        if (of_part == of_part[0]).all():  # the rule: what depends on the epoch alone is computed once
+            of_part = of_part[:1]
+        d = place_draws(places[part], of_part, s)
+        placed = blocks.of(d.key, places[part].size) if blocks is not None and d.key.size == 1 else None
+        rows[part] = _rows(places[part], d, s, placed).view(np.int64)
+        where[part] = locality_of(d, s)
+    return rows, where
+
+
+def braid_key(seed: int) -> int:
+    """The key of the braid under an integer seed."""
+    return derive(seed, "braid")
+
+
+class BraidTable:
+    """The braids of all components of a mixture, evaluated in one pass over rows of any of them.
+
+    Row for row equal to ``Repeat(BraidShuffle(...))`` of the component; the cost does not depend on the number of
+    components.
+
+    Args:
+        lengths: Examples of each component, at least 1.
+        io_block_size: Examples in a block, one for all or one for each.
+        strands: Strands of each component, see :func:`~headrace.order.braid.strands.resolve_strands`.
+        seeds: Integer seed of each component.
+        laps: Lap of each component; None for ``strands``.
+        first_strands: Number of each component's first strand; None: counted over the components.
+        versions: Version of each component's braid; None: 1.
+
+    Raises:
+        ConfigError: as :class:`~headrace.order.braid.shuffle.BraidShuffle`; an empty component.
+
+    Example:
+        >>> from headrace.order import BraidShuffle
+        >>> table = BraidTable.of([BraidShuffle(n, io_block_size=4, strands=n // 5, seed=n) for n in (10, 100)])
+        >>> rows, locality = table(np.array([0, 1, 0]), np.array([3, 99, 13]))  # 13: the second epoch of component 0
+        >>> bool(rows[2] == BraidShuffle(10, io_block_size=4, strands=2, seed=10).at(np.array([3]), np.array([1]))[0])
+        True
+    """
+
+    def __init__(
+        self,
+        lengths: Int64[np.ndarray, " d"],
+        *,
+        io_block_size: Int64[np.ndarray, " d"] | int,
+        strands: Int64[np.ndarray, " d"],
+        seeds: Sequence[int],
+        laps: Float64[np.ndarray, " d"] | None = None,
+        first_strands: Int64[np.ndarray, " d"] | None = None,
+        versions: Int64[np.ndarray, " d"] | None = None,
+    ) -> None:
+        lengths = np.asarray(lengths, np.int64)
+        if (lengths < 1).any():
+            raise ConfigError(
+                "cannot be mixed: it is empty", field=f"component {int(lengths.argmin())}", cure="Leave it out."
+            )
+        keys = np.array([braid_key(seed) for seed in seeds], np.uint64)
+        if first_strands is None:
+            first_strands = np.cumsum(strands) - strands
+        self.spec = braid_spec(
+            lengths,
+            io_block_size=io_block_size,
+            strands=strands,
+            lap=laps,
+            key=keys,
+            first_strand=first_strands,
+            version=1 if versions is None else versions,
+        )
+        self.lengths = lengths
+        self._of_one: dict[int, tuple[BraidSpec, PlacedBlocks | None]] = {}  # components that were mapped alone
+        self._entries = 0  # of their tables
+
+    @classmethod
+    def of(cls, orders: Sequence[Any]) -> BraidTable:
+        """The table of braids that exist already: a ``BraidShuffle`` for each component."""
+        return cls(
+            np.asarray([len(o) for o in orders]),
+            io_block_size=np.asarray([o.io_block_size for o in orders]),
+            strands=np.asarray([o.strands for o in orders]),
+            seeds=[o.seed for o in orders],
+            laps=np.asarray([o.lap for o in orders]),
+            first_strands=np.asarray([o.first_strand for o in orders]),
+            versions=np.asarray([o.version for o in orders]),
+        )
+
+    def __call__(
+        self,
+        component: Int32[np.ndarray, " m"],
+        ordinal: Int64[np.ndarray, " m"],
+        first_epoch: Int64[np.ndarray, " m"] | None = None,
+    ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]:
+        """Row in its component's store and locality of each ``ordinal``-th draw; each pass is re-keyed, from
+        ``first_epoch`` on (None: 0).
+        """
+        rows, where = np.empty(ordinal.shape, np.int64), np.empty(ordinal.shape, np.float64)
+        drawn = ordinal.astype(np.uint64)
+        for part, spec, blocks in self._parts(component):
+            passes = drawn[part] // spec.n
+            epoch = passes if first_epoch is None else passes + first_epoch[part].astype(np.uint64)
+            rows[part], where[part] = braid(drawn[part] - passes * spec.n, epoch, spec, blocks)
+        return rows, where
+
+    def _parts(self, component: Int32[np.ndarray, " m"]) -> Iterator[tuple[Any, BraidSpec, PlacedBlocks | None]]:
+        """Draws that are computed together, and their parameters: all of a component, if it has many, as to divide by
+        one number is far cheaper than by one for each draw; else any.
+        """
+        counts = np.bincount(component)
+        present = np.flatnonzero(counts)
+        if component.size < _MANY * present.size:
+            for lo in range(0, component.size, _SLICE):
+                part = slice(lo, lo + _SLICE)
+                yield part, self.spec.take(component[part]), None
+            return
+        order = np.argsort(component.astype(np.min_scalar_type(counts.size)), kind="stable")  # radix sort
+        for d, stop in zip(present.tolist(), np.cumsum(counts[present]).tolist(), strict=True):
+            if d not in self._of_one:
+                spec = self.spec.take(np.array([d]))
+                placed = PlacedBlocks(spec)
+                self._entries += placed.entries
+                self._of_one[d] = spec, placed if self._entries <= _MOST_ENTRIES else None
+            yield order[stop - int(counts[d]) : stop], *self._of_one[d]

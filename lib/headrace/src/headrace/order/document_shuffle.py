@@ -1,0 +1,73 @@
+"""The order of documents in a store that was shuffled when it was written: a closed form, both ways.
+
+Documents go in units (1, or 2 for the pairs of a cache of preferences); whole units are permuted by
+:func:`~headrace.order.permutation.permute` under a key of the seed, and documents that fill no unit stay at the end.
+
+The invariant: where a document lies follows from (documents, seed, unit) alone, whatever wrote the store in however
+much memory; and so does which document lies somewhere. So a shuffled store keeps no table: numbers of filters and
+hold-outs, which count the documents of the original, are found in it by arithmetic.
+
+Price: about 50 ns a document, either way, and no memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.errors import check_at_least
+from headrace.order.permutation import permute, unpermute
+from headrace.order.seeds import derive
+
+
+@dataclass(frozen=True)
+class DocumentShuffle:
+    """Where the documents of a store lie in its shuffled copy.
+
+    Attributes:
+        documents: How many there are.
+        seed: Integer seed.
+        unit: So many neighbouring documents stay together, in their order.
+
+    Raises:
+        ConfigError: ``unit`` below 1, or a seed that is no integer.
+
+    Example:
+        >>> shuffle = DocumentShuffle(documents=7, seed=0, unit=2)
+        >>> shuffle.stored_at(np.arange(7)).tolist()
+        [2, 3, 4, 5, 0, 1, 6]
+        >>> shuffle.originals(np.array([0, 1, 2])).tolist()
+        [4, 5, 0]
+    """
+
+    documents: int
+    seed: int
+    unit: int = 1
+
+    def __post_init__(self) -> None:
+        derive(self.seed)
+        check_at_least("unit", self.unit, cure="1, or 2 for pairs.")
+
+    @property
+    def units(self) -> int:
+        """Whole units, those that are permuted."""
+        return self.documents // self.unit
+
+    def stored_at(self, originals: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """Where documents of the original are stored; their numbers, below ``documents``, are not checked."""
+        return self._moved(originals, inverse=False)
+
+    def originals(self, stored: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """Which documents of the original are stored somewhere; numbers, below ``documents``, are not checked."""
+        return self._moved(stored, inverse=True)
+
+    def _moved(self, numbers: Int64[np.ndarray, " n"], *, inverse: bool) -> Int64[np.ndarray, " n"]:
+        numbers = np.asarray(numbers, np.int64)
+        if self.units < 2:
+            return numbers
+        unit, within = np.divmod(numbers, self.unit)
+        whole = unit < self.units
+        unit[whole] = (unpermute if inverse else permute)(unit[whole], self.units, derive(self.seed, "documents"))
+        return unit * self.unit + within

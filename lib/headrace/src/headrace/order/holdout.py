@@ -1,0 +1,171 @@
+"""A validation split without a table: what is held out is a keyed hash of its number.
+
+Blocks of rows go in groups of ``one_in``; one of each group, drawn by the seed and the group's number, is held out.
+Both sides are closed forms: any row, in any order of asking, in O(1) memory. Whole blocks stay together, so that
+shuffles of either side still read whole chunks. A short last group, and what fills no block, belong to train.
+
+Invariants: each row lies on exactly one side; the split follows from (rows, block, one_in, seed) alone, not from
+shuffles, epochs or batches; what is appended to the corpus changes no group that was full.
+
+Price: one hash an index, 30 ns. Levanter shuffles all rows and then cuts: its train side reads chunks for the sake of
+rows that are not in it, and a corpus that grows is cut elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.errors import ConfigError, check_at_least, check_choice
+from headrace.order.order import Order
+from headrace.order.seeds import derive, derive_keys
+
+DEFAULT_ONE_IN = 100
+HoldOutBy: TypeAlias = Literal["blocks", "documents"]
+
+
+@dataclass(frozen=True)
+class ValidationConfig:
+    """What users write under ``validation``: a split of every component; see the module.
+
+    Attributes:
+        one_in: Of so many blocks or documents, one is held out; default 100.
+        fraction: Instead of ``one_in``: the share that is held out, at most 0.5. One in ``round(1 / fraction)``.
+        by: ``blocks`` keeps reads whole and cuts documents at the borders of blocks; ``documents`` keeps documents
+            whole and costs reads (see :mod:`headrace.data.token_seq`).
+        seed: Of the split alone: runs with other seeds share their validation data.
+        io_block_size: Examples in a block; None: one stored chunk. Give it the block of the shuffle if that is larger.
+
+    Raises:
+        ConfigError: a value is not usable.
+
+    Example:
+        >>> ValidationConfig(fraction=0.002).groups_of
+        500
+    """
+
+    one_in: int | None = None
+    fraction: float | None = None
+    by: HoldOutBy = "blocks"
+    seed: int = 0
+    io_block_size: int | None = None
+
+    def __post_init__(self) -> None:
+        derive(self.seed)
+        if self.one_in is not None and self.fraction is not None:
+            raise ConfigError("is given beside one_in", field="validation.fraction", cure="Give one of them.")
+        check_at_least("validation.one_in", self.one_in, 2, "E.g. 100.")
+        if self.fraction is not None and not 0 < self.fraction <= 0.5:
+            raise ConfigError(
+                "must lie above 0 and be at most 0.5",
+                field="validation.fraction",
+                value=self.fraction,
+                cure="E.g. 0.01.",
+            )
+        check_choice("validation.by", self.by, get_args(HoldOutBy))
+        if self.io_block_size is not None and self.by == "documents":
+            raise ConfigError("goes with by: blocks", field="validation.io_block_size", cure="Leave it out.")
+        check_at_least("validation.io_block_size", self.io_block_size)
+
+    @property
+    def groups_of(self) -> int:
+        """One of so many is held out."""
+        if self.fraction is not None:
+            return round(1 / self.fraction)
+        return DEFAULT_ONE_IN if self.one_in is None else self.one_in
+
+
+def held_out(members: int, one_in: int, seed: int, *, what: str = "blocks") -> Int64[np.ndarray, " g"]:
+    """The numbers, below ``members``, that are held out: one of each full group, rising.
+
+    Raises:
+        ConfigError: ``one_in`` below 2, or more than there are members.
+
+    Example:
+        >>> held_out(35, 10, seed=0).tolist()
+        [0, 13, 25]
+    """
+    groups = _num_groups(members, one_in, seed, what)
+    group = np.arange(groups)
+    return group * one_in + _member(group, one_in, seed)
+
+
+def _num_groups(members: int, one_in: int, seed: int, what: str) -> int:
+    derive(seed)
+    check_at_least("one_in", one_in, 2, "E.g. 100: one in a hundred.")
+    if members < one_in:
+        raise ConfigError(
+            f"is more than the {members} {what} that there are, so nothing would be held out",
+            field="one_in",
+            value=one_in,
+            cure="Hold out a larger share, or smaller blocks.",
+        )
+    return members // one_in
+
+
+def _member(group: Int64[np.ndarray, " n"], one_in: int, seed: int) -> Int64[np.ndarray, " n"]:
+    """Which member of each group is held out."""
+    return (derive_keys(seed, "holdout", last=group) % np.uint64(one_in)).astype(np.int64)
+
+
+class _SplitSide(Order):
+    """One side of the split of rows by blocks: what both need to know. Arguments: see :class:`ValidationSplit`."""
+
+    trains: bool
+    described = ("rows", "one_in", "block", "seed", "groups")
+
+    def __init__(self, n: int, *, one_in: int, block: int, seed: int, blocks: int | None = None) -> None:
+        check_at_least("io_block_size", block, cure="Count in examples.")
+        if blocks is not None and not 0 <= blocks <= n // block:
+            raise ConfigError(f"do not fit into {n} rows", field="blocks", value=blocks)
+        members = n // block if blocks is None else blocks
+        self.groups = _num_groups(members, one_in, seed, f"blocks of {block} examples")
+        super().__init__(n - self.groups * block if self.trains else self.groups * block, n)
+        self.one_in, self.block, self.seed = one_in, block, seed
+
+
+class TrainSplit(_SplitSide):
+    """The rows that are not held out, in stored order; see the module. Arguments as of :class:`ValidationSplit`.
+
+    Example:
+        >>> train = TrainSplit(20, one_in=3, block=3, seed=0)  # two groups of three blocks, and two rows
+        >>> train(np.arange(len(train))).tolist()
+        [0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17, 18, 19]
+    """
+
+    trains = True
+
+    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        block = i // self.block
+        group, place = np.divmod(block, self.one_in - 1)
+        behind = np.where(group < self.groups, place >= _member(group, self.one_in, self.seed), 0)
+        return i + (np.minimum(group, self.groups) + behind) * self.block
+
+
+class ValidationSplit(_SplitSide):
+    """The rows that are held out, in stored order; see the module.
+
+    Args:
+        n: Rows to split.
+        one_in: Of so many blocks, one is held out; at least 2.
+        block: Rows in a block.
+        seed: Integer seed.
+        blocks: Full blocks that rows begin with; what follows belongs to train. None: as many as there are.
+
+    Raises:
+        ConfigError: a size out of range, or fewer full blocks than ``one_in``.
+
+    Example:
+        >>> held = ValidationSplit(20, one_in=3, block=3, seed=0)
+        >>> held(np.arange(len(held))).tolist()
+        [6, 7, 8, 9, 10, 11]
+    """
+
+    trains = False
+
+    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        group, place = np.divmod(i, self.block)
+        return (group * self.one_in + _member(group, self.one_in, self.seed)) * self.block + place

@@ -1,0 +1,207 @@
+"""Sets of whole numbers as ranges: sorted, apart, never empty; what is removed, held out or left of something long.
+
+A set of a trillion tokens with a million holes is two vectors of a million numbers. All operations are a sort or a
+search in these vectors.
+
+:class:`Removal` is what is left of a stored stream after such a set was taken out of it, numbered through. Its map to
+stored positions rises strictly, so a range of it is a few ranges of the stored stream, one more for each gap inside.
+
+Price: 16 bytes a range; a union or complement takes about 0.1 us a range; to look up a range of what is left, 0.15 us
+with a thousand gaps and 0.7 us with a million.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.errors import IndexOutOfRangeError
+
+
+class Intervals:
+    """A set of whole numbers from 0 up.
+
+    Args:
+        start: First number of each range, in any order.
+        stop: One past its last. Ranges may be empty, touch and overlap; they are merged.
+
+    Attributes:
+        start: int64, strictly rising.
+        stop: int64, each above its start and below the next.
+
+    Example:
+        >>> Intervals(np.array([7, 0, 2]), np.array([9, 2, 3]))
+        Intervals(0..3, 7..9)
+    """
+
+    def __init__(self, start: Int64[np.ndarray, " k"], stop: Int64[np.ndarray, " k"]) -> None:
+        start, stop = np.asarray(start, np.int64), np.asarray(stop, np.int64)
+        order = np.argsort(start, kind="stable")
+        order = order[stop[order] > start[order]]
+        start, reach = start[order], np.maximum.accumulate(stop[order])
+        first = np.ones(start.size, bool)
+        first[1:] = start[1:] > reach[:-1]
+        at = np.flatnonzero(first)
+        self.start: Int64[np.ndarray, " k"] = start[at]
+        self.stop: Int64[np.ndarray, " k"] = reach[np.append(at[1:], start.size) - 1] if at.size else reach
+        self._before = np.cumsum(self.stop - self.start) - (self.stop - self.start)
+
+    @classmethod
+    def empty(cls) -> Intervals:
+        """The set without numbers."""
+        return cls(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+    @classmethod
+    def of_numbers(cls, numbers: Int64[np.ndarray, " n"]) -> Intervals:
+        """The set of the given numbers, in any order, repeats allowed.
+
+        Example:
+            >>> Intervals.of_numbers(np.array([5, 3, 4, 9, 4]))
+            Intervals(3..6, 9..10)
+        """
+        numbers = np.asarray(numbers, np.int64)
+        return cls(numbers, numbers + 1)
+
+    @classmethod
+    def union(cls, sets: Iterable[Intervals]) -> Intervals:
+        """All numbers of any of the sets.
+
+        Example:
+            >>> Intervals.union([Intervals.of_numbers(np.array([1, 2])), Intervals.of_numbers(np.array([3]))])
+            Intervals(1..4)
+        """
+        every = [cls.empty(), *sets]
+        return cls(np.concatenate([s.start for s in every]), np.concatenate([s.stop for s in every]))
+
+    def complement(self, length: int) -> Intervals:
+        """The numbers of ``range(length)`` that are not in the set.
+
+        Example:
+            >>> Intervals.of_numbers(np.array([0, 4])).complement(7)
+            Intervals(1..4, 5..7)
+        """
+        start = np.minimum(np.append(0, self.stop), length)
+        return Intervals(start, np.minimum(np.append(self.start, length), length))
+
+    @property
+    def total(self) -> int:
+        """How many numbers there are in the set."""
+        return int((self.stop - self.start).sum())
+
+    def numbers(self, rank: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """The ``rank``-th number of the set, from 0, in rising order. Ranks are not checked.
+
+        Example:
+            >>> Intervals(np.array([3, 10]), np.array([5, 12])).numbers(np.array([0, 1, 2]))
+            array([ 3,  4, 10])
+        """
+        at = np.searchsorted(self._before, rank, side="right") - 1
+        return self.start[at] + (rank - self._before[at])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Intervals):
+            return NotImplemented
+        return np.array_equal(self.start, other.start) and np.array_equal(self.stop, other.stop)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # it holds arrays
+
+    def __repr__(self) -> str:
+        shown = [f"{a}..{b}" for a, b in zip(self.start[:6].tolist(), self.stop[:6].tolist(), strict=True)]
+        return f"Intervals({', '.join(shown)}{', ...' if self.start.size > 6 else ''})"
+
+
+class StoredRanges(NamedTuple):
+    """Ranges of the remaining stream as ranges of the stored one: int64 vectors, ordered by range and column."""
+
+    range: Int64[np.ndarray, " p"]  # which of the asked ranges this is a piece of
+    column: Int64[np.ndarray, " p"]  # where in it the piece begins
+    start: Int64[np.ndarray, " p"]  # first stored position
+    size: Int64[np.ndarray, " p"]  # positions. The pieces of a range fill it without gaps; none is empty
+
+
+class Removal:
+    """A stream of ``length`` stored positions without those of ``removed``.
+
+    Raises:
+        IndexOutOfRangeError: a removed position is not in the stream.
+
+    Example:
+        >>> left = Removal(10, Intervals(np.array([0, 4]), np.array([2, 7])))  # 2 3 . . . 7 8 9
+        >>> left.remaining, left.stored(np.array([0, 1, 2, 4])).tolist()
+        (5, [2, 3, 7, 9])
+        >>> pieces = left.pieces(np.array([1]), np.array([3]))  # 3, then 7 8
+        >>> pieces.start.tolist(), pieces.size.tolist()
+        ([3, 7], [1, 2])
+    """
+
+    def __init__(self, length: int, removed: Intervals) -> None:
+        if removed.stop.size and (int(removed.start[0]) < 0 or int(removed.stop[-1]) > length):
+            raise IndexOutOfRangeError(f"reach outside the {length} positions", field="removed", value=removed)
+        sizes = removed.stop - removed.start
+        self.length = length
+        self.remaining = length - int(sizes.sum())
+        # Gap k lies before the remaining position cut[k], and shifts all from there on by removed_upto[k + 1] in all.
+        self._removed_upto = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        # At the end stands what cuts the last piece.
+        self._cut = np.append(removed.start - self._removed_upto[:-1], self.remaining)
+
+    def stored(self, position: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """Stored positions of remaining ones. Rises strictly; not checked."""
+        return position + self._removed_upto[np.searchsorted(self._cut[:-1], position, side="right")]
+
+    def kept_before(self, stored: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """Positions that remain before each stored one, itself not counted: where it lies, or would lie, in the rest.
+
+        Example:
+            >>> Removal(10, Intervals(np.array([4]), np.array([7]))).kept_before(np.array([4, 5, 7, 10])).tolist()
+            [4, 4, 4, 7]
+        """
+        begin = self._cut[:-1] + self._removed_upto[:-1]
+        gap = np.searchsorted(begin, stored, side="left")  # gaps that begin before it; it may lie in the last of them
+        return np.maximum(stored - self._removed_upto[gap], np.append(0, self._cut)[gap])
+
+    def pieces(self, start: Int64[np.ndarray, " n"], size: Int64[np.ndarray, " n"]) -> StoredRanges:
+        """Ranges ``start .. start + size`` of the remaining stream as ranges of the stored one; not checked."""
+        first = np.searchsorted(self._cut, start, side="right")
+        count = np.searchsorted(self._cut, start + size, side="left") - first + 1
+        if count.max(initial=1) == 1:
+            return StoredRanges(np.arange(start.size), np.zeros_like(start), start + self._removed_upto[first], size)
+        number = np.repeat(np.arange(start.size), count)
+        within = np.arange(number.size) - np.repeat(np.cumsum(count) - count, count)
+        gap = first[number] + within  # gaps before the piece
+        begin = np.where(within == 0, start[number], self._cut[gap - 1])
+        end = np.where(within == count[number] - 1, (start + size)[number], self._cut[gap])
+        return StoredRanges(number, begin - start[number], begin + self._removed_upto[gap], end - begin)
+
+
+def clean_borders(
+    removed: Intervals, part_ends: Int64[np.ndarray, " p1"], chunk: int, run: int
+) -> Int64[np.ndarray, " b"]:
+    """Stored chunk borders from which a stream runs on without a gap for long: good places to begin rows anew.
+
+    Behind a gap, rows no longer begin where stored chunks do. If they begin anew at the next border, at the cost of the
+    few tokens before it that fill no row, blocks of rows are chunks again until the next gap.
+
+    Args:
+        removed: What is taken out of the stream of all parts.
+        part_ends: Where the parts of the stream begin and end: 0, the end of the first, ..., the end of the last.
+        chunk: Positions of a chunk; each part begins with a new one.
+        run: Positions without a gap, from the border on, that make it worth it.
+
+    Returns:
+        Borders, strictly rising, at most one a gap and none at the ends of parts.
+
+    Example:
+        >>> gaps = Intervals(np.array([5, 22, 31]), np.array([6, 23, 35]))
+        >>> clean_borders(gaps, np.array([0, 64]), chunk=10, run=10).tolist()
+        [10, 40]
+    """
+    part = np.searchsorted(part_ends, removed.stop, side="right") - 1
+    part = np.minimum(part, len(part_ends) - 2)
+    border = part_ends[part] - (part_ends[part] - removed.stop) // chunk * chunk
+    following = np.append(removed.start[1:], part_ends[-1])[: border.size]
+    clean = np.minimum(following, part_ends[part + 1]) - border
+    return border[(clean >= max(run, 1)) & (border > part_ends[part])]

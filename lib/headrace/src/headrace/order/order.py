@@ -1,0 +1,270 @@
+"""``Order``: a pure function from positions of a run to rows of a store; and the maps that only cut and join.
+
+An index map is stateless: ``m(i)`` for an int64 array, in any order, any number of times, gives the same rows. Orders
+(shuffles) are maps too; see permutation, block_shuffle and era. Maps take the **epoch** as a second argument,
+so that :class:`Repeat` can give every pass its own order.
+
+Price: a few numpy calls per batch, never a Python loop over indices.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from headrace.errors import ConfigError, IndexOutOfRangeError, check_at_least
+
+MAX_LENGTH = 1 << 62
+_BELOW_ONE = np.nextafter(1.0, 0.0)  # a row above 2**53 over a length as large may round to 1
+
+
+class OpenWindow(NamedTuple):
+    """What an order draws from before it turns to other rows."""
+
+    blocks: int = 0  # blocks that it keeps open together by design, over all hosts; 0 if it knows no blocks
+    rows: int = 0  # rows of these, or those that come in any order; 0 if rows come as they lie below
+    windows: int = 1  # such windows that memory must hold
+    everywhere: bool = False  # every host draws from all of it, whatever its share of the batch
+
+
+class Order(abc.ABC):
+    """Maps positions ``[0, length)`` to rows ``[0, rows)``.
+
+    Subclasses implement :meth:`at`. Call the map itself for epoch 0 with bounds checked.
+
+    Args:
+        length: Number of positions, 0 to 2**62.
+        rows: Number of rows that may be named; ``length`` if the map is a bijection.
+
+    Raises:
+        ConfigError: a size is negative or above 2**62.
+    """
+
+    bijective: bool = False
+    """Every row in ``[0, rows)`` is named exactly once."""
+    reorders: bool = False
+    """The map is a shuffle, whose own locality counts; cuts and joins take that of the shuffle beside them."""
+    repeats: bool = False
+    """Rows come again, in passes over a map below."""
+    kind: str = "none"
+    """The shuffle's name in configs and reports; cuts and joins take that of the shuffle beside them."""
+    io_block_size: int = 0
+    """Rows of the blocks that the shuffle keeps together; 0 if it knows none."""
+    strands: int = 0
+    """Blocks that are drawn from in turn; 0 for shuffles without strands."""
+    endless: bool = False
+    """Passes follow each other without end."""
+    described: tuple[str, ...] = ("length",)
+    """Names of the attributes that, with the class, determine the map."""
+
+    def __init__(self, length: int, rows: int) -> None:
+        for name, value in (("length", length), ("rows", rows)):
+            if not 0 <= value <= MAX_LENGTH:
+                raise ConfigError("must lie in 0 .. 2**62", field=name, value=value)
+        self.length, self.rows = int(length), int(rows)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __call__(self, i: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """Rows at positions ``i`` in epoch 0.
+
+        Raises:
+            IndexOutOfRangeError: an index is negative or not below ``len(self)``.
+        """
+        i = check_indices(i, self.length)
+        return self.at(i, np.zeros_like(i))
+
+    @abc.abstractmethod
+    def at(self, i: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """Rows at positions ``i`` of the given epochs. Indices are not checked."""
+
+    def open_window(self) -> OpenWindow:
+        """What it draws from at a time: the one answer that loaders, forecasts and checks give."""
+        return OpenWindow()
+
+    def _shuffle_like(self, order: Order) -> None:
+        """Takes over what another order says of its shuffle."""
+        self.reorders, self.kind = order.reorders, order.kind
+        self.io_block_size, self.strands = order.io_block_size, order.strands
+
+    def passes(
+        self, i: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """Epoch of each position in the map that is passed over, and its position in that pass."""
+        return epoch, i
+
+    def touched_rows(self, drawn: int) -> int | None:
+        """Rows from the first on outside which the first ``drawn`` positions of an epoch named none; None: unknown."""
+        return None
+
+    def describe(self) -> dict[str, object]:
+        """The map as JSON values, for fingerprints and reports: maps that differ describe themselves differently."""
+        values = {name: getattr(self, name) for name in self.described}
+        plain = {name: v.describe() if isinstance(v, Order) else v for name, v in values.items()}
+        return {"map": type(self).__name__, **plain}
+
+    def resolve(
+        self, i: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
+        """:meth:`at` and :meth:`locality` at once: rows, and where in the store's reading front each lies."""
+        rows = self.at(i, epoch)
+        return rows, np.minimum(rows / max(self.rows, 1), _BELOW_ONE)
+
+    def locality(
+        self, i: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None
+    ) -> Float64[np.ndarray, " n"]:
+        """Where in the store's reading front each position lies, in [0, 1).
+
+        The loader sorts the rows of a batch by it, so that a host always reads in the same part of the store.
+        """
+        return self.resolve(i, np.zeros_like(i) if epoch is None else epoch)[1]
+
+
+def check_indices(i: object, length: int | None) -> Int64[np.ndarray, " n"]:
+    """``i`` as an int64 vector, every element in ``[0, length)`` (only non-negative if ``length`` is None).
+
+    Raises:
+        IndexOutOfRangeError: an index is out of range, or ``i`` is not an integer vector.
+    """
+    a = np.asarray(i)
+    if a.size == 0:
+        return np.zeros(0, np.int64)
+    if a.ndim != 1 or not np.issubdtype(a.dtype, np.integer):
+        raise IndexOutOfRangeError(
+            f"must be a one-dimensional integer array, not {a.dtype} of shape {a.shape}", field="indices"
+        )
+    low, high = int(a.min()), int(a.max())
+    if low < 0 or (length is not None and high >= length):
+        bad = low if low < 0 else high
+        limit = "" if length is None else f" of {length}"
+        raise IndexOutOfRangeError(
+            f"is outside the length{limit}",
+            field="index",
+            value=bad,
+            cure="Indices count from 0; repeat() wraps around.",
+        )
+    return a.astype(np.int64, copy=False)
+
+
+class Identity(Order):
+    """Positions are rows.
+
+    Example:
+        >>> Identity(3)(np.array([2, 0]))
+        array([2, 0])
+    """
+
+    bijective = True
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n, n)
+
+    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        return i
+
+    def touched_rows(self, drawn: int) -> int:
+        return drawn
+
+
+class Slice(Order):
+    """Positions ``start .. stop`` of ``n`` rows, with Python's rules for missing and negative ends.
+
+    Example:
+        >>> Slice(10, 2, 5)(np.arange(3))
+        array([2, 3, 4])
+        >>> len(Slice(10, -3))
+        3
+    """
+
+    described = ("start", "length")
+
+    def __init__(self, n: int, start: int | None = None, stop: int | None = None) -> None:
+        first, last, _ = slice(start, stop).indices(n)
+        super().__init__(max(last - first, 0), n)
+        self.start = first
+
+    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        return i + self.start
+
+
+class Compose(Order):
+    """``outer`` after ``inner``: position -> ``inner`` -> ``outer`` -> row.
+
+    Raises:
+        ConfigError: ``inner`` may name rows that ``outer`` does not have.
+    """
+
+    described = ("outer", "inner")
+
+    def __init__(self, outer: Order, inner: Order) -> None:
+        if inner.rows > outer.length:
+            raise ConfigError(
+                f"names up to {inner.rows} rows, but the outer map has {outer.length}", field="inner", value=inner
+            )
+        super().__init__(inner.length, outer.rows)
+        self.outer, self.inner = outer, inner
+        self.bijective = outer.bijective and inner.bijective
+        self._shuffle_like(inner if inner.reorders else outer)
+        self.repeats, self.endless = outer.repeats or inner.repeats, inner.endless
+
+    def open_window(self) -> OpenWindow:
+        return (self.inner if self.inner.reorders else self.outer).open_window()
+
+    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        return self.outer.at(self.inner.at(i, epoch), epoch)
+
+    def resolve(self, i: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        between, locality = self.inner.resolve(i, epoch)
+        if self.inner.reorders and not self.outer.reorders:
+            return self.outer.at(between, epoch), locality
+        return self.outer.resolve(between, epoch)
+
+
+class Repeat(Order):
+    """``base`` again and again, each pass re-keyed with its epoch number.
+
+    Args:
+        base: A non-empty map.
+        epochs: Number of passes; None for as many as indices can count.
+
+    Raises:
+        ConfigError: ``base`` is empty or ``epochs`` is not positive.
+
+    Example:
+        >>> from headrace.order import Feistel
+        >>> r = Repeat(Feistel(4, seed=0), epochs=2)
+        >>> sorted(r(np.arange(4)).tolist()), sorted(r(np.arange(4, 8)).tolist())
+        ([0, 1, 2, 3], [0, 1, 2, 3])
+    """
+
+    repeats = True
+    described = ("base", "epochs")
+
+    def __init__(self, base: Order, epochs: int | None = None) -> None:
+        if len(base) == 0:
+            raise ConfigError("cannot repeat an empty dataset", field="repeat", cure="Give it at least one example.")
+        check_at_least("epochs", epochs)
+        super().__init__(min(len(base) * epochs, MAX_LENGTH) if epochs else MAX_LENGTH, base.rows)
+        self.base, self.epochs = base, epochs
+        self._shuffle_like(base)
+        self.endless = epochs is None
+        self.bijective = base.bijective and epochs == 1
+
+    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        passes, position = self.passes(i, epoch)
+        return self.base.at(position, passes)
+
+    def resolve(self, i: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        passes, position = self.passes(i, epoch)
+        return self.base.resolve(position, passes)
+
+    def open_window(self) -> OpenWindow:
+        return self.base.open_window()
+
+    def passes(self, i: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        passes, position = np.divmod(i, len(self.base))
+        return passes + epoch * (self.epochs or 0), position

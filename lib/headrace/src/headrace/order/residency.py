@@ -1,0 +1,342 @@
+"""Which blocks are in memory when: pure, so that a loader and a forecast of it cannot disagree.
+
+Steps are planned in windows ahead of their use. For each step in turn :meth:`Residency.decide` says which of its blocks
+are there, which must be fetched, and into which slot. Memory that is full is made free by blocks that no planned step
+uses, the least recently used first, then by the block whose next planned use is farthest away (Belady's rule, as far as
+is planned). All of this follows from the planned uses and the number of slots; neither the speed of the store nor that
+of the consumer plays a part. A fetch may begin as soon as the step has been gathered that used the slot last, so steps
+are decided far ahead, and what they need is read ahead.
+
+How far is planned is part of the rule: windows of 1, 8, 32, 64, 64, ... steps (the first batch waits for no long plan),
+and a step is decided with the uses of up to 32 further steps in view.
+
+Windows that find enough slots that nothing needs are decided as a whole, others step by step.
+
+Price: about 5 us a step and 1 us a fetch; a fetch that takes a needed block's place, 20 us more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, deque
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.errors import ConfigError
+
+_NOTHING = np.zeros(0, np.int64)
+NEVER = int(np.iinfo(np.int64).max)
+FIRST_WINDOWS = (1, 8, 32)
+WINDOW_STEPS = 64
+FORESIGHT = 32
+KEEP_STEPS = 2
+"""A block that is still needed makes room only if it lay unused for so long, unless nothing else is left: else each
+step would wait for reads that could not begin before the last one was done."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WindowUses:
+    """The blocks that the steps of a window use."""
+
+    first_step: int  # first step of the window
+    blocks: Int64[np.ndarray, " m"]  # distinct blocks, ascending
+    bounds: Int64[np.ndarray, " steps1"]  # step k has the uses ``bounds[k]:bounds[k + 1]``
+    block: Int64[np.ndarray, " u"]  # block of each use, as an index into ``blocks``; each once a step, ascending
+    # Step that uses the block next, as far as is planned; else :data:`NEVER`. Kept up to date as further windows are
+    # planned
+    following: Int64[np.ndarray, " u"]
+    last: Int64[np.ndarray, " m"]  # the last use of each block in this window, as an index into ``block``
+
+    @property
+    def steps(self) -> int:
+        return self.bounds.size - 1
+
+
+def checked_budget(prefetch_bytes: int) -> int:
+    """The budget; ConfigError unless it is a whole number of bytes from 1 on."""
+    if not isinstance(prefetch_bytes, int | np.integer) or prefetch_bytes is True or prefetch_bytes < 1:
+        raise ConfigError(
+            "is no number of bytes", field="prefetch_bytes", value=prefetch_bytes, cure="E.g. 1 << 30 for 1 GiB."
+        )
+    return int(prefetch_bytes)
+
+
+def window_steps(number: int) -> int:
+    """Steps of a run's n-th window, unless the run or a phase ends in it.
+
+    Example:
+        >>> [window_steps(n) for n in range(5)]
+        [1, 8, 32, 64, 64]
+    """
+    return FIRST_WINDOWS[number] if number < len(FIRST_WINDOWS) else WINDOW_STEPS
+
+
+def window_uses(
+    first_step: int, steps: int, block: Int64[np.ndarray, " p"], step: Int64[np.ndarray, " p"]
+) -> tuple[WindowUses, Int64[np.ndarray, " p"]]:
+    """The uses of a window from the block and the step of each piece, counted from ``first_step``; and each piece's
+    block as an index into ``WindowUses.blocks``.
+
+    Example:
+        >>> uses, index = window_uses(7, 2, np.array([5, 3, 5]), np.array([0, 0, 1]))
+        >>> uses.blocks.tolist(), index.tolist(), uses.bounds.tolist(), uses.following.tolist() == [NEVER, 8, NEVER]
+        ([3, 5], [1, 0, 1], [0, 2, 3], True)
+    """
+    order = _by_block_and_step(block, step, steps)
+    blocks, at = block[order], step[order]
+    new_block = np.ones(order.size, bool)
+    new_block[1:] = blocks[1:] != blocks[:-1]
+    new_use = new_block.copy()
+    new_use[1:] |= at[1:] != at[:-1]
+    number = np.cumsum(new_block) - 1
+    inverse = np.empty(order.size, np.int64)
+    inverse[order] = number
+    use_block, use_step = number[new_use], at[new_use]
+    following = np.full(use_block.size, NEVER)
+    again = np.flatnonzero(use_block[1:] == use_block[:-1])
+    following[again] = use_step[again + 1] + first_step
+    # numpy sorts 16-bit integers by counting
+    by_step = np.argsort(use_step.astype(np.int16 if steps < 1 << 15 else np.int64), kind="stable")
+    use_block, following = use_block[by_step], following[by_step]
+    bounds = np.zeros(steps + 1, np.int64)
+    np.cumsum(np.bincount(use_step, minlength=steps), out=bounds[1:])
+    distinct = blocks[new_block]
+    last = np.zeros(distinct.size, np.int64)
+    final = np.flatnonzero(following == NEVER)
+    last[use_block[final]] = final
+    return WindowUses(first_step, distinct, bounds, use_block, following, last), inverse
+
+
+def _by_block_and_step(block: np.ndarray, step: np.ndarray, steps: int) -> np.ndarray:
+    """The order of pieces by block, then step, then place: one sort of packed integers where they fit."""
+    places, bits = max(block.size - 1, 1).bit_length(), max(steps - 1, 1).bit_length()
+    if int(block.max(initial=0)) >> (62 - places - bits):
+        return np.lexsort((step, block))
+    packed = (((block << bits) | step) << places) | np.arange(block.size)
+    packed.sort()
+    return packed & ((1 << places) - 1)
+
+
+class Decision(NamedTuple):
+    """What a step needs."""
+
+    step: int  # the step
+    slots: Int64[np.ndarray, " p"]  # slot of each piece that was asked about
+    hits: int  # blocks of the step that are in memory, or on their way
+    blocks: list[int]  # blocks to fetch
+    into: list[int]  # slot of each
+    free_after: list[int]  # step that must have been gathered before each fetch begins; -1: none
+
+
+class _Fetches(NamedTuple):
+    """Fetches of a window in order of first use; step k has ``bounds[k]:bounds[k + 1]``."""
+
+    blocks: list[int]
+    into: list[int]
+    free_after: list[int]
+    bounds: list[int]
+
+
+class Residency:
+    """Decides what is fetched and what makes room for it.
+
+    Use: while :attr:`wants_window` is true, :meth:`extend` by a window of :attr:`window_steps` steps (or fewer, where a
+    phase ends) from :attr:`planned_until` on; then :meth:`decide`. There is room for ``slots`` blocks; ``stop_step``
+    is one past the last step of the run (None: no end).
+
+    Example:
+        >>> memory = Residency(2, 0, 3)
+        >>> for step, blocks in enumerate([[4, 5], [5, 6], [4, 6]]):
+        ...     memory.extend(window_uses(step, 1, np.array(blocks), np.zeros(2, int))[0])
+        >>> [memory.decide().blocks for _ in range(3)]
+        [[4, 5], [6], [4]]
+    """
+
+    def __init__(self, slots: int, first_step: int, stop_step: int | None = None) -> None:
+        self.slots, self.first_step, self.stop_step = slots, first_step, stop_step
+        self.next_step = first_step  # the step that is decided next
+        self.planned_until = first_step  # one past the last planned step
+        self._planned = 0
+        self._windows: deque[WindowUses] = deque()
+        self._window_slots: Int64[np.ndarray, " m"] | None = None  # of the first window, once its turn has come
+        self._fetches: _Fetches | None = None  # of the first window, if it could be decided as a whole
+        self._slot: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()  # slots of blocks without a planned use
+        room = min(slots, 1024)  # grows as slots come into use
+        self._block = np.zeros(room, np.int64)
+        self._next_use = np.zeros(room, np.int64)
+        self._last_use = np.zeros(room, np.int64)
+
+    @property
+    def resident(self) -> int:
+        """Slots that hold a block or wait for one."""
+        return len(self._slot)
+
+    @property
+    def window_steps(self) -> int:
+        """Steps of the next window."""
+        steps = window_steps(self._planned)
+        return steps if self.stop_step is None else min(steps, self.stop_step - self.planned_until)
+
+    @property
+    def wants_window(self) -> bool:
+        """Whether more has to be planned before the next step can be decided."""
+        ahead = min(FORESIGHT, 4 * (self.next_step - self.first_step))
+        wanted = self.next_step + 1 + ahead
+        return self.planned_until < (wanted if self.stop_step is None else min(wanted, self.stop_step))
+
+    def extend(self, window: WindowUses) -> None:
+        """Adds the next planned window.
+
+        Raises:
+            ConfigError: a step uses more blocks than there are slots.
+        """
+        most = int(np.diff(window.bounds).max())
+        if most > self.slots:
+            at = window.first_step + int(np.argmax(np.diff(window.bounds) > self.slots))
+            needed = int(np.diff(window.bounds)[at - window.first_step])
+            raise ConfigError(
+                f"hold too little: the rows of step {at} lie in {needed} blocks", field="slots", value=self.slots
+            )
+        used = np.empty(window.blocks.size, np.int64)  # the step that uses each block first
+        backwards = np.arange(window.block.size)[::-1]
+        used[window.block[backwards]] = _steps(window)[backwards]
+        for earlier in self._windows:
+            if earlier.blocks.size and window.blocks.size:
+                at = np.minimum(np.searchsorted(earlier.blocks, window.blocks), earlier.blocks.size - 1)
+                same = earlier.blocks[at] == window.blocks
+                last = earlier.last[at[same]]
+                open_end = earlier.following[last] == NEVER
+                earlier.following[last[open_end]] = used[same][open_end]
+        slots = self._slots_of(window)
+        here = slots >= 0
+        held = slots[here]
+        ends = self._next_use[held] == NEVER
+        self._next_use[held[ends]] = used[here][ends]
+        for slot in held[ends].tolist():
+            self._idle.pop(slot, None)
+        self._windows.append(window)
+        self._planned += 1
+        self.planned_until += window.steps
+
+    def decide(self, pieces: Int64[np.ndarray, " p"] | None = None) -> Decision:
+        """Decides the next step. ``pieces`` are indices into its window's ``blocks``: their slots are in the answer."""
+        window, step = self._windows[0], self.next_step
+        if self._window_slots is None:
+            self._window_slots = self._slots_of(window)
+            self._fetches = self._decide_window(window, self._window_slots)
+        k = step - window.first_step
+        uses = int(window.bounds[k + 1] - window.bounds[k])
+        if self._fetches is not None:
+            first, last = self._fetches.bounds[k : k + 2]
+            blocks, into, free_after = (x[first:last] for x in self._fetches[:3])
+        else:
+            blocks, into, free_after = self._decide_step(window, k, self._window_slots)
+        asked = self._window_slots[pieces] if pieces is not None else _NOTHING
+        self.next_step += 1
+        if k + 1 == window.steps:
+            self._windows.popleft()
+            self._window_slots = None
+        return Decision(step, asked, uses - len(blocks), blocks, into, free_after)
+
+    def _decide_window(self, window: WindowUses, slots: np.ndarray) -> _Fetches | None:
+        """All steps of a window at once, if slots that nothing needs make room enough; else None."""
+        missing = np.flatnonzero(slots < 0)
+        room = self.slots - len(self._slot) + len(self._idle)
+        if missing.size > room:
+            return None
+        first = np.empty(window.blocks.size, np.int64)
+        first[window.block[::-1]] = np.arange(window.block.size)[::-1]  # of several the first use is written last
+        missing = missing[np.argsort(first[missing])]
+        blocks = window.blocks[missing].tolist()
+        into, free_after = self._take_free(missing.size)
+        slots[missing] = into
+        self._slot.update(zip(blocks, into, strict=True))
+        self._block[into] = blocks
+        following = window.following[window.last]
+        self._last_use[slots] = _steps(window)[window.last]
+        self._next_use[slots] = following
+        done = np.flatnonzero(following == NEVER)
+        for slot in slots[done[np.argsort(window.last[done])]].tolist():
+            self._idle[slot] = None
+        return _Fetches(blocks, into, free_after, np.searchsorted(first[missing], window.bounds).tolist())
+
+    def _decide_step(self, window: WindowUses, k: int, slots: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+        """One step: blocks to fetch, their slots, and after which steps these are free."""
+        step, uses = window.first_step + k, slice(int(window.bounds[k]), int(window.bounds[k + 1]))
+        block, following = window.block[uses], window.following[uses]
+        used = slots[block]
+        missing = np.flatnonzero(used < 0)
+        fetched: list[int] = []
+        into: list[int] = []
+        free_after: list[int] = []
+        if missing.size:
+            self._last_use[used[used >= 0]] = step  # so that none of them makes room
+            fetched = window.blocks[block[missing]].tolist()
+            into, free_after = self._make_room(len(fetched), step, window, slots)
+            used[missing] = into
+            slots[block[missing]] = into
+            self._slot.update(zip(fetched, into, strict=True))
+            self._block[into] = fetched
+        self._last_use[used] = step
+        self._next_use[used] = following
+        for slot in used[following == NEVER].tolist():
+            self._idle[slot] = None
+        return fetched, into, free_after
+
+    def _slots_of(self, window: WindowUses) -> np.ndarray:
+        get = self._slot.get
+        return np.fromiter((get(b, -1) for b in window.blocks.tolist()), np.int64, window.blocks.size)
+
+    def _take_free(self, count: int) -> tuple[list[int], list[int]]:
+        """At most so many slots that nothing needs: never used ones, then idle ones; and when they are free."""
+        held = len(self._slot)
+        taken = list(range(held, min(held + count, self.slots)))
+        free_after = [-1] * len(taken)
+        if taken and taken[-1] >= self._block.size:
+            self._grow(taken[-1] + 1)
+        while len(taken) < count and self._idle:
+            slot, _ = self._idle.popitem(last=False)
+            del self._slot[int(self._block[slot])]
+            taken.append(slot)
+            free_after.append(int(self._last_use[slot]))
+        return taken, free_after
+
+    def _make_room(self, count: int, step: int, window: WindowUses, slots: np.ndarray) -> tuple[list[int], list[int]]:
+        """So many slots: those that nothing needs, then those of the blocks that are needed again last."""
+        taken, free_after = self._take_free(count)
+        if len(taken) < count:
+            victims = self._farthest(count - len(taken), step, taken)
+            gone = self._block[victims]
+            for block in gone.tolist():
+                del self._slot[block]
+            at = np.minimum(np.searchsorted(window.blocks, gone), window.blocks.size - 1)
+            slots[at[window.blocks[at] == gone]] = -1
+            taken += victims.tolist()
+            free_after += self._last_use[victims].tolist()
+        return taken, free_after
+
+    def _farthest(self, count: int, step: int, taken: list[int]) -> np.ndarray:
+        """The ``count`` slots whose blocks are needed again last, of those that this step does not use."""
+        age = step - self._last_use
+        age[taken] = 0
+        may = np.flatnonzero(age > KEEP_STEPS)
+        if may.size < count:
+            may = np.flatnonzero(age > 0)
+        order = np.lexsort((may, -age[may], -self._next_use[may]))
+        return may[order[:count]]
+
+    def _grow(self, least: int) -> None:
+        had = self._block.size
+        room = min(max(2 * had, least), self.slots)
+        for name in ("_block", "_next_use", "_last_use"):
+            grown = np.zeros(room, np.int64)
+            grown[:had] = getattr(self, name)
+            setattr(self, name, grown)
+
+
+def _steps(window: WindowUses) -> np.ndarray:
+    """Step of each use."""
+    return np.repeat(np.arange(window.first_step, window.first_step + window.steps), np.diff(window.bounds))

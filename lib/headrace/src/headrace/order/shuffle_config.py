@@ -1,0 +1,221 @@
+"""What users write under ``shuffle``: plain, checked values that name an order and make it.
+
+``False`` is the stored order, ``True`` a full shuffle, a number an era shuffle of that length; or one of the configs of
+:data:`ShuffleConfig`, the registry of shuffles. A new shuffle is an :class:`~headrace.order.order.Order`, a frozen
+dataclass that derives from :class:`Shuffle`, and its name in :data:`ShuffleConfig`.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from headrace.errors import ConfigError, check_at_least, check_choice, check_whole
+from headrace.order.block_shuffle import BlockShuffle, EraShuffle
+from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.braid.spec import BRAID_VERSIONS, check_version
+from headrace.order.braid.table import BraidTable
+from headrace.order.order import Identity, Order
+from headrace.order.permutation import PERMUTATIONS, Feistel
+
+
+class Strands(NamedTuple):
+    """A component's part of the strands of a run, which follow from all components together."""
+
+    number: int  # its strands
+    lap: float  # draws in which the front passes over its store once
+    first: int  # strands of the components before it
+
+
+class Shuffle(abc.ABC):
+    """How a component is shuffled. Configs are frozen dataclasses with a field ``kind`` that names them."""
+
+    io_block_size: int | None = None
+    """Examples in a block; None: one stored chunk."""
+    in_blocks: bool = False
+    """The order goes over blocks: rows are numbered so that none lies across two stored arrays."""
+    in_strands: bool = False
+    """The order has strands, which are resolved for all components together; such configs have the fields ``strands``
+    and ``budget_bytes``."""
+    leaves_blocks: bool = True
+    """An epoch that is broken off leaves whole blocks, with which a change of ``seq_len`` goes on."""
+    strands: int | None = None
+    budget_bytes: int | None = None
+
+    def of_version(self, version: int) -> Shuffle:
+        """This shuffle with a version of its order, if it has versions and names none."""
+        return self
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Names of its settings, which errors of its order are about."""
+        return frozenset(f.name for f in dataclasses.fields(self)) if dataclasses.is_dataclass(self) else frozenset()
+
+    @abc.abstractmethod
+    def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
+        """The order of a component.
+
+        Args:
+            n: Its examples.
+            block: Examples in a block; 0 unless :attr:`in_blocks`.
+            seed: Integer seed, its own.
+            strands: Its strands; None unless :attr:`in_strands`.
+        """
+
+    def resized(self, block: int, rows: int | None) -> Shuffle:
+        """This shuffle over blocks of so many examples, and no more strands than ``rows`` (None: any number)."""
+        return self
+
+
+@dataclass(frozen=True)
+class BraidShuffleConfig(Shuffle):
+    """Braided shuffle (order/braid/shuffle.py): mixes like a full shuffle, reads each block about once on any number of
+    hosts.
+
+    Attributes:
+        strands: Blocks open at a time, over all components and hosts; None: 8 x the batch size.
+        budget_bytes: Instead of ``strands``: memory for open blocks over all hosts, in bytes.
+        io_block_size: Examples in a block; None: one stored chunk.
+        kind: Tells this config from a block shuffle's.
+        version: Of the order, 1 or 2; None: 2, and for a run that began with version 1, that one.
+    """
+
+    strands: int | None = None
+    budget_bytes: int | None = None
+    io_block_size: int | None = None
+    kind: Literal["braid"] = "braid"
+    version: int | None = None
+
+    in_blocks = in_strands = True
+
+    def __post_init__(self) -> None:
+        for name in ("strands", "budget_bytes", "io_block_size"):
+            _check_positive(f"shuffle.{name}", getattr(self, name))
+        if self.strands is not None and self.budget_bytes is not None:
+            raise ConfigError("is given beside strands", field="shuffle.budget_bytes", cure="Give one of them.")
+        check_whole("shuffle.version", self.version)
+        if self.version is not None:
+            check_version("shuffle.version", self.version)
+
+    def of_version(self, version: int) -> BraidShuffleConfig:
+        return self if self.version is not None else dataclasses.replace(self, version=version)
+
+    def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
+        assert strands is not None  # in_strands
+        return BraidShuffle(
+            n,
+            io_block_size=block,
+            strands=strands.number,
+            lap=strands.lap,
+            seed=seed,
+            first_strand=strands.first,
+            version=self.version or BRAID_VERSIONS[-1],
+        )
+
+    def resized(self, block: int, rows: int | None) -> BraidShuffleConfig:
+        strands = self.strands if self.strands is None or rows is None else min(self.strands, rows)
+        return dataclasses.replace(self, io_block_size=block, strands=strands)
+
+
+@dataclass(frozen=True)
+class BlockShuffleConfig(Shuffle):
+    """Hierarchical block shuffle (seed 004).
+
+    Attributes:
+        io_block_size: Examples in a block; None: one stored chunk.
+        window_blocks: Blocks that are mixed together. As good as a full shuffle from about the batch size on.
+        perm_type: ``feistel`` or ``linear``.
+        cache_windows: Windows of each component that the loader's memory must hold; checked before a run.
+        kind: Tells this config from a braid's.
+    """
+
+    io_block_size: int | None = None
+    window_blocks: int = 512
+    perm_type: str = "feistel"
+    cache_windows: int = 1
+    kind: Literal["block"] = "block"
+
+    in_blocks = True
+
+    def __post_init__(self) -> None:
+        for name in ("io_block_size", "window_blocks", "cache_windows"):
+            _check_positive(f"shuffle.{name}", getattr(self, name))
+        check_choice("shuffle.perm_type", self.perm_type, PERMUTATIONS, "is not a permutation family")
+
+    def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
+        return BlockShuffle(
+            n,
+            io_block_size=block,
+            window_blocks=self.window_blocks,
+            seed=seed,
+            perm_type=self.perm_type,
+            held_windows=self.cache_windows,
+        )
+
+    def resized(self, block: int, rows: int | None) -> BlockShuffleConfig:
+        return dataclasses.replace(self, io_block_size=block)
+
+
+ShuffleConfig: TypeAlias = bool | int | BraidShuffleConfig | BlockShuffleConfig
+"""The registry: what may stand under ``shuffle``. Configs are told apart by their field ``kind``."""
+
+
+BatchedOrders: TypeAlias = Callable[..., tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]]
+"""Row and locality of draws of orders of one class that repeat for ever, called as a ``BraidTable`` is."""
+BATCHED: dict[type[Order], Callable[[Sequence[Any]], BatchedOrders]] = {BraidShuffle: BraidTable.of}
+"""How orders of a class are put together; those of other classes are mapped one by one."""
+
+
+class _StoredOrder(Shuffle):
+    def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
+        return Identity(n)
+
+
+class _FullShuffle(Shuffle):
+    leaves_blocks = False
+
+    def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
+        return Feistel(n, seed)
+
+
+@dataclass(frozen=True)
+class _EraShuffle(Shuffle):
+    era_length: int
+
+    def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
+        return EraShuffle(n, era_length=self.era_length, seed=seed)
+
+
+def shuffle_of(config: ShuffleConfig | Shuffle) -> Shuffle:
+    """The shuffle that a value under ``shuffle`` means.
+
+    Example:
+        >>> shuffle_of(40).order(100, block=0, seed=0).kind, shuffle_of(False).order(100, block=0, seed=0).kind
+        ('era', 'none')
+    """
+    if isinstance(config, Shuffle):
+        return config
+    if config is True:
+        return _FullShuffle()
+    return _EraShuffle(config) if config else _StoredOrder()
+
+
+def check_shuffle(shuffle: object, path: str) -> None:
+    """Raises ConfigError unless a shuffle is one of those that there are."""
+    if isinstance(shuffle, bool | Shuffle):
+        return
+    if not isinstance(shuffle, int | np.integer) or shuffle < 1:
+        raise ConfigError(
+            "is not an era length", field=path, value=shuffle, cure="false: no shuffle; true: full; N > 0: era of N."
+        )
+
+
+def _check_positive(field: str, value: int | None) -> None:
+    check_whole(field, value)
+    check_at_least(field, value, cure="Leave it out for the default.")

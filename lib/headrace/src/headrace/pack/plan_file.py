@@ -1,0 +1,303 @@
+"""Pack plans on disk, beside the cache: raw arrays, written as they are planned and mapped into memory when opened.
+
+``<folder>/<fingerprint>/`` holds ``held.bin`` (items of each pack), ``document.bin``, ``size.bin`` and, where documents
+were cut, ``offset.bin``: little-endian integers; and, written last, ``plan.json``: what the plan was made from, its
+counts, and a digest of every file. The fingerprint covers the content, the algorithm's version and every flag, so one
+request has one plan file, and another request never finds it.
+
+Invariant: an opened plan is, byte for byte, the plan that was asked for, or there is an error. Price: 8 to 12 bytes a
+document on disk, read once to check its digests (1.5 GB/s); in memory 8 bytes a pack. Planning 1e8 documents holds a
+chunk of them with ``windowed``, ``next_fit`` and ``wrap``; the algorithms that sort need 60 bytes a document, 6 GB.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import IO, Any, cast
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
+from headrace.pack.items import Items, PackCounts, Packed, check_lengths, no_offsets
+from headrace.pack.plan import PackPlan, PlanDigest, no_packs, plan_of
+from headrace.pack.spec import PackSpec
+from headrace.pack.stream import PackStream
+from headrace.store import files
+
+PLAN_NAME = "plan.json"
+FORMAT_VERSION = 1
+
+_LOG = logging.getLogger(__name__)
+_CHUNK = 1 << 20  # packs written at a time
+_ARRAYS = ("held", "document", "offset", "size")
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What determines a plan."""
+
+    content: str  # fingerprint of the documents, e.g. of their cache
+    num_documents: int  # how many there are
+    spec: PackSpec  # how they are packed
+    # Whatever else changes lengths or documents (removed documents, a chat template, ...), JSON values
+    flags: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "content": self.content,
+            "documents": self.num_documents,
+            "spec": self.spec.describe(),
+            "flags": self.flags,
+            "format_version": FORMAT_VERSION,
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest: the name of the plan's folder.
+
+        Example:
+            >>> a = PlanRequest("sha256:ab", 10, PackSpec(2048))
+            >>> a.fingerprint == PlanRequest("sha256:ab", 10, PackSpec(2048)).fingerprint
+            True
+            >>> a.fingerprint == PlanRequest("sha256:ab", 10, PackSpec(2048, "ffd")).fingerprint
+            False
+        """
+        canonical = json.dumps(self.describe(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+
+
+def open_plan(
+    folder: str,
+    request: PlanRequest,
+    lengths: Callable[[], Iterable[Int64[np.ndarray, " n"]]],
+    array_documents: object = None,
+    *,
+    rebuild: bool = True,
+) -> PackPlan:
+    """The plan in a folder of plans; made, and saved there, unless it is there.
+
+    Several processes may do this at the same time: they write the same bytes, under names of their own until they are
+    complete.
+
+    Args:
+        folder: Its path or URL.
+        request: What is asked for.
+        lengths: Gives the lengths of all documents, chunk after chunk; called only if the plan has to be made.
+        array_documents: See :func:`~headrace.pack.plan.plan_packs`.
+        rebuild: Whether a damaged plan is made again, with a warning; otherwise it is an error.
+
+    Raises:
+        CacheCorruptError: the plan is damaged, and ``rebuild`` is false.
+        PlanMismatchError: a plan of that name is of another request: somebody moved it there.
+        ConfigError: the documents give no packs, or are not as many as the request says.
+        CacheError: the folder cannot be written.
+    """
+    try:
+        found = read_plan(folder, request)
+    except CacheCorruptError as error:
+        if not rebuild:
+            raise
+        _LOG.warning("the pack plan is made again: %s", error)
+        found = None
+    if found is not None:
+        return found
+    write_plan(folder, request, lengths(), array_documents)
+    made = read_plan(folder, request)
+    if made is None:
+        raise CacheError("was deleted while it was made", field="plan", value=files.join(folder, request.fingerprint))
+    return made
+
+
+def read_plan(folder: str, request: PlanRequest) -> PackPlan | None:
+    """The plan of a request; None if there is none. On a local disk its arrays are mapped, elsewhere read.
+
+    Raises:
+        CacheCorruptError: a file is missing or damaged.
+        PlanMismatchError: the plan is of another request.
+    """
+    root = files.join(folder, request.fingerprint)
+    raw = files.read_bytes(files.join(root, PLAN_NAME))
+    if raw is None:
+        return None
+    try:
+        record = json.loads(raw)
+        made_for, counts = record["request"], PackCounts(**record["counts"])
+        checksum, arrays = str(record["checksum"]), dict(record["arrays"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(root, f"{PLAN_NAME} is not a plan's record ({error})") from error
+    if made_for != json.loads(json.dumps(request.describe())):
+        raise PlanMismatchError(
+            f"is the plan of another request: {made_for}, not {request.describe()}",
+            field="plan",
+            value=root,
+            cure="Delete the folder; it is made again.",
+        )
+    loaded = {name: _load(files.join(root, f"{name}.bin"), arrays[name]) for name in _ARRAYS if name in arrays}
+    if missing := {"held", "document", "size"} - set(loaded):
+        raise _damaged(root, f"{PLAN_NAME} does not list {sorted(missing)}")
+    bounds = np.zeros(loaded["held"].size + 1, np.int64)
+    np.cumsum(loaded["held"], out=bounds[1:])
+    items = Items(loaded["document"], loaded.get("offset", no_offsets(loaded["document"].size)), loaded["size"])
+    if not bounds[-1] == items.document.size == items.offset.size == items.size.size:
+        raise _damaged(root, "its arrays are not of one length")
+    plan = PackPlan(request.spec, bounds, items, counts)
+    vars(plan)["checksum"] = checksum  # what cached_property would keep; the files' digests were compared
+    return plan
+
+
+def write_plan(
+    folder: str, request: PlanRequest, lengths: Iterable[Int64[np.ndarray, " n"]], array_documents: object = None
+) -> None:
+    """Makes the plan of a request and saves it, in bounded memory if the algorithm allows that.
+
+    Raises:
+        ConfigError: the documents give no packs, or are not as many as the request says.
+        CacheError: the folder cannot be written.
+    """
+    checked = map(check_lengths, lengths)
+    root = files.join(folder, request.fingerprint)
+    writer = _Writer(root, request.num_documents)
+    try:
+        if request.spec.in_order:
+            stream = PackStream(request.spec, array_documents)
+            for packed in stream.plan(checked):
+                writer.append(packed)
+            counts = stream.counts
+        else:
+            plan = plan_of(request.spec, np.concatenate([np.zeros(0, np.int64), *checked]), array_documents)
+            for packed in plan.chunks():
+                writer.append(packed)
+            counts = plan.counts
+        if counts.documents != request.num_documents:
+            raise ConfigError(
+                f"differs from the {counts.documents:,} lengths", field="num_documents", value=request.num_documents
+            )
+        if counts.packs == 0:
+            raise no_packs(counts)
+        arrays, checksum = writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+    record = {"request": request.describe(), "counts": asdict(counts), "checksum": checksum, "arrays": arrays}
+    text = json.dumps(record, indent=1, sort_keys=True) + "\n"
+    files.write_atomic(files.join(root, PLAN_NAME), text.encode(), writer=f".{uuid.uuid4().hex}")
+
+
+class _Writer:
+    """Files of a plan: complete ones replace what is there, all at the end."""
+
+    def __init__(self, root: str, num_documents: int) -> None:
+        self._digest = PlanDigest()
+        self._cut = False
+        dtype = "<u4" if num_documents <= 1 << 32 else "<i8"
+        self._files = {name: _ArrayFile(files.join(root, f"{name}.bin"), "<u4") for name in _ARRAYS}
+        self._files["document"].dtype = dtype
+
+    def append(self, packed: Packed) -> None:
+        items = packed.items
+        self._cut = self._cut or bool(items.offset.any())
+        self._digest.add(packed)
+        for name, values in zip(_ARRAYS, (packed.held, *items), strict=True):
+            self._files[name].append(values)
+
+    def finish(self) -> tuple[dict[str, Any], str]:
+        if not self._cut:
+            self._files.pop("offset").abort()
+        return {name: f.finish() for name, f in self._files.items()}, self._digest.hexdigest()
+
+    def abort(self) -> None:
+        for f in self._files.values():
+            f.abort()
+
+
+class _ArrayFile:
+    def __init__(self, url: str, dtype: str) -> None:
+        self.url, self.dtype = url, dtype
+        self._local = files.is_local(url)
+        self._target = f"{url}.{uuid.uuid4().hex}.tmp" if self._local else url
+        self._length = 0
+        self._digest = hashlib.sha256()
+        self._file: IO[bytes] | None = None
+
+    def append(self, values: np.ndarray) -> None:
+        if values.size and int(values.max()) > np.iinfo(self.dtype).max:
+            raise ConfigError(
+                "is more than a plan file holds", field="lengths", value=int(values.max()), cure="Split long documents."
+            )
+        data = np.ascontiguousarray(values, self.dtype).data.cast("B") if values.size else b""
+        try:
+            self._opened().write(data)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._digest.update(data)
+        self._length += values.size
+
+    def finish(self) -> dict[str, Any]:
+        try:
+            file = self._opened()
+            if self._local:
+                file.flush()
+                os.fsync(file.fileno())
+            file.close()
+            if self._local:
+                os.replace(files.local_path(self._target), files.local_path(self.url))
+        except OSError as error:
+            raise self._failed(error) from error
+        return {"dtype": self.dtype, "length": self._length, "sha256": self._digest.hexdigest()}
+
+    def abort(self) -> None:
+        if self._file is None:
+            return
+        self._file.close()
+        if self._local:
+            files.local_path(self._target).unlink(missing_ok=True)
+
+    def _opened(self) -> IO[bytes]:
+        if self._file is None:
+            if self._local:
+                path = files.local_path(self._target)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = path.open("wb")
+            else:
+                fs, path = files.filesystem(self.url)
+                with files.client_errors(self.url):
+                    self._file = cast("IO[bytes]", fs.open(path, "wb"))
+        return self._file
+
+    def _failed(self, error: OSError) -> CacheError:
+        return CacheError(
+            f"cannot be written ({error.strerror or error})",
+            field="file",
+            value=self.url,
+            cure="Check permissions and free space, or give another folder for plans.",
+        )
+
+
+def _load(url: str, record: dict[str, Any]) -> np.ndarray:
+    dtype, length = np.dtype(record["dtype"]), int(record["length"])
+    path = files.local_path(url) if files.is_local(url) else None
+    raw = files.read_bytes(url) if path is None else b""
+    if raw is None or (path is not None and not path.exists()):
+        raise _damaged(url, "is missing")
+    size = len(raw) if path is None else path.stat().st_size
+    if size != length * dtype.itemsize:
+        raise _damaged(url, f"has {size} bytes instead of {length * dtype.itemsize}")
+    data = np.frombuffer(raw, dtype) if path is None or not length else np.memmap(path, dtype, "r")
+    digest = hashlib.sha256()
+    for at in range(0, length, _CHUNK):
+        digest.update(np.ascontiguousarray(data[at : at + _CHUNK]).data.cast("B"))
+    if digest.hexdigest() != record["sha256"]:
+        raise _damaged(url, "is not what was written (another digest)")
+    return data
+
+
+def _damaged(url: str, problem: str) -> CacheCorruptError:
+    return CacheCorruptError(problem, field="plan", value=url, cure="Delete the plan's folder; it is made again.")

@@ -1,0 +1,183 @@
+"""``PackSpec``: how documents are packed, which with their lengths determines the plan; and what users write under
+``packing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+from headrace.errors import ConfigError, check_at_least, check_choice, check_whole
+from headrace.pack.items import LongPolicy
+
+Algorithm: TypeAlias = Literal["bfd", "wfd", "ffd", "next_fit", "bfd_split", "wrap", "windowed"]
+
+PACK_VERSION = 1
+"""Version of all plans: it moves when any algorithm gives another plan for the same lengths."""
+
+DEFAULT_BLOCK_TOKENS = 65_536
+
+CUTTING = ("bfd_split", "wrap")
+_IN_ORDER = ("next_fit", "wrap", "windowed")
+
+
+@dataclass(frozen=True)
+class PackSpec:
+    """How documents are packed.
+
+    ============  ====================================================================================================
+    ``bfd``       best fit decreasing: the longest document first, into the fullest pack that it fits. Fullest packs
+    ``windowed``  packs of neighbours, which keep reading local; nearly as full. For shuffled training
+    ``wfd``       worst fit decreasing: into the emptiest pack; what ``binpacking`` does since 2.0
+    ``ffd``       first fit decreasing: into the first pack
+    ``next_fit``  in order; a document that does not fit closes the pack
+    ``bfd_split`` ``bfd`` with long documents split
+    ``wrap``      in order, end to end, cut where packs end: no padding, but documents are cut
+    ============  ====================================================================================================
+
+    Attributes:
+        capacity: Tokens of a pack.
+        algorithm: See above.
+        long: What becomes of documents longer than a pack: ``keep`` (a pack of its own that exceeds the capacity),
+            ``drop``, ``split`` (full packs, and what remains is packed as a document), ``truncate`` (the beginning is
+            kept), ``truncate_start`` (the end is), ``error``. None: ``keep``, but ``split`` where the algorithm cuts
+            documents anyway.
+        min_fill: Packs filled to less than this share are dropped, and counted.
+        block_tokens: Tokens of a stored block, for ``windowed``.
+        max_documents: Most documents of a pack, for ``next_fit``; None: as many as fit.
+
+    Raises:
+        ConfigError: a value is not usable, or ``long`` contradicts the algorithm.
+    """
+
+    capacity: int
+    algorithm: Algorithm = "bfd"
+    long: LongPolicy | None = None
+    min_fill: float = 0.0
+    block_tokens: int = DEFAULT_BLOCK_TOKENS
+    max_documents: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("capacity", "block_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError("must be a whole number of tokens, at least 1", field=name, value=value)
+        check_choice("algorithm", self.algorithm, get_args(Algorithm), "is not a packing algorithm")
+        if self.long is not None:
+            check_choice("long", self.long, get_args(LongPolicy), "is not a policy for long documents")
+        if self.long not in (None, "split") and self.algorithm in CUTTING:
+            raise ConfigError(
+                f"contradicts {self.algorithm}, which cuts documents",
+                field="long",
+                value=self.long,
+                cure='Leave it out, or use algorithm="bfd".',
+            )
+        check_whole("max_documents", self.max_documents)
+        check_at_least("max_documents", self.max_documents, cure="Leave it out for as many as fit.")
+        if self.max_documents is not None and self.algorithm != "next_fit":
+            cure = "Use algorithm: next_fit, or leave it out."
+            raise ConfigError("goes with next_fit", field="max_documents", value=self.max_documents, cure=cure)
+        if not 0 <= self.min_fill <= 1:
+            raise ConfigError(
+                "must be a share of the capacity", field="min_fill", value=self.min_fill, cure="E.g. 0.5."
+            )
+
+    @property
+    def policy(self) -> LongPolicy:
+        """What becomes of long documents."""
+        return self.long or ("split" if self.algorithm in CUTTING else "keep")
+
+    @property
+    def in_order(self) -> bool:
+        """Whether documents are planned as they arrive, in bounded memory; otherwise all lengths are needed at once."""
+        return self.algorithm in _IN_ORDER
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON values: specs that may give other plans describe themselves differently."""
+        values = asdict(self) | {"long": self.policy, "version": PACK_VERSION}
+        if self.algorithm != "windowed":
+            del values["block_tokens"]
+        if self.max_documents is None:
+            del values["max_documents"]
+        return values
+
+
+@dataclass(frozen=True)
+class PackingConfig:
+    """Static packing: each row holds whole documents, as a plan says that is made once.
+
+    Rows, and with them ``batch_size``, then count packs: a step of 256 rows has 256 packs.
+
+    Attributes:
+        algorithm: See :class:`PackSpec`. ``windowed`` keeps reading local.
+        long: What becomes of documents longer than a row: ``split``, ``truncate``, ``truncate_start``, ``drop`` or
+            ``error``.
+        min_fill: Packs filled to less than this share are dropped, and counted.
+        unit: So many neighbouring documents are never parted: 2 for the pairs of a cache of preferences. ``long`` must
+            then be ``drop`` or ``error``.
+        plans: Folder or URL for plans; None: ``plans`` in the cache's own folder.
+        max_documents: Most documents of a row, with ``algorithm: next_fit``: 1 gives each a row of its own.
+
+    Raises:
+        ConfigError: a value is not usable; ``long`` would need longer rows, or contradicts the algorithm or the unit.
+
+    Example:
+        >>> PackingConfig(algorithm="bfd").spec(2048).describe()["long"]
+        'split'
+    """
+
+    algorithm: str = "windowed"
+    long: str = "split"
+    min_fill: float = 0.0
+    unit: int = 1
+    plans: str | None = None
+    max_documents: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.long == "keep":
+            raise ConfigError(
+                "would need rows of more than seq_len tokens",
+                field="long",
+                value=self.long,
+                cure="Use split or truncate.",
+            )
+        policy = self.spec(2).policy
+        check_at_least("unit", self.unit, cure="1, or 2 for pairs.")
+        if self.max_documents is not None and self.max_documents % self.unit:
+            cure = f"Give a multiple of {self.unit}."
+            raise ConfigError("parts units of documents", field="max_documents", value=self.max_documents, cure=cure)
+        if self.unit > 1 and policy not in ("drop", "error"):
+            raise ConfigError(
+                "would cut documents that belong together",
+                field="long",
+                value=policy,
+                cure="Use drop or error, and an algorithm that cuts none: windowed or bfd.",
+            )
+
+    def spec(self, capacity: int, block_tokens: int = DEFAULT_BLOCK_TOKENS) -> PackSpec:
+        """How documents are packed into rows of ``capacity`` tokens, stored in blocks of ``block_tokens``."""
+        algorithm, long = cast("Algorithm", self.algorithm), cast("LongPolicy", self.long)  # checked there
+        units = self.max_documents and max(self.max_documents // max(self.unit, 1), 1)
+        return PackSpec(capacity, algorithm, long, self.min_fill, block_tokens, units)
+
+
+def check_packing(packing: Mapping[str, PackingConfig | None], *, phases: int, split_documents: bool) -> None:
+    """Raises ConfigError if the packing of components, by name, does not go with the number of row lengths of a run, or
+    with rows that are not packed and are split into documents.
+    """
+    packed = [name for name, how in packing.items() if how is not None]
+    if packed and phases > 1:
+        raise ConfigError(
+            "does not go with a seq_len that changes",
+            field=f"components.{packed[0]}.packing",
+            cure="Keep one seq_len, or leave packing out: rows of a stream go on where the phase before stopped.",
+        )
+    if packed and split_documents and len(packed) < len(packing):
+        plain = next(name for name, how in packing.items() if how is None)
+        raise ConfigError(
+            f"is not packed, but {packed[0]!r} is: a batch finds documents by their packs or by end-of-text tokens",
+            field=f"components.{plain}.packing",
+            cure=f"Pack it too (components.{plain}.packing: {{algorithm: wrap}} leaves no padding), or set"
+            " split_documents: false.",
+        )

@@ -1,0 +1,199 @@
+"""What follows from a plan, in figures: the mixture that a run wants and the one that it gets, how long documents are
+and how full packs. A pure function of plan, offsets and packs; no token is read.
+
+Steps are put into up to 200 spans. For each span and source there are the rows that the weights want (the sum over its
+steps of batch size times share) and the rows that are drawn, counted by the same quotas that the loader goes by.
+
+Price: one walk of the quotas to the last step, 2 us a step, or nothing to speak of for constant weights; 0.1 us for
+each step and source of weights that change; and at most a million lengths of each cache, in 16 evenly spaced runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from headrace.data.mixture import MixtureDataset
+from headrace.data.phased import PhasedDataset
+from headrace.errors import IndexOutOfRangeError
+from headrace.store.cache import TokenCache
+
+SPANS = 200
+_SUMMED = 1 << 23
+"""Weights (steps times sources) that are added up one by one; of more, 32 steps of each span are looked at."""
+_LOOKS = 32
+MAX_LOOKED = 1 << 20
+_RUNS = 16
+_BINS_AN_OCTAVE = 2
+_FILL_BINS = 20
+
+
+@dataclass(frozen=True)
+class MixtureFacts:
+    """Rows of each source over the steps of a run.
+
+    Attributes:
+        edge: First step of each span, and the step after the last.
+        wanted: Rows that weights ask for in each span, before limits.
+        summed: Whether ``wanted`` was added up over every step.
+    """
+
+    names: tuple[str, ...]
+    edge: Int64[np.ndarray, " k+1"]
+    wanted: Float64[np.ndarray, "k d"]
+    drawn: Int64[np.ndarray, "k d"]
+    tokens: Int64[np.ndarray, "k d"]
+    summed: bool
+
+    @property
+    def middle(self) -> Int64[np.ndarray, " k"]:
+        """Middle step of each span."""
+        return (self.edge[:-1] + self.edge[1:] - 1) // 2
+
+    @property
+    def off_quota(self) -> Float64[np.ndarray, " d"] | None:
+        """Largest distance, at the end of a span, between rows wanted and drawn so far; None if not added up."""
+        if not self.summed:
+            return None
+        return np.abs((self.drawn - self.wanted).cumsum(axis=0)).max(axis=0)
+
+
+def mixture_facts(dataset: MixtureDataset | PhasedDataset, steps: int, spans: int | None = None) -> MixtureFacts:
+    """Wanted and drawn rows of a run.
+
+    Args:
+        dataset: The run's mixture.
+        steps: Steps of the run.
+        spans: Spans to put them into, at most (and those that a change of the row length cuts); None: 200, but of four
+            steps or more where there are many: single rows show as noise in short ones.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace import TokenSeqDataset
+        >>> a, b = (TokenSeqDataset(headrace.testing.tiny_cache(seed=s), seq_len=8, name="ab"[s]) for s in (0, 1))
+        >>> mixture = MixtureDataset({"a": a, "b": b}, {"a": 1, "b": {"step": {0: 0, 2: 1}}}, batch_size=8)
+        >>> found = mixture_facts(mixture, steps=4, spans=2)
+        >>> found.wanted.tolist(), found.drawn.tolist()
+        ([[16.0, 0.0], [8.0, 8.0]], [[16, 0], [8, 8]])
+    """
+    starts = np.asarray([step for step, _ in dataset.phases])
+    spans = min(SPANS, max(steps // 4, 20)) if spans is None else spans
+    even = np.linspace(0, steps, min(spans, steps) + 1).astype(np.int64)
+    edge = np.unique(np.concatenate([even, starts[starts < steps]]))
+    first = cast(MixtureDataset, dataset.at_step(0)[0])
+    wanted = np.zeros((edge.size - 1, len(first.names)))
+    drawn, tokens = np.zeros(wanted.shape, np.int64), np.zeros(wanted.shape, np.int64)
+    summed = steps * len(first.names) <= _SUMMED
+    for k, (begin, end) in enumerate(zip(edge[:-1].tolist(), edge[1:].tolist(), strict=True)):
+        mixture = cast(MixtureDataset, dataset.at_step(begin)[0])
+        wanted[k] = _wanted(mixture, begin, end, summed)
+        drawn[k] = _starts_at(mixture, end) - _starts_at(mixture, begin)
+        tokens[k] = drawn[k] * mixture.seq_len
+    return MixtureFacts(first.names, edge, wanted, drawn, tokens, summed)
+
+
+def _wanted(mixture: MixtureDataset, begin: int, end: int, every_step: bool) -> np.ndarray:
+    if every_step or end - begin <= _LOOKS:
+        step = np.arange(begin, end)
+    else:
+        step = np.linspace(begin, end - 1, _LOOKS).astype(np.int64)
+    rows = mixture.batch_schedule.size_at(step)[:, None] * mixture.weights_at(step)
+    return rows.mean(axis=0) * (end - begin)
+
+
+def _starts_at(mixture: MixtureDataset, step: int) -> np.ndarray:
+    try:
+        return mixture.draws.starts_at(step)
+    except IndexOutOfRangeError:  # the last batch is not full
+        return mixture.draws.starts_at(step - 1) + mixture.draws.counts_at(step - 1)
+
+
+def largest(facts: MixtureFacts, most: int) -> Sequence[int]:
+    """Numbers of the sources with the most tokens, in the order of the config."""
+    by_size = np.argsort(-facts.tokens.sum(axis=0), kind="stable")
+    return sorted(by_size[:most].tolist())
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths of the documents of a cache, in tokens; ``documents`` and ``tokens`` are shares of each bin."""
+
+    looked: int  # documents that were looked at
+    of: int
+    mean: float
+    median: float
+    longest: int
+    edge: Float64[np.ndarray, " b+1"]
+    documents: Float64[np.ndarray, " b"]
+    tokens: Float64[np.ndarray, " b"]
+
+
+def document_lengths(cache: TokenCache) -> Lengths:
+    """Lengths of all documents of a cache, or of a sample of a million.
+
+    Example:
+        >>> import headrace.testing
+        >>> found = document_lengths(headrace.testing.tiny_cache(documents=100))
+        >>> found.looked, round(float(found.documents.sum()), 6), round(float(found.tokens.sum()), 6)
+        (100, 1.0, 1.0)
+    """
+    total = cache.num_documents
+    if total <= MAX_LOOKED:
+        lengths = cache.lengths(0, total)
+    else:
+        run = MAX_LOOKED // _RUNS
+        starts = np.linspace(0, total - run, _RUNS).astype(np.int64).tolist()
+        with ThreadPoolExecutor(_RUNS) as pool:
+            lengths = np.concatenate(list(pool.map(lambda start: cache.lengths(start, start + run), starts)))
+    return lengths_of(lengths, total)
+
+
+def lengths_of(lengths: Int64[np.ndarray, " n"], total: int) -> Lengths:
+    """Figures and histogram of lengths, two bins an octave; ``total`` is the number that there are."""
+    longest = int(lengths.max(initial=0))
+    edge = 2.0 ** (np.arange(0, _BINS_AN_OCTAVE * (int(longest).bit_length() + 1) + 1) / _BINS_AN_OCTAVE)
+    edge = np.unique(np.concatenate([[0.0], np.floor(edge)]))
+    documents = np.histogram(lengths, edge)[0]
+    tokens = np.histogram(lengths, edge, weights=lengths.astype(np.float64))[0]
+    used = np.flatnonzero(documents)
+    inside = slice(int(used[0]), int(used[-1]) + 1) if used.size else slice(0, 0)
+    return Lengths(
+        looked=lengths.size,
+        of=total,
+        mean=float(lengths.mean()) if lengths.size else 0.0,
+        median=float(np.median(lengths)) if lengths.size else 0.0,
+        longest=longest,
+        edge=edge[inside.start : inside.stop + 1],
+        documents=documents[inside] / max(lengths.size, 1),
+        tokens=tokens[inside] / max(float(tokens.sum()), 1.0),
+    )
+
+
+@dataclass(frozen=True)
+class Fill:
+    """How full the packs of a component are: share of their places that hold a token."""
+
+    packs: int
+    mean: float
+    worst: float
+    share: Float64[np.ndarray, " 20"]  # of packs in each bin of equal width, from empty to full
+    algorithm: str
+
+
+def pack_fill(lengths: Int64[np.ndarray, " p"], seq_len: int, algorithm: str) -> Fill:
+    """Fill of packs that hold so many tokens of ``seq_len`` places.
+
+    Example:
+        >>> found = pack_fill(np.array([8, 8, 4]), 8, "windowed")
+        >>> round(found.mean, 3), found.worst, found.share.nonzero()[0].tolist()
+        (0.833, 0.5, [10, 19])
+    """
+    fill = lengths / seq_len
+    bins = np.minimum((fill * _FILL_BINS).astype(np.int64), _FILL_BINS - 1)
+    share = np.bincount(bins, minlength=_FILL_BINS) / max(lengths.size, 1)
+    return Fill(lengths.size, float(fill.mean()), float(fill.min()), share, algorithm)

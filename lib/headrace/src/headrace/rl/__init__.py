@@ -1,0 +1,7 @@
+"""Reinforcement learning: rollouts of a sampler, stored, filtered and packed into batches. Losses are in
+:mod:`headrace.batch`.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

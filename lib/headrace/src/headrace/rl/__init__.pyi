@@ -1,0 +1,15 @@
+from .advantages import AdvantageSpec as AdvantageSpec
+from .advantages import group_advantages as group_advantages
+from .dataset import NoGroupError as NoGroupError
+from .dataset import RLDataset as RLDataset
+from .dataset import RLSettings as RLSettings
+from .gae import gae as gae
+from .gae import kl_penalty as kl_penalty
+from .gae import value_loss as value_loss
+from .gae import whiten_labels as whiten_labels
+from .groups import CachePrompts as CachePrompts
+from .groups import Prompt as Prompt
+from .groups import Prompts as Prompts
+from .groups import Sampler as Sampler
+from .groups import ScoredGroup as ScoredGroup
+from .store import RolloutStore as RolloutStore

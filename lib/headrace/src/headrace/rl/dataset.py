@@ -1,0 +1,302 @@
+"""``RLDataset``: pulls groups from a sampler, leaves out those that teach nothing, and packs the rest into batches.
+
+A step takes prompts in the order of :class:`~headrace.rl.prompt_order.PromptOrder`, one after the other, until it
+has its groups. What a group is left out for is counted:
+
+===================  =================================================================================================
+counter              meaning (of one step)
+===================  =================================================================================================
+valid_groups         groups that the step trains on
+attempts_per_batch   groups that were looked at for it
+zero_var_groups      left out: all rewards equal
+single_groups        of one completion: no advantage; left out by the default filter
+filtered_groups      left out by a filter of the user's
+too_long_groups      left out: a completion is longer than a row
+untrained_groups     left out: no token is trained on (``prompt_len``, ``loss_masks``; with ``mask``, all are too old)
+stale_groups         sampled again: the policy that sampled them is too old
+===================  =================================================================================================
+
+With a :class:`~headrace.rl.store.RolloutStore` on disk the run can be killed at any moment; see there.
+
+Price: the sampler's. With a store, one small file a group; packing takes 20 us a completion.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from jaxtyping import Float64
+
+from headrace.batch.examples import pack_examples
+from headrace.batch.packed_batch import PackedBatch
+from headrace.errors import ConfigError, HeadraceError, check_at_least, check_not_negative
+from headrace.rl.advantages import (
+    AdvantageSpec,
+    Preset,
+    Verdict,
+    group_advantages,
+    group_moments,
+    nonzero_std,
+    resolve,
+)
+from headrace.rl.groups import Prompt, Prompts, Sampler, ScoredGroup
+from headrace.rl.prompt_order import PromptOrder
+from headrace.rl.store import BatchRecord, RolloutStore
+
+RewardFilter = Callable[[Float64[np.ndarray, " N"]], Verdict]
+_COUNTERS: tuple[str, ...] = (
+    "valid_groups", "attempts_per_batch", "zero_var_groups", "single_groups", "filtered_groups", "too_long_groups",
+    "untrained_groups", "stale_groups",
+)  # fmt: skip
+Stale = Literal["resample", "mask"]
+_CURES = {  # by the reason that groups were left out for; any other is about their rewards
+    "stale": "Give the sampler the trainer's weights and version, or raise max_staleness.",
+    "too_long": "Raise seq_len, or sample shorter completions.",
+    "untrained": "Look at prompt_len and loss_masks: no token after the first of a completion is trained on.",
+}
+_OF_REWARDS = "Look at the rewards: a task that is always or never solved, or sampled once, teaches nothing."
+
+
+class NoGroupError(HeadraceError):
+    """So many groups in a row were left out that the run cannot go on."""
+
+
+@dataclass(frozen=True)
+class RLSettings:
+    """How rollouts become batches.
+
+    Attributes:
+        seq_len: Tokens in a row.
+        groups_per_batch: Groups that a step trains on.
+        seed: Chooses the order of prompts.
+        advantages: A preset (see :mod:`headrace.rl.advantages`), or a spec.
+        keep: Says of a group's rewards whether it is trained on; None: every group is.
+        max_attempts: So many groups left out in a row are an error.
+        prompts_at_a_time: Prompts that are sampled at once, if any is missing; those too many are kept for the next
+            step (oversampling).
+        threads: Threads that the sampler is called from.
+        max_staleness: Versions that the policy may have gone on since a token was sampled; None: any number.
+        stale: What becomes of a group that is too old: its prompt is sampled again (``resample``), or the tokens that
+            are too old are not trained on (``mask``).
+        rows: Rows of a batch, see :func:`~headrace.batch.examples.pack_examples`.
+        multiple: Else they are a multiple of this.
+        max_segments: Segments of a row, at most; None: as many as there are. Given with ``rows``, all batches have one
+            shape.
+
+    Raises:
+        ConfigError: a number, or a name, that cannot be.
+    """
+
+    seq_len: int
+    groups_per_batch: int
+    seed: int
+    advantages: Preset | AdvantageSpec = "slime"
+    keep: RewardFilter | None = nonzero_std
+    max_attempts: int = 10_000
+    prompts_at_a_time: int = 1
+    threads: int = 1
+    max_staleness: int | None = None
+    stale: Stale = "resample"
+    rows: int | None = None
+    multiple: int = 1
+    max_segments: int | None = None
+
+    def __post_init__(self) -> None:
+        counts = ("groups_per_batch", "max_attempts", "threads", "prompts_at_a_time", "seq_len", "multiple", "rows")
+        for name in (*counts, "max_segments"):
+            check_at_least(name, getattr(self, name))
+        check_not_negative("max_staleness", self.max_staleness)
+        if self.stale not in get_args(Stale):
+            raise ConfigError("must be 'resample' or 'mask'", field="stale", value=self.stale)
+        resolve(self.advantages)
+
+
+class RLDataset:
+    """Batches of rollouts.
+
+    Args:
+        prompts: Prompts by number.
+        sampler: Completes them and scores the completions.
+        settings: How they become batches.
+        store: Where rollouts are kept; None: in memory.
+
+    Attributes:
+        counts: Counters of the latest step, by name.
+        totals: Their sums over all steps that this process made.
+
+    Raises:
+        ConfigError: there are no prompts.
+        PlanMismatchError: the store is another run's.
+
+    Example:
+        >>> class Guess:
+        ...     def sample_and_score(self, prompt):
+        ...         answers = [np.append(prompt.tokens, a) for a in (0, 1)]
+        ...         return ScoredGroup(answers, np.array([0.0, 1.0]), prompt.tokens.size)
+        >>> dataset = RLDataset([np.array([7])] * 4, Guess(), RLSettings(seq_len=8, groups_per_batch=2, seed=0))
+        >>> batch = dataset.next_batch()
+        >>> batch.rewards.tolist(), dataset.counts["valid_groups"]
+        ([[0.0, 1.0, 0.0, 1.0]], 2)
+    """
+
+    def __init__(
+        self, prompts: Prompts, sampler: Sampler, settings: RLSettings, *, store: RolloutStore | None = None
+    ) -> None:
+        self.prompts, self.sampler, self.settings = prompts, sampler, settings
+        self.order = PromptOrder(len(prompts), seed=settings.seed)
+        self.advantages = resolve(settings.advantages)
+        self.store = RolloutStore(None) if store is None else store
+        self.store.claim({"prompts": len(prompts), "seed": settings.seed})
+        self.counts: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
+        self.totals: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[PackedBatch]:
+        """Batches of steps that have not been made yet, without end."""
+        while True:
+            yield self.next_batch()
+
+    def next_batch(self, step: int | None = None, *, policy_version: int = 0) -> PackedBatch:
+        """The batch of a step.
+
+        Args:
+            step: The step that the trainer is at: the next one, or any that was made before (it is the same again);
+                None: the next one.
+            policy_version: The trainer's; groups are sampled by it, or admitted if they are not much older.
+
+        Raises:
+            ConfigError: a step ahead of the next one; a group that cannot be, e.g. a reward that is not finite (its
+                position and prompt are named): it is not stored, and its prompt is sampled again; a batch that does
+                not fit ``rows`` or ``max_segments``: its groups are stored, and the step is still to be made.
+            NoGroupError: ``max_attempts`` groups in a row were left out; the message has the counts.
+        """
+        step = self.store.next_step if step is None else operator.index(step)
+        policy_version = operator.index(policy_version)
+        record = self.store.record(step)
+        is_new = record is None
+        if record is None:
+            if step != self.store.next_step and self.store.next_step > 0:
+                ahead = step > self.store.next_step
+                problem = "is ahead of the rollouts" if ahead else "comes before the first step that was made"
+                raise ConfigError(problem, field="step", value=step, cure=f"The next step is {self.store.next_step}.")
+            record = self._make(step, policy_version)
+        batch = self._pack(record)  # before the record is put: a step that cannot be packed has used no prompt
+        if is_new:
+            self.store.put_record(record)
+            self.totals.update(record.counts)
+        self.counts = dict.fromkeys(_COUNTERS, 0) | record.counts
+        return batch
+
+    def _make(self, step: int, policy_version: int) -> BatchRecord:
+        """Takes positions one after the other until the step has its groups."""
+        counts: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
+        taken: list[int] = []
+        dropped: dict[int, str] = {}
+        reasons: Counter[str] = Counter()  # since the last group that was kept
+        position, oldest = self.store.next_position, self._oldest(policy_version, "resample")
+        while len(taken) < self.settings.groups_per_batch:
+            group = self._group(position)
+            counts["attempts_per_batch"] += 1
+            if oldest is not None and group.trains() and group.oldest_version < oldest:  # a new policy mends it
+                counts["stale_groups"] += 1
+                reasons["stale"] += 1
+                self._check_attempts(reasons, step)
+                self._sample([position])
+                continue
+            verdict = self._judge(group, position, self._oldest(policy_version, "mask"), counts)
+            if verdict.keep:
+                taken.append(position)
+                reasons.clear()
+            else:
+                dropped[position] = verdict.reason
+                reasons[verdict.reason] += 1
+                self._check_attempts(reasons, step)
+            position += 1
+        counts["valid_groups"] = len(taken)
+        return BatchRecord(step, taken, dropped, position, policy_version, counts)
+
+    def _judge(self, group: ScoredGroup, position: int, oldest: int | None, counts: dict[str, int]) -> Verdict:
+        """Whether a group is trained on; counts why not."""
+        single = group.rewards.size == 1
+        counts["single_groups"] += single
+        if group.longest > self.settings.seq_len:
+            counts["too_long_groups"] += 1
+            return Verdict(False, "too_long")
+        if not group.trains(oldest=oldest):
+            counts["untrained_groups"] += 1
+            return Verdict(False, "stale" if group.trains() else "untrained")
+        if self.settings.keep is None:
+            return Verdict(True)
+        verdict = self.settings.keep(group.rewards)
+        if not verdict.keep and not single:
+            equal = group_moments(group.rewards, np.full(group.rewards.size, position)).std[0] <= 1e-6
+            counts["zero_var_groups" if equal else "filtered_groups"] += 1
+        return verdict
+
+    def _check_attempts(self, reasons: Counter[str], step: int) -> None:
+        if reasons.total() >= self.settings.max_attempts:
+            counted = ", ".join(f"{reason}: {n}" for reason, n in reasons.most_common())
+            cures = dict.fromkeys(_CURES.get(reason, _OF_REWARDS) for reason, _ in reasons.most_common())
+            problem = f"so many groups in a row were left out at step {step} ({counted})"
+            raise NoGroupError(problem, field="max_attempts", value=self.settings.max_attempts, cure=" ".join(cures))
+
+    def _oldest(self, policy_version: int, stale: Stale) -> int | None:
+        """The oldest policy whose tokens are trained on, if this becomes of those of older ones."""
+        if self.settings.stale != stale or self.settings.max_staleness is None:
+            return None
+        return policy_version - self.settings.max_staleness
+
+    def _group(self, position: int) -> ScoredGroup:
+        if not self.store.has_group(position):
+            ahead = range(position, position + self.settings.prompts_at_a_time)
+            self._sample([p for p in ahead if not self.store.has_group(p)])
+        return self.store.group(position)
+
+    def _sample(self, positions: list[int]) -> None:
+        """Samples prompts, and stores each group as soon as it is there."""
+        indices = self.order(np.array(positions)).tolist()
+        prompts = [Prompt(p, i, self.prompts[i]) for p, i in zip(positions, indices, strict=True)]
+        with ThreadPoolExecutor(self.settings.threads) as pool:
+            run = map if self.settings.threads == 1 or len(prompts) == 1 else pool.map
+            for prompt, group in zip(prompts, run(self._sample_one, prompts), strict=True):
+                self.store.put_group(prompt.position, group)
+
+    def _sample_one(self, prompt: Prompt) -> ScoredGroup:
+        """A group of the sampler's, found good: once it is stored its prompt is not sampled again."""
+        place = f"group {prompt.position}, of prompt {prompt.index}"
+        try:
+            group = self.sampler.sample_and_score(prompt)
+        except ConfigError as error:  # a ScoredGroup does not know whose it is
+            given = {} if error.value is None else {"value": error.value}
+            raise ConfigError(f"{error.problem} ({place})", field=error.field, cure=error.cure, **given) from error
+        if not isinstance(group, ScoredGroup):
+            raise ConfigError(f"is no ScoredGroup ({place})", field="sample_and_score()", value=type(group).__name__)
+        wrong = np.flatnonzero(~np.isfinite(group.rewards))
+        if wrong.size:
+            raise ConfigError(
+                f"is not finite ({place}; {wrong.size} such rewards in it)",
+                field=f"rewards[{int(wrong[0])}]",
+                value=float(group.rewards[wrong[0]]),
+                cure="Mend the reward function; the run goes on with this prompt.",
+            )
+        return group
+
+    def _pack(self, record: BatchRecord) -> PackedBatch:
+        groups = [self.store.group(p) for p in record.positions]
+        rewards = np.concatenate([g.rewards for g in groups])
+        sizes = [len(g.tokens) for g in groups]
+        advantages = group_advantages(rewards, np.repeat(np.arange(len(groups)), sizes), self.advantages).values
+        of_groups = np.split(advantages, np.cumsum(sizes)[:-1])
+        oldest = self._oldest(record.policy_version, "mask")
+        examples = [
+            example
+            for number, (group, values) in enumerate(zip(groups, of_groups, strict=True))
+            for example in group.examples(values, number, oldest=oldest)
+        ]
+        s = self.settings
+        return pack_examples(examples, s.seq_len, rows=s.rows, multiple=s.multiple, max_segments=s.max_segments)

@@ -1,0 +1,292 @@
+"""``ScoredGroup``: the completions of one prompt with their rewards; and ``Sampler``, what makes them.
+
+The sampler is the user's: an inference server, or a model in this process. It keeps no state that matters: what it is
+asked is a :class:`Prompt`, whose position in the run it may use as the seed of its random numbers.
+"""
+
+from __future__ import annotations
+
+import io
+import operator
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int32, Integer
+
+from headrace.batch.examples import Example
+from headrace.errors import CacheCorruptError, ConfigError, check_not_negative
+from headrace.store.cache import TokenCache
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """What is to be completed.
+
+    Attributes:
+        position: How many prompts came before it in the run.
+        index: Its number among the prompts.
+        tokens: Its ids.
+    """
+
+    position: int
+    index: int
+    tokens: Integer[np.ndarray, " n"]
+
+
+class Prompts(Protocol):
+    """Prompts by number: a list of arrays, or :class:`CachePrompts`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Integer[np.ndarray, " n"]: ...
+
+
+class CachePrompts:
+    """The documents of a token cache as prompts: a cache of kind ``prompts``.
+
+    Example:
+        >>> import headrace.testing
+        >>> len(CachePrompts(headrace.testing.tiny_cache(documents=7)))
+        7
+    """
+
+    def __init__(self, cache: TokenCache) -> None:
+        self.cache = cache
+
+    def __len__(self) -> int:
+        return self.cache.num_documents
+
+    def __getitem__(self, index: int, /) -> Integer[np.ndarray, " n"]:
+        return self.cache.document(index)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredGroup:
+    """N completions of one prompt. Lists, and arrays of other libraries, become numpy's.
+
+    Attributes:
+        tokens: Each completion's ids, its prompt first.
+        rewards: One a completion.
+        prompt_len: Tokens of the prompt: they are not trained on.
+        log_probs: Log probabilities of each completion's tokens under the policy that sampled them: of its last ones,
+            if there are fewer than tokens.
+        loss_masks: Which tokens of each completion are trained on, in place of ``prompt_len`` (several turns, tools): 1
+            or 0 for each, the prompt's too.
+        policy_version: Version of the policy that sampled each completion's tokens: one number, or one a token.
+
+    Raises:
+        ConfigError: the lists are not of one length; no completion; ids or versions are no whole numbers; something is
+            said about more or fewer tokens than a completion has.
+
+    Example:
+        >>> group = ScoredGroup([np.array([1, 2, 3]), np.array([1, 2])], np.array([1.0, 0.0]), prompt_len=1)
+        >>> [e.loss_mask.tolist() for e in group.examples(np.array([0.5, -0.5]), 0)]
+        [[0, 1, 1], [0, 1]]
+    """
+
+    tokens: Sequence[Integer[np.ndarray, " n"]]
+    rewards: Float64[np.ndarray, " N"]
+    prompt_len: int
+    log_probs: Sequence[Float32[np.ndarray, " m"]] | None = None
+    loss_masks: Sequence[Integer[np.ndarray, " n"]] | None = None
+    policy_version: Sequence[Int32[np.ndarray, " n"]] | int = field(default=0)
+
+    def __post_init__(self) -> None:
+        tokens = [_ids(f"tokens[{i}]", row) for i, row in enumerate(self.tokens if np.iterable(self.tokens) else [])]
+        if not tokens:
+            raise ConfigError("holds no completion", field="tokens", value=0)
+        prompt_len, rewards = _integer("prompt_len", self.prompt_len), _row("rewards", self.rewards, np.float64)
+        check_not_negative("prompt_len", prompt_len)
+        if rewards.size != len(tokens):
+            raise ConfigError(f"must be one for each of {len(tokens)} completions", field="rewards", value=rewards.size)
+        made: dict[str, Any] = {"tokens": tokens, "rewards": rewards, "prompt_len": prompt_len}
+        for name, check in (("log_probs", _last), ("loss_masks", _mask), ("policy_version", _versions)):
+            said = getattr(self, name)
+            if name == "policy_version" and not np.iterable(said):
+                made[name] = _integer(name, said)
+            elif said is not None:
+                made[name] = _each(name, said, tokens, check)
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def dense(
+        cls,
+        tokens: Integer[np.ndarray, "N S"],
+        log_probs: Float32[np.ndarray, "N G"],
+        rewards: Float64[np.ndarray, " N"],
+        prompt_len: int,
+        *,
+        policy_version: int = 0,
+    ) -> ScoredGroup:
+        """A group whose completions are equally long, as arrays."""
+        return cls(list(tokens), rewards, prompt_len, list(log_probs), policy_version=policy_version)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest completion, with its prompt."""
+        return max(t.size for t in self.tokens)
+
+    def mask(self, i: int, *, oldest: int | None = None) -> np.ndarray:
+        """Which tokens of a completion are trained on: uint8. With ``oldest``, none that an older policy sampled."""
+        plain = (np.arange(self.tokens[i].size) >= self.prompt_len).astype(np.uint8)
+        mask = plain if self.loss_masks is None else np.asarray(self.loss_masks[i])
+        return mask if oldest is None else mask * (self.versions(i) >= oldest)
+
+    def trains(self, *, oldest: int | None = None) -> bool:
+        """Whether any token is trained on; the first of a completion never is: there is nothing to tell it from.
+
+        Example:
+            >>> ScoredGroup([np.array([1, 2])], np.array([1.0]), prompt_len=2).trains()
+            False
+        """
+        return any(self.mask(i, oldest=oldest)[1:].any() for i in range(len(self.tokens)))
+
+    def versions(self, i: int) -> np.ndarray:
+        """Version of the policy that sampled each token of a completion; -1 for what it was shown."""
+        given = self.policy_version
+        sampled = np.full(self.tokens[i].size, given) if isinstance(given, int) else np.asarray(given[i])
+        return np.where(self.mask(i) != 0, sampled, -1).astype(np.int32)
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest policy that any token that is trained on was sampled by."""
+        found = [v[v >= 0] for v in map(self.versions, range(len(self.tokens)))]
+        return int(min((v.min() for v in found if v.size), default=0))
+
+    def examples(
+        self, advantages: Float64[np.ndarray, " N"], group: int, *, oldest: int | None = None
+    ) -> list[Example]:
+        """The completions as examples, weighted with their advantages.
+
+        Args:
+            advantages: One a completion.
+            group: Number of the group in its batch.
+            oldest: Tokens that an older policy sampled are not trained on; None: all are.
+        """
+        return [
+            Example(
+                ids,
+                loss_mask=self.mask(i, oldest=oldest),
+                weights=float(advantages[i]),
+                log_probs=self._log_probs(i),
+                reward=float(self.rewards[i]),
+                group=group,
+                policy_version=self.versions(i),
+            )
+            for i, ids in enumerate(self.tokens)
+        ]
+
+    def _log_probs(self, i: int) -> np.ndarray | None:
+        if self.log_probs is None:
+            return None
+        given = self.log_probs[i]
+        return np.concatenate([np.zeros(self.tokens[i].size - given.size, np.float32), given])
+
+    def to_bytes(self) -> bytes:
+        """The group as the bytes of an ``.npz`` file, exactly."""
+        arrays = {"rewards": np.asarray(self.rewards, np.float64), "prompt_len": np.array(self.prompt_len)}
+        versions = [self.versions(i) for i in range(len(self.tokens))]
+        ragged = {
+            "tokens": self.tokens,
+            "versions": versions,
+            "log_probs": self.log_probs,
+            "loss_masks": self.loss_masks,
+        }
+        for name, rows in ragged.items():
+            if rows is not None:
+                arrays[name] = np.concatenate(rows)
+                arrays[f"{name}.sizes"] = np.array([row.size for row in rows], np.int64)
+        file = io.BytesIO()
+        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
+        return file.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str) -> ScoredGroup:
+        """The group of :meth:`to_bytes`; raises CacheCorruptError if the bytes are something else."""
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+                names = [name for name in ("tokens", "log_probs", "loss_masks", "versions") if name in arrays]
+                rows = {name: np.split(arrays[name], np.cumsum(arrays[f"{name}.sizes"])[:-1]) for name in names}
+                log_probs, loss_masks = rows.get("log_probs"), rows.get("loss_masks")
+                prompt_len = int(arrays["prompt_len"])
+                return cls(rows["tokens"], arrays["rewards"], prompt_len, log_probs, loss_masks, rows["versions"])
+        except (ConfigError, ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise CacheCorruptError("is no stored group of rollouts", field="file", value=name) from error
+
+
+class Sampler(Protocol):
+    """Completes prompts and scores the completions."""
+
+    def sample_and_score(self, prompt: Prompt, /) -> ScoredGroup:
+        """A group of completions of one prompt, with rewards. May be called from several threads."""
+        ...
+
+
+def _integer(field: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError("must be a whole number", field=field, value=value) from None
+
+
+def _row(field: str, values: Any, dtype: type[np.generic] | None = None) -> np.ndarray:
+    try:
+        row = np.asarray(values, dtype)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"must be a row of numbers ({error})", field=field) from error
+    if row.ndim != 1:
+        raise ConfigError("must be a row of numbers: one axis", field=field, value=row.shape)
+    return row
+
+
+def _whole(field: str, row: np.ndarray) -> np.ndarray:
+    if row.dtype.kind not in "iu":
+        raise ConfigError("must be whole numbers", field=field, value=row.dtype.name, cure="Give an array of integers.")
+    return row.astype(np.int64) if row.dtype == np.uint64 else row  # beside other integers numpy makes floats of it
+
+
+def _ids(field: str, values: Any) -> np.ndarray:
+    row = _row(field, values)
+    if row.size == 0:
+        raise ConfigError("must be a row of at least one token", field=field, value=0)
+    return _whole(field, row)
+
+
+def _each(
+    name: str, values: Any, tokens: list[np.ndarray], check: Callable[[str, Any, int], np.ndarray]
+) -> list[np.ndarray]:
+    """What is said about the tokens of each completion, checked."""
+    rows = list(values) if np.iterable(values) else []
+    if len(rows) != len(tokens):
+        raise ConfigError(f"must be one for each of {len(tokens)} completions", field=name, value=len(rows))
+    return [check(f"{name}[{i}]", row, ids.size) for i, (row, ids) in enumerate(zip(rows, tokens, strict=True))]
+
+
+def _last(field: str, values: Any, size: int) -> np.ndarray:
+    row = _row(field, values, np.float32)
+    if row.size > size:
+        raise ConfigError(f"are more than the {size} tokens", field=field, value=row.size)
+    return row
+
+
+def _sized(field: str, row: np.ndarray, size: int) -> np.ndarray:
+    if row.size != size:
+        cure = "One value for each token, the prompt included."
+        raise ConfigError(f"are not as many as the {size} tokens", field=field, value=row.size, cure=cure)
+    return row
+
+
+def _mask(field: str, values: Any, size: int) -> np.ndarray:
+    row = _sized(field, _row(field, values), size)
+    other = row[(row != 0) & (row != 1)]
+    if other.size:
+        raise ConfigError("must be 0 or 1 for each token", field=field, value=other[0].item())
+    return row.astype(np.uint8)
+
+
+def _versions(field: str, values: Any, size: int) -> np.ndarray:
+    return _sized(field, _whole(field, _row(field, values)), size)

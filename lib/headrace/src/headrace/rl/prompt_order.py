@@ -1,0 +1,123 @@
+"""Which prompts are sampled, and how often: a pure function of a position, so that resuming needs one number.
+
+Position p belongs to pass p // n over the prompts, and each pass has an order of its own: 10 us a position, no memory.
+Beside it stand the orders of slime and of tinker, for runs that have to repeat one of theirs; both are made of Python's
+generator and hold all prompts. :func:`rollout_shares` rounds as Megatron-RL's multi-task agent does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.batch.sample_numbers import checked_costs, checked_count
+from headrace.errors import ConfigError, check_not_negative
+from headrace.mix.shares import largest_remainder
+from headrace.order.permutation import permute
+from headrace.order.seeds import derive_keys
+
+
+class PromptOrder:
+    """Which of ``length`` prompts is sampled at a position; raises ConfigError if there are none.
+
+    Example:
+        >>> order = PromptOrder(5, seed=0)
+        >>> sorted(order(np.arange(5)).tolist()), order(np.arange(5)).tolist() != order(np.arange(5, 10)).tolist()
+        ([0, 1, 2, 3, 4], True)
+    """
+
+    def __init__(self, length: int, *, seed: int) -> None:
+        if length < 1:
+            raise ConfigError("must be at least one", field="prompts", value=length)
+        self.length, self.seed = length, seed
+
+    def __call__(self, positions: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """Prompts at positions, from 0 on without end."""
+        positions = np.atleast_1d(np.asarray(positions, np.int64))
+        check_not_negative("position", int(positions.min(initial=0)))
+        epoch, within = np.divmod(positions, self.length)
+        return permute(within, self.length, derive_keys(self.seed, "prompts", last=epoch))
+
+
+def slime_order(length: int, *, seed: int = 42, epoch: int = 0) -> list[int]:
+    """The order of prompts of an epoch that slime has.
+
+    Example:
+        >>> slime_order(10)
+        [7, 3, 2, 8, 5, 6, 9, 4, 0, 1]
+    """
+    order = list(range(length))
+    random.Random(seed + epoch).shuffle(order)
+    return order
+
+
+def tinker_schedule(
+    sizes: Sequence[int], weights: Sequence[float], groups_per_batch: int, total_batches: int, *, seed: int
+) -> list[list[tuple[int, int]]]:
+    """Prompts as tinker interleaves sources: (source, group) of each place of each batch.
+
+    The source is drawn by weight, and gives its next group; one whose groups (``sizes``) are used up begins again, in
+    another order. One generator shuffles and draws.
+
+    Raises:
+        ConfigError: a source is empty, or there is not one weight for each.
+
+    Example:
+        >>> tinker_schedule([2, 2], [1, 1], 2, 2, seed=7)
+        [[(0, 0), (0, 1)], [(1, 1), (0, 1)]]
+    """
+    if len(weights) != len(sizes) or not sizes:
+        raise ConfigError(f"must be one for each of {len(sizes)} sources", field="weights", value=list(weights))
+    if min(sizes) < 1:
+        raise ConfigError("has no groups", field=f"sizes[{list(sizes).index(min(sizes))}]", value=min(sizes))
+    generator = random.Random(seed)
+    orders = [list(range(n)) for n in sizes]
+    for order in orders:
+        generator.shuffle(order)
+    taken = [0] * len(sizes)
+    schedule: list[list[tuple[int, int]]] = []
+    for _ in range(total_batches):
+        batch: list[tuple[int, int]] = []
+        for _ in range(groups_per_batch):
+            source = generator.choices(range(len(sizes)), weights)[0]
+            if taken[source] == sizes[source]:
+                orders[source] = list(range(sizes[source]))
+                generator.shuffle(orders[source])
+                taken[source] = 0
+            batch.append((source, orders[source][taken[source]]))
+            taken[source] += 1
+        schedule.append(batch)
+    return schedule
+
+
+def rollout_shares(weights: Sequence[float] | np.ndarray, total: int) -> list[int]:
+    """``total`` rollouts by weight: largest remainder, then whoever has a weight but no rollout takes one.
+
+    It takes it from the environment that is furthest above its share, the first of equals.
+
+    Raises:
+        ConfigError: a weight that is negative or not finite, no positive one, or fewer rollouts than environments with
+            a weight.
+
+    Example:
+        >>> rollout_shares([0.98, 0.01, 0.01], 8)
+        [6, 1, 1]
+    """
+    numbers, total = checked_costs(weights, field="weights"), checked_count("total", total, 0)
+    counts = largest_remainder(numbers, total)
+    weighted = [k for k, w in enumerate(numbers) if w > 0]
+    if total < len(weighted):
+        problem = f"are fewer than the {len(weighted)} environments with a weight"
+        raise ConfigError(problem, field="total", value=total, cure=f"Ask for at least {len(weighted)} rollouts.")
+    whole = sum(Fraction(w) for w in numbers)
+    share = [Fraction(w) / whole * total for w in numbers]
+    for k in weighted:
+        if counts[k] == 0:
+            givers = [j for j in weighted if counts[j] > 1]
+            counts[max(givers, key=lambda j: (counts[j] - share[j], -j))] -= 1
+            counts[k] = 1
+    return counts

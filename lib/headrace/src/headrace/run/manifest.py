@@ -1,0 +1,391 @@
+"""The state of a run: which run it is (a manifest) and how far it got (a step).
+
+``RunManifest`` describes everything that determines the batches and carries its fingerprint. It is written once, into
+the run's folder; a resumed run must resolve to the same one, or is refused with the difference shown. Devices, hosts,
+budgets and paths are not part of it: they may change freely.
+
+Beside the manifest lie **anchors** (:mod:`headrace.mix.policy`): what the mixture's counts were at the checkpoints,
+so that a resumed run need not count up to there. They save time and decide nothing: a file of another run, damaged or
+deleted costs 2 us a step where weights change with the step, nothing to speak of where they do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from headrace.errors import ConfigError, HeadraceError, IndexOutOfRangeError, PlanMismatchError
+from headrace.mix.draws import Draws
+from headrace.mix.policy import Anchor
+from headrace.store import files
+
+MANIFEST_NAME = "manifest.json"
+ANCHORS_NAME = "anchors.json"
+_MOST_ANCHORS = 32
+_SHOWN_DIFFERENCES = 20
+_FINGERPRINT_DIGITS = 32
+
+
+class Described(Protocol):
+    """Anything that describes what determines its batches: a :class:`~headrace.feed.loader.DataLoader`."""
+
+    def describe(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class LoaderState:
+    """Where a run is. Goes into any checkpoint; a few bytes of JSON.
+
+    Attributes:
+        step: The next step to load: as many steps as were done.
+        fingerprint: Of the run's manifest.
+
+    Example:
+        >>> LoaderState.from_json(LoaderState(step=120, fingerprint="ab").to_json())
+        LoaderState(step=120, fingerprint='ab')
+    """
+
+    step: int
+    fingerprint: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    def to_pytree(self) -> dict[str, np.ndarray]:
+        """As two small arrays, for checkpoints of arrays: Orbax's, equinox's, Levanter's.
+
+        The same for every run but for the values, so ``LoaderState.like()`` is what to restore it into.
+
+        Example:
+            >>> state = LoaderState(step=120, fingerprint="0f" * 16)
+            >>> {k: (v.dtype.name, v.shape) for k, v in state.to_pytree().items()}
+            {'step': ('int32', ()), 'fingerprint': ('uint8', (16,))}
+            >>> LoaderState.from_pytree(state.to_pytree()) == state
+            True
+        """
+        digest = np.frombuffer(bytes.fromhex(self.fingerprint), np.uint8)
+        return {"step": np.asarray(self.step, np.int32), "fingerprint": digest}
+
+    @classmethod
+    def like(cls) -> dict[str, np.ndarray]:
+        """Arrays of the shapes and dtypes of :meth:`to_pytree`."""
+        return cls(0, "00" * (_FINGERPRINT_DIGITS // 2)).to_pytree()
+
+    @classmethod
+    def from_pytree(cls, tree: Mapping[str, Any]) -> LoaderState:
+        """From the arrays of :meth:`to_pytree`, numpy's or jax's, as a checkpoint gives them back.
+
+        Raises:
+            ConfigError: an array is missing or of another shape.
+        """
+        try:
+            step, digest = np.asarray(tree["step"]), np.asarray(tree["fingerprint"])
+        except KeyError as error:
+            raise ConfigError(f"has no {error}", field="state", value=sorted(tree)) from error
+        if step.shape != () or digest.ndim != 1:
+            raise ConfigError("is not a loader's state", field="state", value=[step.shape, digest.shape])
+        return cls(int(step), digest.astype(np.uint8).tobytes().hex())
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LoaderState:
+        """From JSON values.
+
+        Raises:
+            ConfigError: a key is missing or of the wrong kind.
+        """
+        step, fingerprint = data.get("step"), data.get("fingerprint")
+        if not isinstance(step, int) or not isinstance(fingerprint, str):
+            cure = "It needs 'step' and 'fingerprint'."
+            raise ConfigError("is not a loader's state", field="state", value=dict(data), cure=cure)
+        return cls(step, fingerprint)
+
+
+@dataclass(frozen=True)
+class RunManifest:
+    """What a run reads, in which order.
+
+    Attributes:
+        resolved: Description of the loader with all defaults and derived values filled in, JSON values.
+        history: Manifests that this one amends, oldest first: ``fingerprint``, and ``until_step``, the first step that
+            is no longer theirs.
+        anchors: Where :meth:`state` leaves an anchor; set by :func:`open_run`, no part of the manifest's identity.
+    """
+
+    resolved: dict[str, Any]
+    history: tuple[dict[str, Any], ...] = ()
+    anchors: Anchors | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, loader: Described) -> RunManifest:
+        """The manifest of a loader."""
+        return cls(json.loads(json.dumps(loader.describe(), default=_plain)))  # as it reads back: string keys, lists
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest; equal for runs that load the same batches from the same data."""
+        canonical = json.dumps(self.resolved, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:_FINGERPRINT_DIGITS]
+
+    def state(self, step: int) -> LoaderState:
+        """The state to save after ``step`` steps are done. In an opened run, an anchor is left in its folder."""
+        if self.anchors is not None:
+            self.anchors.save(step)
+        return LoaderState(step, self.fingerprint)
+
+    def check(self, state: LoaderState) -> None:
+        """Raises PlanMismatchError unless a saved state belongs to this run, or to its part before an amendment."""
+        before = any(h["fingerprint"] == state.fingerprint and state.step <= h["until_step"] for h in self.history)
+        if state.fingerprint != self.fingerprint and not before:
+            cure = "Resume with the run's own config; the manifest in its folder shows the difference."
+            problem = f"belongs to another run than {self.fingerprint}: its data, order or mixture differ"
+            raise PlanMismatchError(problem, field="state.fingerprint", value=state.fingerprint, cure=cure)
+
+    def check_same(self, other: RunManifest) -> None:
+        """Raises PlanMismatchError, with the differences, unless ``other`` is this run."""
+        if other.fingerprint == self.fingerprint:
+            return
+        lines = differences(self.resolved, other.resolved)
+        shown = "; ".join(lines[:_SHOWN_DIFFERENCES])
+        more = f"; and {len(lines) - _SHOWN_DIFFERENCES} more" if len(lines) > _SHOWN_DIFFERENCES else ""
+        raise PlanMismatchError(
+            f"the run was started with another plan: {shown}{more}",
+            field="config",
+            cure="Go back to the run's config, declare the change as an amendment, or take another folder.",
+        )
+
+    def amends(self, earlier: RunManifest) -> int | None:
+        """The step from which on this run differs from an earlier one by declared stages alone; None if by more."""
+        mine, theirs = copy.deepcopy(self.resolved), copy.deepcopy(earlier.resolved)
+        try:
+            new, old = mine.pop("dataset"), theirs.pop("dataset")
+            first = _phases_amended(new["phases"], old["phases"]) if "phases" in new else _mixture_amended(new, old)
+        except (KeyError, TypeError, IndexError):  # not a mixture
+            return None
+        return first if mine == theirs else None
+
+    def save(self, folder: str) -> None:
+        """Writes the manifest into a run's folder, atomically. All processes of a run may do so at the same time."""
+        content = {"fingerprint": self.fingerprint, "resolved": self.resolved, "history": list(self.history)}
+        text = json.dumps(content, indent=1, sort_keys=True)
+        files.write_atomic(files.join(folder, MANIFEST_NAME), text.encode() + b"\n", writer=f".{uuid.uuid4().hex}")
+
+    @classmethod
+    def load(cls, folder: str) -> RunManifest | None:
+        """The manifest in a folder; None if there is none.
+
+        Raises:
+            ConfigError: the file is not a manifest.
+        """
+        url = files.join(folder, MANIFEST_NAME)
+        if (raw := files.read_bytes(url)) is None:
+            return None
+        try:
+            content = json.loads(raw)
+            return cls(dict(content["resolved"]), tuple(content.get("history", ())))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"is not a run's manifest ({error})", field="manifest", value=url) from error
+
+
+def _mixture_amended(new: dict[str, Any], old: dict[str, Any], *, future: bool = False) -> int | None:
+    """The step from which on a mixture differs from an old one by stages added at the end; None if by more. With
+    ``future`` all of it lies behind the added stages, so that draws before may differ. Changes both descriptions.
+    """
+    before, after = old.pop("stages"), new.pop("stages")
+    new["names"] = new["names"][: len(old["names"])]  # new components come last
+    known = old["components"]
+    for part in ("components", "limits"):  # what only the new stages use may be new
+        new[part] = {k: v for k, v in new[part].items() if k in known}
+    if future:
+        for mixture in (new, old):
+            del mixture["limits"]
+            mixture["components"] = {name: part["whole"] for name, part in mixture["components"].items()}
+    added = after[len(before) :]
+    return int(added[0]["step"]) if added and after[: len(before)] == before and new == old else None
+
+
+def _phases_amended(new: list[dict[str, Any]], old: list[dict[str, Any]]) -> int | None:
+    """The same for a mixture whose rows change their length. What phases after the amendment begin with may differ."""
+    if [phase["step"] for phase in new] != [phase["step"] for phase in old]:
+        return None
+    first = int(new[0]["dataset"]["stages"][len(old[0]["dataset"]["stages"])]["step"])
+    pairs = zip(new, old, strict=True)
+    steps = {_mixture_amended(n["dataset"], o["dataset"], future=n["step"] > first) for n, o in pairs}
+    return first if steps == {first} else None
+
+
+class Anchors:
+    """The anchors in a run's folder. Those of another manifest are ignored."""
+
+    def __init__(self, folder: str, fingerprint: str, loader: Described) -> None:
+        self._url, self._fingerprint, self._loader = files.join(folder, ANCHORS_NAME), fingerprint, loader
+
+    def load(self) -> dict[int, Anchor]:
+        """Anchors by their step; empty if there is no file, or one that is damaged or of another run."""
+        try:
+            content = json.loads(files.read_bytes(self._url) or b"{}")
+            anchors = cast(dict[str, Anchor], content["anchors"])
+            if content["fingerprint"] != self._fingerprint or content["sha256"] != _digest(anchors):
+                return {}
+            return {int(step): anchor for step, anchor in anchors.items()}
+        except (OSError, HeadraceError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def use(self, step: int | None) -> None:
+        """Give the loader the last anchor up to ``step`` (all, if it is not known), and leave one at ``step``."""
+        anchors = self.load()
+        steps = list(anchors) if step is None else sorted(at for at in anchors if at <= step)[-1:]
+        for at in steps:
+            if (draws := _draws_at(self._loader, at)) is not None:
+                with contextlib.suppress(ConfigError):  # then the state is walked to
+                    draws.use_anchor(anchors[at])
+        if step is not None and step not in anchors:
+            self.save(step)
+
+    def save(self, step: int) -> None:
+        """Leave an anchor at ``step``, if the dataset has any. All processes of a run may do so at the same time."""
+        draws = _draws_at(self._loader, step) if step > 0 else None
+        try:
+            anchor = None if draws is None else draws.anchor_at(step)
+        except IndexOutOfRangeError:  # behind the end
+            return
+        if anchor is None:
+            return
+        by_step = {**self.load(), step: anchor}
+        while len(by_step) > _MOST_ANCHORS:  # thin out where they are densest, but for the latest
+            steps = sorted(by_step)
+            gaps = [(after - before, at) for before, at, after in zip(steps, steps[1:], steps[2:-1], strict=False)]
+            del by_step[min(gaps)[1]]
+        anchors = {str(at): by_step[at] for at in sorted(by_step)}
+        content = {"fingerprint": self._fingerprint, "sha256": _digest(anchors), "anchors": anchors}
+        with contextlib.suppress(OSError, HeadraceError):  # a checkpoint must not fail for want of an accelerator
+            files.write_atomic(self._url, json.dumps(content).encode() + b"\n", writer=f".{uuid.uuid4().hex}")
+
+
+def _draws_at(loader: object, step: int) -> Draws | None:
+    """The draws of the loader's mixture at ``step``, behind what maps it or changes its row length."""
+    planned = getattr(getattr(loader, "dataset", None), "planned", None)
+    mixture = None if planned is None else planned.at_step(step)[0].mixture
+    return None if mixture is None else mixture.draws
+
+
+def _digest(anchors: Mapping[str, Anchor]) -> str:
+    return hashlib.sha256(json.dumps(anchors, sort_keys=True).encode()).hexdigest()
+
+
+def open_run(folder: str, loader: Described, step: int | None = None) -> RunManifest:
+    """Starts a run in ``folder``, or makes sure that the run there is the same one.
+
+    Args:
+        folder: Path or URL of the run's folder.
+        loader: The run's loader.
+        step: Steps that are done. Needed for an amendment, which must begin there or later and is then recorded. The
+            loader is made ready for this step: with an anchor of the folder at once, else by counting up to it.
+
+    Returns:
+        The manifest; its :meth:`~RunManifest.state` leaves an anchor in the folder at each checkpoint.
+
+    Raises:
+        PlanMismatchError: the folder holds another run (the differences are shown), or an amendment touches the past.
+
+    Example:
+        >>> import headrace.testing, tempfile
+        >>> from headrace import DataLoader, TokenSeqDataset
+        >>> loader = DataLoader(TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), batch_size=8)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     open_run(folder, loader).state(20).step
+        20
+    """
+    manifest = _opened(folder, _as_begun(folder, loader), step)
+    anchors = Anchors(folder, manifest.fingerprint, loader)
+    anchors.use(step)
+    return replace(manifest, anchors=anchors)
+
+
+def _as_begun(folder: str, loader: Described) -> RunManifest:
+    """The loader's manifest; where the run in the folder began with version 1 of the braid and the loader's config
+    names no version, the loader goes over to that one.
+    """
+    use_earlier_order = getattr(loader, "use_earlier_order", None)
+    if use_earlier_order is not None and began_earlier(folder):
+        use_earlier_order()
+    return RunManifest.of(loader)
+
+
+def began_earlier(folder: str | None) -> bool:
+    """Whether a run began with version 1 of the braid: its config then means that one where it names none."""
+    manifest = None if folder is None else RunManifest.load(folder)
+    return manifest is not None and _braid_versions(manifest.resolved) == {1}
+
+
+def _braid_versions(value: Any) -> set[int]:
+    """Versions of the braids that a manifest holds; one without a version is of version 1."""
+    if isinstance(value, list):
+        return set[int]().union(*map(_braid_versions, cast(list[Any], value)))
+    if not isinstance(value, dict):
+        return set()
+    fields = cast(dict[str, Any], value)
+    inner = set[int]().union(*map(_braid_versions, fields.values()))
+    return inner | {fields.get("version", 1)} if fields.get("map") == "BraidShuffle" else inner
+
+
+def _opened(folder: str, mine: RunManifest, step: int | None) -> RunManifest:
+    theirs = RunManifest.load(folder)
+    if theirs is None:
+        mine.save(folder)
+        return mine
+    if mine.fingerprint == theirs.fingerprint:
+        return theirs
+    if (first := mine.amends(theirs)) is None:
+        theirs.check_same(mine)
+    elif step is None or first < step:
+        done = "how many steps are done was not said" if step is None else f"{step} steps are done"
+        cure = "Give open_run the step of the checkpoint." if step is None else f"Begin it at step {step} or later."
+        raise PlanMismatchError(f"may touch the past: {done}", field="amendments.step", value=first, cure=cure)
+    amended = RunManifest(mine.resolved, (*theirs.history, {"fingerprint": theirs.fingerprint, "until_step": first}))
+    amended.save(folder)
+    return amended
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Differing leaves of two JSON values, as ``path: old -> new``.
+
+    Example:
+        >>> differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3, "d": 4}})
+        ['a.c: 2 -> 3', 'a.d: nothing -> 4']
+        >>> differences({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]})
+        ['a[1].b: 2 -> 3']
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        lines: list[str] = []
+        for key in [*old, *(k for k in new if k not in old)]:
+            at = f"{path}.{key}" if path else str(key)
+            if key in old and key in new:
+                lines += differences(old[key], new[key], at)
+            else:
+                sides = [_short(side[key]) if key in side else "nothing" for side in (old, new)]
+                lines.append(f"{at}: {sides[0]} -> {sides[1]}")
+        return lines
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = enumerate(zip(old, new, strict=True))
+        return [line for k, pair in pairs for line in differences(*pair, f"{path}[{k}]")]
+    return [] if old == new else [f"{path}: {_short(old)} -> {_short(new)}"]
+
+
+def _plain(value: object) -> int | float:
+    if isinstance(value, np.integer | np.floating):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

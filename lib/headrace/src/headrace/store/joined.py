@@ -1,0 +1,156 @@
+"""Several caches, one after the other, as one: a component of a mixture that lies in many small caches.
+
+Documents, tokens and parts run on from cache to cache; nothing is copied. Rows never lie across two caches, as they
+never lie across two parts. Price: that of opening each cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from headrace.errors import ConfigError
+from headrace.store import files
+from headrace.store.cache import OriginalDocument, TokenCache
+from headrace.store.layout import LeafKind
+from headrace.store.leaf import LeafPart, starts
+from headrace.store.ledger import PartRecord
+from headrace.store.levanter.layout import read_catalog, read_levanter
+
+
+class JoinedCache(TokenCache):
+    """Caches in the order given. Parts are named by cache and part.
+
+    Args:
+        caches: At least one; all of the same dtype, chunks and leaves.
+
+    Attributes:
+        members: The caches.
+        path: That of the first that is not empty, in whose folder plans are kept.
+
+    Raises:
+        ConfigError: a cache is named twice, or differs from the first.
+
+    Example:
+        >>> from headrace.testing import tiny_cache
+        >>> a, b = tiny_cache(seed=1), tiny_cache(seed=2)
+        >>> both = JoinedCache([a, b])
+        >>> both.num_tokens == a.num_tokens + b.num_tokens
+        True
+        >>> bool((both.document(a.num_documents) == b.document(0)).all())
+        True
+    """
+
+    def __init__(self, caches: Sequence[TokenCache]) -> None:
+        first, self._members = next((c for c in caches if c.ledger.parts), caches[0]), tuple(caches)
+        self._part_of: dict[str, tuple[TokenCache, int]] = {}
+        parts: list[PartRecord] = []
+        sources: list[dict[str, Any]] = []
+        for number, cache in enumerate(caches):
+            if cache.ledger.parts:
+                _check_like(cache, first, number)
+            for index, part in enumerate(cache.ledger.parts):
+                parts.append(replace(part, name=_part_name(cache, part.name)))
+                self._part_of[parts[-1].name] = cache, index
+            named = ((record, _part_name(cache, str(record.get("part")))) for record in cache.ledger.sources)
+            sources += [{**record, "part": name} for record, name in named]
+        if len(self._part_of) < len(parts):
+            twice = next(c.path for n, c in enumerate(caches) if c.path in [other.path for other in caches[:n]])
+            raise ConfigError("is named twice", field="cache", value=twice, cure="Name each cache once.")
+        super().__init__(first.path, replace(first.ledger, parts=parts, sources=sources), self._member_part)
+
+    @property
+    def members(self) -> Sequence[TokenCache]:
+        return self._members
+
+    @property
+    def shuffle(self) -> None:
+        """None: those of its members that are shuffled are so one by one."""
+        return None
+
+    @property
+    def is_shuffled(self) -> bool:
+        return any(cache.is_shuffled for cache in self._members)
+
+    def stored_at(self, originals: np.ndarray | Sequence[int]) -> np.ndarray:
+        return self._by_member(np.asarray(originals, np.int64), lambda cache, numbers: cache.stored_at(numbers))
+
+    def originals(self, stored: np.ndarray | Sequence[int]) -> np.ndarray:
+        return self._by_member(np.asarray(stored, np.int64), lambda cache, places: cache.originals(places))
+
+    def original(self, place: int) -> OriginalDocument:
+        first = starts([cache.num_documents for cache in self._members])
+        number = int(np.searchsorted(first, place, side="right")) - 1
+        cache = self._members[number]
+        one = cache.original(place - int(first[number]))
+        part = _part_name(cache, one.part)
+        return OriginalDocument(int(first[number]) + one.number, part, [{**file, "part": part} for file in one.files])
+
+    def check_unit(self, unit: int) -> None:
+        for cache in self._members:
+            cache.check_unit(unit)
+
+    def _by_member(self, numbers: np.ndarray, move: Callable[[TokenCache, np.ndarray], np.ndarray]) -> np.ndarray:
+        """Numbers moved within the cache that they belong to."""
+        first = starts([cache.num_documents for cache in self._members])
+        moved = numbers.copy()
+        for number, cache in enumerate(self._members):
+            of_cache = (numbers >= first[number]) & (numbers < first[number + 1])
+            moved[of_cache] = move(cache, numbers[of_cache] - first[number]) + first[number]
+        return moved
+
+    def _member_part(self, name: str, dtype: str, kind: LeafKind, record: PartRecord) -> LeafPart:
+        cache, index = self._part_of[record.name]
+        return cache.leaf(name).parts[index]
+
+
+def _part_name(cache: TokenCache, part: str) -> str:
+    return files.join(cache.path, part) if part else cache.path
+
+
+def _check_like(cache: TokenCache, first: TokenCache, number: int) -> None:
+    def shape(one: TokenCache) -> dict[str, Any]:
+        leaves = {leaf["name"]: (leaf["dtype"], leaf["kind"]) for leaf in one.ledger.leaves}
+        return {"dtype": one.layout.dtype, "chunk of tokens": one.layout.chunk_elements, "leaves": leaves}
+
+    for name, value in shape(cache).items():
+        expected = shape(first)[name]
+        if value != expected:
+            cure = "Make it a component of its own, or build it again like the others."
+            problem = f"cannot be joined to {first.path}: its {name} is {value}, not {expected}"
+            raise ConfigError(problem, field=f"cache[{number}]", value=cache.path, cure=cure)
+
+
+def open_components(paths: Mapping[str, Sequence[str]], catalog: str | None = None) -> dict[str, TokenCache]:
+    """The caches of components, by name, those of several paths joined; 16 are opened at a time.
+
+    Args:
+        paths: Paths of the caches of each component.
+        catalog: Catalog that has ledgers of some of them; None: each is read where it lies.
+
+    Raises:
+        CacheError: one cannot be opened; the first that is named.
+        ConfigError: caches that cannot be joined; the component is named.
+    """
+    ledgers = {} if catalog is None else read_catalog(catalog)
+
+    def open_one(path: str) -> TokenCache:
+        ledger = ledgers.get(path.rstrip("/"))
+        listed = None if ledger is None else read_levanter(path, ledger)
+        return TokenCache.open(path) if listed is None else TokenCache(path, listed.ledger, listed.part)
+
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        opened = pool.map(open_one, [path for several in paths.values() for path in several])
+        groups = {name: [next(opened) for _ in several] for name, several in paths.items()}
+    caches: dict[str, TokenCache] = {}
+    for name, group in groups.items():
+        try:
+            caches[name] = JoinedCache(group) if group[1:] else group[0]
+        except ConfigError as error:
+            field = f"components.{name}.{error.field}"
+            raise ConfigError(error.problem, field=field, value=error.value, cure=error.cure) from error
+    return caches

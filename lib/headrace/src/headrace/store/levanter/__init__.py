@@ -1,0 +1,1 @@
+"""Caches in Levanter's form: read in place, and written from caches of any form."""

@@ -1,0 +1,321 @@
+"""Reading the caches that Levanter builds, in place: its ledger, its arrays, its two ways of putting shards together.
+
+::
+
+    shard_ledger.json                rows, shards, elements of each field
+    input_ids/data, .../offsets      consolidated: one pair of arrays for each field
+    part-0/input_ids/data, ...       sharded: a folder for each shard, which become the parts of the cache
+
+Levanter's arrays are never resized (2**54 elements, most of them nowhere), ``offsets[0]`` is the number of rows and
+``offsets[i]`` the end of row i - 1; any chunk and codec that zarr v3 knows is read. The invariant: tokens, documents
+and leaves are those that Levanter's own ``TreeCache`` gives, row by row.
+
+What such a cache cannot tell: TensorStore leaves out chunks that are all zero, so a lost shard file of masks reads as
+zeros. For offsets a lost file is always an error; for tokens it is where more than 65,536 of them would be zero, for
+masks where nothing would be trained on in 16 million. There
+are no digests either: the fingerprint is that of the ledger, so it tells counts and names, not contents apart.
+
+Price of opening: the ledger, two ``zarr.json`` for each field, and, if documents end with an end-of-text token, the
+last token of the first one; nothing that grows with the number of documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import CacheCorruptError, CacheError, CacheUnfinishedError, ConfigError, ReadError
+from headrace.store import files
+from headrace.store.array import StoredArray
+from headrace.store.layout import LEAF_DTYPES, TOKENS, CacheLayout, LeafKind, StoredLayout
+from headrace.store.leaf import LeafPart
+from headrace.store.ledger import LeafRecord, Ledger, PartRecord
+
+LEDGER_NAME = "shard_ledger.json"
+CATALOG_VERSION = 1
+CHUNK, SHARD_CHUNKS = 1 << 18, 512
+UNBOUNDED = 1 << 54
+SPLITS = ("train", "validation")
+NAMED_ONLY = "levanter:"
+MAX_VOCABULARY = 1 << 32
+UNNAMED = "unknown"
+"""Path of the tokenizer of a cache whose ledger does not even name it, as those that Marin tokenized."""
+"""Begins the fingerprint of a tokenizer of which a cache has the name and no copy."""
+VOCABULARY_SAID = "vocab_size_said"
+"""Where a tokenizer's record has the size of the vocabulary, if Levanter kept it."""
+_MOST_ZEROS = {TOKENS: 1 << 16, "assistant_masks": 1 << 24}
+"""So many values of 0 in one run may be meant; more are a lost file."""
+
+
+@dataclass(frozen=True)
+class LevanterCache:
+    """A cache of Levanter's: its folder, its ledger, as headrace writes them, and how the values and the offsets of
+    each field lie on disk.
+    """
+
+    path: str
+    ledger: Ledger
+    layouts: Mapping[str, tuple[CacheLayout, CacheLayout]]
+
+    def part(self, name: str, dtype: str, kind: LeafKind, record: PartRecord) -> LeafPart:
+        """The arrays of a field in a shard."""
+        elements = record.tokens if name == TOKENS else record.leaves[name].elements
+        return _leaf_part(
+            _field_folder(self.path, record.name, name), name, elements, record.documents, *self.layouts[name]
+        )
+
+
+class LevanterArray(StoredArray):
+    """An array of which only the first ``length`` elements exist. A shard file that is not there stands for at most so
+    many ``zeros``; None: for any number.
+    """
+
+    _MISSING_IS_ZERO = True
+
+    def __init__(self, url: str, length: int, layout: CacheLayout, *, zeros: int | None = None) -> None:
+        super().__init__(url, length, layout)
+        self._zeros = zeros
+
+    def must_exist(self, shard: int) -> bool:
+        """Whether a shard file that is not there is lost; if not, it stands for zeros."""
+        size = self.layout.shard_elements
+        return self._zeros is not None and min(self.length - shard * size, size) > self._zeros
+
+    def received(self, values: np.ndarray, start: int) -> None:
+        """Raises ReadError if what was read from ``start`` on is all zero because a file is lost."""
+        size = self.layout.shard_elements
+        for shard in range(start // size, -(-(start + values.size) // size)):
+            part = values[max(shard * size - start, 0) : (shard + 1) * size - start]
+            if not part.size or part[0] or part.any() or not self.must_exist(shard):
+                continue
+            file = files.join(self.url, "c", str(shard))
+            if not files.exists(file):
+                cure = "Check that the cache was copied whole; build it again if not."
+                raise ReadError(f"shard file c/{shard} is missing", field="array", value=self.url, cure=cure)
+
+    def _check_found(self, length: int, dtype: str) -> None:
+        if dtype != self.dtype.name or length < self.length:
+            cure = "Shards and ledger are of different builds: copy the cache again, or build it again."
+            problem = f"holds {length} elements of {dtype}, not {self.length} of {self.dtype.name}"
+            raise CacheCorruptError(problem, field="array", value=self.url, cure=cure)
+
+
+class LevanterOffsets(LevanterArray):
+    """Offsets whose first value is the number of rows; read as 0, where the first row begins."""
+
+    def __init__(self, url: str, length: int, layout: CacheLayout) -> None:
+        super().__init__(url, length, layout, zeros=0)
+
+    def received(self, values: np.ndarray, start: int) -> None:
+        super().received(values, start)
+        if start == 0 and values.size:
+            values[0] = 0
+
+
+def read_levanter(path: str, listed: Mapping[str, Any] | None = None) -> LevanterCache | None:
+    """What Levanter built at ``path``; None if there is no ledger of its.
+
+    Args:
+        path: Its folder or URL.
+        listed: Its ledger, where a catalog has it; None: the one that lies there.
+
+    Raises:
+        CacheUnfinishedError: it did not finish.
+        CacheCorruptError: the ledger contradicts itself.
+        CacheError: it cannot be read, or holds no tokens.
+    """
+    url = files.join(path, LEDGER_NAME)
+    raw = b"" if listed is not None else files.read_bytes(url)
+    if raw is None:
+        return None
+    try:
+        data: dict[str, Any] = json.loads(raw) if listed is None else dict(listed)
+        shards = _shards(path, data)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        cure = "Copy the cache again, or build it again with Levanter."
+        raise CacheCorruptError(
+            f"is not a ledger of Levanter ({error})", field="ledger", value=url, cure=cure
+        ) from error
+    if not data.get("is_finished"):
+        cure = "Let Levanter finish it: run the same job again."
+        raise CacheUnfinishedError("was not finished building by Levanter", field="cache", value=path, cure=cure)
+    fields = sorted({name for shard in shards for name in shard.counts})
+    if shards and TOKENS not in fields:
+        cure = "Use a cache of tokens; one of prompts or scores alone cannot be trained on."
+        raise CacheError(
+            f"has no {TOKENS}, only {', '.join(fields) or 'nothing'}", field="cache", value=path, cure=cure
+        )
+    first = shards[0].name if shards else ""
+    layouts = {name: _layouts_of(_field_folder(path, first, name)) for name in fields}
+    dtypes = {name: data.dtype for name, (data, _) in layouts.items()}
+    tokens = layouts[TOKENS][0] if shards else CacheLayout("int32", CHUNK, SHARD_CHUNKS, "other")
+    parts = [shard.record(dtypes) for shard in shards]
+    recorded = (data.get("metadata") or {}).get("preprocessor_metadata") or {}  # null where Marin tokenized
+    ledger = Ledger(
+        finished=True,
+        tokenizer=_tokenizer_record(path, recorded, layouts, parts),
+        layout=tokens.to_json(),
+        parts=parts,
+        metadata={"levanter": {k: v for k, v in data.items() if k not in ("shard_rows", "field_counts_by_shard")}},
+        leaves=[{"name": n, "dtype": dtypes[n], "kind": "ragged"} for n in fields if n != TOKENS],
+        code_version="levanter",
+    )
+    return LevanterCache(path, ledger, layouts)
+
+
+def read_catalog(url: str) -> dict[str, Mapping[str, Any]]:
+    """The ledgers of a catalog of caches as Levanter's newest release writes it, by the folder of each cache.
+
+    Raises:
+        ConfigError: there is no such file.
+        CacheCorruptError: it is no catalog of a version that is known.
+    """
+    raw = files.read_bytes(url)
+    if raw is None:
+        cure = "Give the path of the catalog, or leave it out: ledgers are then read one by one."
+        raise ConfigError("does not exist", field="cache_catalog", value=url, cure=cure)
+    try:
+        data = json.loads(raw)
+        if data["version"] != CATALOG_VERSION:
+            raise ValueError(f"its version is {data['version']}, not {CATALOG_VERSION}")
+        entries = [entry for split in data["splits"].values() for entry in split.values()]
+        return {str(entry["cache_dir"]).rstrip("/"): dict(entry["ledger"]) for entry in entries}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        problem, cure = f"is not a catalog of Levanter's ({error})", "Write it again, or leave it out."
+        raise CacheCorruptError(problem, field="cache_catalog", value=url, cure=cure) from error
+
+
+def is_levanter(path: str) -> bool:
+    """Whether Levanter built, or began to build, a cache at ``path``."""
+    return files.exists(files.join(path, LEDGER_NAME))
+
+
+def levanter_splits(path: str) -> list[str]:
+    """Which of Levanter's sub-folders of ``path`` hold a cache."""
+    return [split for split in SPLITS if is_levanter(files.join(path, split))]
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A shard with rows: folder (empty: the cache's own), rows, elements of each field."""
+
+    name: str
+    rows: int
+    counts: dict[str, int]
+
+    def record(self, dtypes: Mapping[str, str]) -> PartRecord:
+        said = json.dumps([self.rows, sorted(self.counts.items()), dtypes[TOKENS]])
+        digest = f"levanter:{hashlib.sha256(said.encode()).hexdigest()}"
+        leaves = {n: LeafRecord(self.counts.get(n, 0), f"levanter:{dtypes[n]}") for n in dtypes if n != TOKENS}
+        return PartRecord(self.name, self.rows, self.counts[TOKENS], digest, leaves=leaves)
+
+
+def _shards(path: str, data: dict[str, Any]) -> list[_Shard]:
+    """The shards that hold rows. ValueError if the ledger contradicts itself."""
+    total = int(data["total_num_rows"])
+    if data.get("layout", "consolidated") != "sharded":
+        if not total:
+            return []
+        counts = {str(n): int(c) for n, c in (data.get("field_counts") or {}).items()}
+        return [_Shard("", total, counts or _counted(path, total))]  # older ones have no counts
+    names, rows, by_shard = data["finished_shards"], data["shard_rows"], data["field_counts_by_shard"]
+    if len(set(names)) < len(names):
+        raise ValueError("a shard is named twice")
+    for name in names:
+        if "://" in name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise ValueError(f"shard {name!r} lies outside the cache")
+    if sum(int(rows[n]) for n in names) != total:
+        raise ValueError(f"its shards have {sum(int(rows[n]) for n in names)} rows, not {total}")
+    return [_Shard(n, int(rows[n]), {f: int(c) for f, c in by_shard[n].items()}) for n in names if int(rows[n])]
+
+
+def _counted(path: str, rows: int) -> dict[str, int]:
+    """Elements of each field of a cache whose ledger does not say: what its offsets end with."""
+    fs, root = files.filesystem(path)
+    folders = [str(entry["name"]) for entry in fs.ls(root, detail=True) if entry["type"] != "file"]
+    counts: dict[str, int] = {}
+    for name in sorted(folder.rstrip("/").rsplit("/", 1)[-1] for folder in folders):
+        folder = files.join(path, name)
+        if files.exists(files.join(folder, "offsets", "zarr.json")):
+            layout = _layouts_of(folder)[1]
+            ends = LevanterOffsets(files.join(folder, "offsets"), rows + 1, layout).read(rows, rows + 1)
+            counts[name] = int(ends.result()[0])
+    return counts
+
+
+def _layouts_of(folder: str) -> tuple[CacheLayout, CacheLayout]:
+    """Dtype, chunk and shard of a field's values and of its offsets, from their ``zarr.json``."""
+    return _layout_of(files.join(folder, "data", "zarr.json")), _layout_of(files.join(folder, "offsets", "zarr.json"))
+
+
+def _layout_of(url: str) -> CacheLayout:
+    raw = files.read_bytes(url)
+    if raw is None:
+        raise CacheError("is missing", field="array", value=url, cure="Check that the cache was copied whole.")
+    try:
+        stored = StoredLayout.parse(json.loads(raw))
+        if stored.dtype not in LEAF_DTYPES:
+            raise ValueError(f"its dtype is {stored.dtype}")
+        return CacheLayout(stored.dtype, stored.chunk, stored.shard // stored.chunk, "other")
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise CacheError(
+            f"is not the description of an array that can be read ({error})", field="array", value=url
+        ) from error
+
+
+def _leaf_part(
+    folder: str, name: str, elements: int, documents: int, data: CacheLayout, offsets: CacheLayout
+) -> LeafPart:
+    zeros = _MOST_ZEROS.get(name)
+    return LeafPart(
+        documents,
+        LevanterArray(files.join(folder, "data"), elements, data, zeros=zeros),
+        LevanterOffsets(files.join(folder, "offsets"), documents + 1, offsets),
+    )
+
+
+def _field_folder(path: str, shard: str, field: str) -> str:
+    return files.join(path, *PurePosixPath(shard).parts, *field.split("/"))
+
+
+def _tokenizer_record(
+    path: str,
+    said: Mapping[str, Any],
+    layouts: Mapping[str, tuple[CacheLayout, CacheLayout]],
+    parts: Sequence[PartRecord],
+) -> dict[str, Any]:
+    """What is known of the tokenizer: what headrace wrote, if it did, or what Levanter keeps of it."""
+    if isinstance(kept := said.get("headrace"), dict):
+        return {**kept["tokenizer"], "file": None}
+    name = str(said.get("tokenizer", UNNAMED))
+    sure = json.dumps([name, said.get("vocab_size"), said.get("append_bos"), said.get("append_eos")])
+    eos_id = _last_of_first(path, layouts, parts) if said.get("append_eos") and parts else None
+    limit = min(int(np.iinfo(layouts[TOKENS][0].dtype).max) + 1, MAX_VOCABULARY) if parts else 1  # Marin writes int64
+    return {
+        "path": name,
+        "file": None,
+        "fingerprint": f"{NAMED_ONLY}{hashlib.sha256(sure.encode()).hexdigest()}",
+        "vocab_size": int(said.get("vocab_size") or limit),
+        **({VOCABULARY_SAID: int(said["vocab_size"])} if said.get("vocab_size") else {}),
+        "bos": None,
+        "bos_id": None,
+        "eos": None if eos_id is None else f"<{eos_id}>",
+        "eos_id": eos_id,
+    }
+
+
+def _last_of_first(
+    path: str, layouts: Mapping[str, tuple[CacheLayout, CacheLayout]], parts: Sequence[PartRecord]
+) -> int | None:
+    """The last token of the first document: the end of text, where documents end with one."""
+    folder = _field_folder(path, parts[0].name, TOKENS)
+    tokens = _leaf_part(folder, TOKENS, parts[0].tokens, parts[0].documents, *layouts[TOKENS])
+    if tokens.offsets is None or (end := int(tokens.offsets.read(1, 2).result()[0])) == 0:
+        return None
+    return int(tokens.data.read(end - 1, end).result()[0])

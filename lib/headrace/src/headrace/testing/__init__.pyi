@@ -1,0 +1,15 @@
+from .caches import CountingArray as CountingArray
+from .caches import SlowArray as SlowArray
+from .caches import check_order as check_order
+from .caches import random_documents as random_documents
+from .caches import tiny_cache as tiny_cache
+from .caches import with_arrays as with_arrays
+from .caches import write_cache as write_cache
+from .faults import FaultProxy as FaultProxy
+from .faults import Faults as Faults
+from .faults import LoggedRequest as LoggedRequest
+from .servers import gcs_server as gcs_server
+from .servers import s3_server as s3_server
+from .servers import use_gcs as use_gcs
+from .servers import use_s3 as use_s3
+from .servers import web_server as web_server

@@ -1,0 +1,63 @@
+"""Write docs/api.md from the public names: one section a package, one entry a name of its ``__all__``.
+
+uv run scripts/update_api.py           write the page
+uv run scripts/update_api.py --check   exit 1 when the page is not what would be written
+"""
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+
+import headrace
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "api.md"
+LIBRARY = Path(headrace.__file__).parent
+MODULES = ("errors", "metrics")  # public, and no packages
+OPENING = """# API
+
+`from headrace import load_config` has what most programs need; the rest is imported from its package, as in
+`from headrace.mix import StageConfig`. What is not on this page is not public and may change without notice.
+
+<!-- Written by scripts/update_api.py. -->"""
+
+
+def public_names() -> dict[str, dict[str, str]]:
+    """Public package -> name -> module that defines it."""
+    packages = {}
+    for stub in sorted(LIBRARY.rglob("__init__.pyi")):
+        package = ".".join(("headrace", *stub.parent.relative_to(LIBRARY).parts))
+        imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
+        packages[package] = {alias.name: f"{package}.{node.module}" for node in imports for alias in node.names}
+    for module in (importlib.import_module(f"headrace.{name}") for name in MODULES):
+        homes = {name: getattr(module, name).__module__ for name in module.__all__}
+        packages[module.__name__] = homes
+    return {package: dict(sorted(packages[package].items())) for package in sorted(packages)}
+
+
+def page() -> str:
+    """The page: a name has its full entry where it is met first."""
+    lines, shown = [OPENING], set[str]()
+    for package, names in public_names().items():
+        first_line = (importlib.import_module(package).__doc__ or "").partition("\n\n")[0].replace("\n", " ").strip()
+        lines.append(f"\n## {package}\n\n{first_line}\n")
+        for name, module in names.items():
+            path = f"{module}.{name}"
+            lines.append(f"- [`{name}`][{path}]" if path in shown else f"::: {path}")
+            shown.add(path)
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Writes or checks the page."""
+    if sys.argv[1:] != ["--check"]:
+        PAGE.write_text(page())
+    if PAGE.read_text() == page():
+        return 0
+    print("docs/api.md is out of date: uv run scripts/update_api.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Each rule finds what it is there for, says where it comes from and what to write, and keeps quiet otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.analysis.check.findings import findings
+from headrace.analysis.check.plan import plan_run
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig
+from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
+from headrace.pack.spec import PackingConfig
+from headrace.testing import tiny_cache
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> str:
+    """The folder of a cache that is there."""
+    return tiny_cache(tmp_path_factory.mktemp("caches") / "here", documents=2000).path
+
+
+def found(own=(), *, hosts=(1, 8), sizes=(4e9, 1e9), **changes):
+    components = {
+        n: ComponentConfig(**{"cache": f"no/{n}", "expected_tokens": size, **dict(own).get(n, {})})
+        for n, size in zip("ab", sizes, strict=True)
+    }
+    config = LmDataConfig(**{"components": components, "seq_len": 2048, "batch_size": 64, "num_steps": 1000, **changes})
+    return {f.rule: f for f in findings(plan_run(config, hosts=list(hosts), max_rows=1 << 15))}
+
+
+def test_a_sound_config_has_only_its_missing_caches_to_say():
+    assert set(found()) == {"cache_missing"}
+    assert "components.{a,b}.cache" in str(found()["cache_missing"])
+
+
+def test_a_config_whose_caches_are_there_has_nothing_to_say(here):
+    config = LmDataConfig({"a": ComponentConfig(here)}, seq_len=128, batch_size=8, num_steps=20)
+    assert findings(plan_run(config, hosts=[1])) == []
+
+
+CASES = {
+    "random_reads": ({"own": {"a": {"shuffle": True}}}, "components.a.shuffle", "up to 32 times"),
+    "not_shuffled": ({"shuffle": False}, "components.{a,b}.shuffle", "stored order"),
+    "small_window": ({"shuffle": BlockShuffleConfig(32, 8)}, "shuffle", "Raise window_blocks to 32"),
+    "shared_blocks": (
+        {"shuffle": BlockShuffleConfig(32, 64), "row_exchange": False},
+        "shuffle",
+        "on 8 hosts each block is read",
+    ),
+    "no_memory": ({"prefetch_bytes": 1 << 26, "hosts": (1,)}, "prefetch_bytes", "the loader refuses"),
+    "many_epochs": ({"sizes": (4e9, 1e6)}, "components.b.weight", "components.b.max_epochs"),
+    "never_drawn": ({"own": {"b": {"weight": 1e-9}}}, "components.b.weight", "is never reached"),
+    "weight_not_reached": (
+        {"own": {"b": {"weight": {"step": {0: 1, 5000: 2}}}}},
+        "components.b.weight",
+        "has a point at step 5,000",
+    ),
+    "capped": ({"own": {"b": {"max_epochs": 0.01}}}, "components.b", "is used up before the run ends"),
+    "shorter_than_a_batch": ({"sizes": (4e9, 2e4)}, "components.b", "rows repeat within one batch"),
+    "small_chunks": ({"seq_len": 1 << 17, "sizes": (4e10, 1e10)}, "components.{a,b}.cache", "a row takes 2 reads"),
+    "uneven_hosts": ({"hosts": (1, 7)}, "batch_size", "do not divide over 7 hosts"),
+    "no_end": ({"num_steps": None}, "num_steps", "--steps"),
+    "ends_early": (
+        {"stop_strategy": "first_exhausted", "num_steps": 10**6},
+        "num_steps",
+        "end the run after step",
+    ),
+    "planned_unpacked": (
+        {"own": {n: {"packing": PackingConfig()} for n in "ab"}},
+        "components.{a,b}.packing",
+        "streams",
+    ),
+}
+PROBLEMS = {"no_memory", "uneven_hosts", "ends_early"}
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_what_a_rule_is_there_for(rule):
+    changes, field, said = CASES[rule]
+    finding = found(**changes)[rule]
+    assert finding.field == field
+    assert said in str(finding)
+    assert finding.cure
+    assert "\n" not in str(finding)
+    assert finding.level == ("problem" if rule in PROBLEMS else "warning")
+
+
+def test_a_size_that_differs_from_the_cache(here):
+    config = LmDataConfig({"a": ComponentConfig(here, expected_tokens=1e9)}, seq_len=128, batch_size=8, num_steps=20)
+    (finding,) = findings(plan_run(config, hosts=[1]))
+    assert (finding.rule, finding.field) == ("size_differs", "components.a.expected_tokens")
+
+
+def test_little_memory_reads_blocks_again():
+    big = BraidShuffleConfig(strands=64)
+    plenty = found(shuffle=big, hosts=(8,), prefetch_bytes=GIB)
+    assert "little_memory" not in plenty
+    assert "no_memory" not in plenty
+
+
+def test_memory_that_some_numbers_of_hosts_lack_is_a_warning():
+    some = found(hosts=(1, 8), prefetch_bytes=1 << 26)["no_memory"]
+    assert some.level == "warning"
+    assert "hosts or more" in some.cure
+
+
+def test_problems_come_first():
+    config = LmDataConfig(
+        {"a": ComponentConfig("no/a", expected_tokens=1e9)}, batch_size=64, num_steps=10, shuffle=True
+    )
+    levels = [f.level for f in findings(plan_run(config, hosts=[1, 7]))]
+    assert levels == sorted(levels)
+    assert levels[0] == "problem"

@@ -1,0 +1,151 @@
+"""What a config resolves to is what its dataset does; declared sizes stand in for caches until there are any."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from headrace.analysis.check.plan import plan_run
+from headrace.analysis.check.sizes import planned_caches
+from headrace.analysis.simulate.forecast import RunSteps, simulate
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig
+from headrace.data.mixture import MixtureDataset
+from headrace.errors import ConfigError
+from headrace.mix.stage_config import StageConfig
+from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
+from headrace.pack.spec import PackingConfig
+from headrace.testing import tiny_cache
+
+
+def virtual(**changes) -> LmDataConfig:
+    """Three sources that are not there: 1.0, 0.3 and 0.1 million tokens."""
+    own = changes.pop("own", {})
+    sizes = {"a": 1_000_000, "b": 300_000, "c": 100_000}
+    components = {n: ComponentConfig(f"no/{n}", **{"expected_tokens": s, **own.get(n, {})}) for n, s in sizes.items()}
+    return LmDataConfig(**{"components": components, "seq_len": 128, "batch_size": 16, "num_steps": 200, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"own": {"a": {"weight": 5}, "b": {"weight": {"linear": {0: 0, 150: 3}}}}},
+        {"stages": [StageConfig({"a": 3, "b": 1}, step=0), StageConfig({"c": 1}, step=77)]},
+        {"seq_len": {0: 64, 100: 128}},
+        {"batch_size": {0: 8, 50: 16}},
+        {"max_epochs": 0.4},
+        {"shuffle": BlockShuffleConfig(window_blocks=2)},
+        {"own": {"a": {"shuffle": True}, "b": {"shuffle": False}, "c": {"shuffle": 10}}},
+    ],
+)
+def test_rows_and_epochs_are_those_of_the_dataset(changes):
+    config = virtual(**changes)
+    plan = plan_run(config, max_rows=2048)
+    dataset = config.dataset(planned_caches(config).caches)
+    drawn, tokens = np.zeros(3, np.int64), np.zeros(3)
+    for step in range(plan.steps or 0):
+        mixture = dataset.at_step(step)[0]
+        assert isinstance(mixture, MixtureDataset)
+        counts = mixture.draws.counts_at(step)
+        drawn, tokens = drawn + counts, tokens + counts * mixture.seq_len
+    assert plan.steps == 200
+    assert [c.drawn_rows for c in plan.components] == drawn.tolist()
+    assert plan.tokens == tokens.sum()
+    assert [c.epochs for c in plan.components] == pytest.approx(
+        (tokens / [c.row_tokens for c in plan.components]).tolist()
+    )
+    json.dumps(plan.to_json())
+
+
+def test_the_forecast_is_that_of_simulate():
+    config = virtual()
+    plan = plan_run(config, hosts=[1, 4])
+    dataset = config.dataset(planned_caches(config).caches)
+    assert plan.forecast == simulate(
+        dataset, dataset.batch_schedule, hosts=[1, 4], cache_bytes=config.prefetch_bytes, steps=RunSteps(num_steps=200)
+    )
+
+
+def test_orders_are_named_with_what_they_keep_open():
+    own = {"a": {"shuffle": BraidShuffleConfig(strands=9)}, "b": {"shuffle": BlockShuffleConfig(4, 3)}}
+    a, b, c = plan_run(virtual(own={**own, "c": {"shuffle": True}})).components
+    assert [(x.shuffle, x.strands, x.block_rows) for x in (a, b, c)] == [
+        ("braid", 3, 512),
+        ("block", 0, 4),
+        ("full", 0, 0),
+    ]
+    assert b.open_bytes == 3 * 4 * 128 * 4
+    assert c.open_bytes == c.rows * 128 * 4
+    assert plan_run(virtual()).components[0].chunk_tokens == 65536
+    assert plan_run(virtual(), layout="levanter").components[0].chunk_tokens == 262144
+
+
+def test_the_first_batch_touches_the_chunks_that_its_rows_lie_in():
+    plan = plan_run(virtual(own={n: {"shuffle": False} for n in "abc"}))
+    assert plan.first_batch_chunks == 3  # the first rows of each source
+    assert plan.first_batch_bytes == 3 * 65536 * 4
+
+
+def test_a_cache_that_is_there_counts_and_what_is_given_counts_more(tmp_path):
+    cache = tiny_cache(tmp_path / "a", documents=200)
+    config = LmDataConfig(
+        {"a": ComponentConfig(cache.path, expected_tokens=1e9), "b": ComponentConfig("no/b", expected_tokens=1e6)},
+        seq_len=16,
+        split_documents=True,  # the end-of-text token of the one that is there is taken for both
+    )
+    a, b = plan_run(config, num_steps=3).components
+    assert (a.tokens, a.exists, a.declared_tokens) == (cache.num_tokens, True, 10**9)
+    assert (b.tokens, b.exists) == (10**6, False)
+    a, _ = plan_run(config, sizes={"a": 5e5}, num_steps=3).components
+    assert (a.tokens, a.exists) == (500_000, False)
+
+
+def test_a_run_without_an_end_has_no_epochs():
+    plan = plan_run(virtual(num_steps=None))
+    assert plan.steps is None
+    assert plan.tokens is None
+    assert {c.epochs for c in plan.components} == {None}
+    assert plan_run(virtual(num_steps=None), num_steps=10).steps == 10
+
+
+def test_a_run_that_its_sources_end(tmp_path):
+    plan = plan_run(virtual(num_steps=None, stop_strategy="first_exhausted"))
+    assert plan.steps is not None
+    assert plan.ends_early is None
+    late = plan_run(virtual(num_steps=10_000, stop_strategy="first_exhausted"))
+    assert (late.steps, late.ends_early) == (plan.steps, plan.steps)
+
+
+def test_packs_of_what_is_not_there_are_planned_as_streams():
+    plan = plan_run(virtual(own={n: {"packing": PackingConfig()} for n in "abc"}, split_documents=True))
+    assert plan.unpacked == ("a", "b", "c")
+    assert plan.config.components["a"].packing == PackingConfig()
+    assert plan.tokens == 200 * 16 * 128
+
+
+def test_memory_that_does_not_hold_a_batch_is_said():
+    plan = plan_run(virtual(prefetch_bytes=1 << 18), hosts=[1])
+    assert plan.forecast is None
+    assert plan.refused
+
+
+@pytest.mark.parametrize(
+    ("config", "kwargs", "problem"),
+    [
+        (virtual(own={"a": {"expected_tokens": 0}}), {}, "components.a.expected_tokens = 0"),
+        (virtual(), {"sizes": {"d": 5}}, "d: is not a component"),
+        (virtual(), {"layout": "marin"}, "layout = 'marin'"),
+        (LmDataConfig({}), {}, "components = {}: needs at least one source"),
+    ],
+)
+def test_what_cannot_be_planned(config, kwargs, problem):
+    with pytest.raises(ConfigError, match=problem):
+        plan_run(config, **kwargs)
+
+
+def test_a_source_without_cache_and_size_is_named_with_both_cures():
+    with pytest.raises(ConfigError, match=r"no/a.*expected_tokens.*headrace build"):
+        plan_run(virtual(own={"a": {"expected_tokens": None}}))

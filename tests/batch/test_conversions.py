@@ -1,0 +1,127 @@
+"""A batch as Levanter's real classes take it, and back; Megatron-LM's masks as recorded from it."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from headrace.batch.conversions import from_levanter_example, ltor_masks, to_grug_example, to_lm_example, to_megatron
+from headrace.batch.examples import Example, pack_examples
+from headrace.batch.loss import unified_loss
+from headrace.batch.packed_batch import pack_rows
+from headrace.errors import ConfigError
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+LEAVES = ("tokens", "labels", "token_weights", "position_ids", "segment_ids", "label_mask")
+
+
+def some_batch():
+    rng = np.random.default_rng(0)
+    return pack_examples(
+        [
+            Example(rng.integers(0, 30, n), loss_mask=rng.integers(0, 2, n), weights=float(rng.integers(1, 4)) / 2)
+            for n in (3, 5, 4, 2, 7, 1)
+        ],
+        10,
+    )
+
+
+def test_a_batch_through_levanter_and_back():
+    pytest.importorskip("levanter")
+    batch = some_batch()
+    for example in (to_grug_example(batch), to_lm_example(batch)):
+        found = from_levanter_example(example)
+        for name in LEAVES:
+            assert np.array_equal(getattr(found, name), getattr(batch, name)), name
+
+
+def test_rows_without_segments():
+    pytest.importorskip("levanter")
+    from levanter.data.text.examples import GrugLmExample
+
+    example = GrugLmExample.causal(jnp.arange(6), eos_id=2)
+    batch = from_levanter_example(example)
+    wanted = pack_rows(np.arange(6)[None], eos_id=2)
+    assert np.array_equal(batch.segment_ids, wanted.segment_ids)
+    assert np.array_equal(batch.labels, wanted.labels)
+    # Levanter weighs the label behind an end of text, which is another document's first token; it crosses here no more
+    assert np.asarray(example.loss_weight).tolist() == [1, 1, 1, 1, 1, 0]
+    assert batch.token_weights.tolist() == wanted.token_weights.tolist() == [[1, 1, 0, 1, 1, 0]]
+    plain = from_levanter_example(GrugLmExample.causal(jnp.arange(6), loss_weight=jnp.ones(6)))
+    assert plain.segment_lengths is None
+    assert plain.token_weights.tolist() == [[1, 1, 1, 1, 1, 0]]
+
+
+@pytest.mark.filterwarnings("ignore:jax.core:DeprecationWarning")  # of haliax
+def test_levanters_own_loss_and_attention_are_ours():
+    pytest.importorskip("levanter")
+    import haliax as hax
+    from levanter.models.loss import next_token_loss
+
+    batch = some_batch()
+    example = to_lm_example(batch)
+    position, rows = example.tokens.resolve_axis("position"), example.tokens.resolve_axis("batch")
+    vocabulary = hax.Axis("vocab", 32)
+    logits = np.random.default_rng(1).normal(size=(batch.batch_size, 10, 4)).astype(np.float32)
+    head = np.random.default_rng(2).normal(size=(4, 32)).astype(np.float32)
+    theirs = next_token_loss(
+        position, vocabulary, hax.named(logits @ head, (rows, position, vocabulary)), example.tokens,
+        loss_weight=example.loss_weight, reduction=None,
+    )  # fmt: skip
+    ours = float(unified_loss(jnp.asarray(logits @ head), batch, 1.0))
+    assert float(theirs.sum().array) == pytest.approx(ours, rel=1e-5)
+    keys = position.alias("key_position")
+    mask = example.attn_mask.materialize(position, keys).rearrange((rows, position, keys)).array
+    segments = batch.segment_ids
+    at = np.arange(10)
+    wanted = (segments[:, :, None] == segments[:, None, :]) & (at[:, None] >= at)
+    assert np.array_equal(mask, wanted)
+
+
+def test_a_conversion_works_under_jit():
+    pytest.importorskip("levanter")
+    batch = jax.tree.map(jnp.asarray, some_batch())
+    weights = jax.jit(lambda b: to_grug_example(b).loss_weight)(batch)
+    assert np.array_equal(weights, some_batch().token_weights)
+
+
+def test_padding_before_tokens_is_refused():
+    class Mask:
+        segment_ids = (np.array([[-1, 0, 0]]), None)
+
+    class Wrong:
+        tokens, loss_weight, attn_mask = np.ones((1, 3), int), np.ones((1, 3)), Mask()
+
+    with pytest.raises(ConfigError, match=r"segment_ids\[0\]"):
+        from_levanter_example(Wrong())
+
+
+@pytest.mark.parametrize("case", json.loads((GOLDEN / "megatron_ltor_masks.json").read_text())["cases"])
+def test_masks_of_megatron(case):
+    flags = {name: case[name] for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")}
+    found = ltor_masks(np.array(case["tokens"]), case["eod"], **flags)
+    assert found.loss_mask.tolist() == case["loss_mask"]
+    assert found.position_ids.tolist() == case["position_ids"]
+    assert found.blocked.astype(int).tolist() == case["attention_blocked"]
+
+
+def test_all_of_megatrons_flags_are_a_packed_batch():
+    tokens = np.random.default_rng(0).integers(0, 4, 50)
+    batch = pack_rows(tokens[None], eos_id=0)
+    found = ltor_masks(tokens, 0, reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=True)
+    assert np.array_equal(batch.position_ids[0], found.position_ids)
+    assert np.array_equal(batch.token_weights[0, :-1], found.loss_mask[:-1])
+    segments = batch.segment_ids[0]
+    assert np.array_equal(found.blocked, (segments[:, None] != segments) | ~np.tri(50, dtype=bool))
+
+
+def test_megatrons_keys():
+    batch = some_batch()
+    found = to_megatron(batch)
+    assert found.cu_seqlens.shape == (batch.batch_size, 11)
+    assert (found.cu_seqlens[:, -1] == 10).all()
+    assert np.array_equal(found.max_seqlen, np.diff(batch.cu_seqlens, axis=1).max(axis=1))
+    assert found.tokens.dtype == found.labels.dtype == found.position_ids.dtype == np.int64

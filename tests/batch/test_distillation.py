@@ -1,0 +1,161 @@
+"""Distillation against trl's and a plain sum, z-loss, and labels of several next tokens."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from headrace.batch.distillation import mtp_batch, top_k_divergence, z_loss
+from headrace.batch.loss import token_mean, unified_loss
+from headrace.batch.packed_batch import PackedBatch, pack_rows
+from headrace.batch.vocabulary import hidden_stats, token_stats
+from headrace.errors import ConfigError
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "losses.json").read_text())["distillation"]
+
+
+def masked_batch(mask):
+    rows = pack_rows(np.ones(np.shape(mask), np.uint8))
+    return PackedBatch(rows.token_ids, rows.source_id, loss_mask=np.asarray(mask, np.uint8))
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: case["direction"])
+def test_over_the_whole_vocabulary_it_is_trls(case):
+    teacher, student = (np.array(GOLDEN[name], np.float32) for name in ("teacher", "student"))
+    batch = masked_batch(GOLDEN["mask"])
+    order = np.random.default_rng(0).permuted(np.broadcast_to(np.arange(9), teacher.shape), axis=-1)
+    of_teacher = jnp.take_along_axis(jax.nn.log_softmax(teacher), jnp.asarray(order), -1)
+
+    def loss_of(logits, rest):
+        stats = token_stats(logits, order, entropy=False, chunk=4)
+        return token_mean(top_k_divergence(stats.log_probs, of_teacher, case["direction"], rest=rest), batch)
+
+    for rest in (False, True):  # nothing is left of the mass
+        loss, gradient = jax.value_and_grad(loss_of)(jnp.asarray(student), rest)
+        assert float(loss) == pytest.approx(case["loss"], rel=1e-6, abs=2e-6 if rest else 1e-6)
+        np.testing.assert_allclose(gradient, case["gradient"], atol=2e-6 if rest else 1e-6)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize("k", [1, 8])
+def test_the_rest_is_one_more_outcome(direction, k):
+    rng = np.random.default_rng(k)
+    hidden, matrix, teacher = rng.normal(size=(2, 4, 5)), rng.normal(size=(9, 5)), rng.normal(size=(2, 4, 9))
+    of_teacher = np.asarray(jax.nn.log_softmax(teacher))
+    ids = np.argsort(-of_teacher)[..., :k]
+    top = np.take_along_axis(of_teacher, ids, -1)
+
+    def loss_of(hidden):
+        stats = hidden_stats(hidden, matrix, ids, entropy=False, chunk=4)
+        return top_k_divergence(stats.log_probs, jnp.asarray(top), direction).sum()
+
+    def plain(hidden):
+        policy = jax.nn.softmax(hidden @ matrix.T)
+        p, t = (jnp.take_along_axis(x, jnp.asarray(ids), -1) for x in (policy, jnp.exp(of_teacher)))
+        p, t = (jnp.concatenate([x, 1 - x.sum(-1, keepdims=True)], -1) for x in (p, t))
+        return (t * jnp.log(t / p)).sum() if direction == "forward" else (p * jnp.log(p / t)).sum()
+
+    at = jnp.asarray(hidden, jnp.float32)
+    found, expected = (jax.value_and_grad(loss)(at) for loss in (loss_of, plain))
+    assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-5)
+    # what is left of the mass is a difference of numbers near 1, in the plain sum too
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-5, rtol=1e-4)
+    whole = (np.exp(of_teacher) * (of_teacher - jax.nn.log_softmax(at @ matrix.T))).sum()
+    if direction == "forward":
+        assert float(found[0]) <= float(whole) * (1 + 1e-5)  # a lower bound
+
+
+def test_tokens_that_the_teacher_did_not_name_and_mass_that_is_spent_are_finite():
+    policy = jnp.log(jnp.array([[0.5, 0.5], [0.25, 0.5]]))
+    teacher = jnp.array([[0.0, -jnp.inf], [0.0, -jnp.inf]])
+    value, gradient = jax.value_and_grad(lambda x: top_k_divergence(x, teacher).sum())(policy)
+    assert float(value) == pytest.approx(np.log(2) + np.log(4), rel=1e-5)
+    assert np.isfinite(gradient).all()
+    with pytest.raises(ConfigError, match="teacher_log_probs"):
+        top_k_divergence(policy, teacher[:, :1])
+    with pytest.raises(ConfigError, match="Did you mean 'forward'"):
+        top_k_divergence(policy, teacher, "forwards")
+
+
+def test_z_loss():
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 9)), jnp.float32)
+    batch = masked_batch([[1, 0, 1, 0], [0, 1, 1, 0]])
+
+    def plain(logits):
+        return (jax.nn.logsumexp(logits, -1) ** 2 * batch.label_mask).sum() / 4
+
+    def ours(logits):
+        return z_loss(token_stats(logits, batch.labels, chunk=5).log_normalizer, batch)
+
+    for a, b in zip(jax.value_and_grad(ours)(logits), jax.value_and_grad(plain)(logits), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 7])
+@pytest.mark.parametrize("denominator", ["weights", "tokens", "sequences", "groups"])
+def test_labels_of_several_next_tokens_are_those_of_each_segment_alone(losses, depth, denominator):
+    rng = np.random.default_rng(depth)
+    lengths = [[4, 3, 0], [1, 6, 1]]
+    tokens, mask = rng.integers(1, 9, (2, 8)), rng.integers(0, 2, (2, 8)).astype(np.uint8)
+    weights = rng.normal(size=(2, 8)).astype(np.float32)
+    rows = pack_rows(tokens, segment_lengths=np.array(lengths, np.int32))
+    batch = PackedBatch(
+        rows.token_ids, rows.source_id, segment_lengths=rows.segment_lengths, loss_mask=mask, weights=weights,
+        group_ids=np.array([[0, 1, 9], [1, 0, 0]], np.int32),
+    )  # fmt: skip
+    logits = rng.normal(size=(2, 8, 9)).astype(np.float32)
+    found = jax.jit(lambda z, b: unified_loss(z, mtp_batch(b, depth), denominator))(logits, batch)
+    log_p = np.asarray(jax.nn.log_softmax(logits))
+    losses, trained, weight = {}, {}, 0.0
+    for b, row in enumerate(lengths):
+        for k, n in enumerate(row):
+            at = sum(row[:k])
+            unit = (b, k) if denominator == "sequences" else int(batch.group_ids[b, k])
+            for i in range(at, at + n - 1 - depth):
+                if mask[b, i + depth]:
+                    w = float(weights[b, i + depth])
+                    losses[unit] = losses.get(unit, 0.0) - w * log_p[b, i, tokens[b, i + depth + 1]]
+                    trained[unit] = trained.get(unit, 0) + 1
+                    weight += abs(w)
+    total = sum(losses.values())
+    expected = {
+        "weights": total / max(1, weight), "tokens": total / max(1, sum(trained.values())),
+    }.get(denominator, sum(v / trained[u] for u, v in losses.items()) / max(1, len(trained)))  # fmt: skip
+    assert float(found) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_a_depth_is_not_negative():
+    with pytest.raises(ConfigError, match="depth"):
+        mtp_batch(pack_rows(np.array([[1, 2]])), -1)
+
+
+def test_a_teacher_teaches_more_than_hard_labels():
+    """A table of next tokens, learnt from few samples: with the teacher's top 4 it is nearer the truth."""
+    rng = np.random.default_rng(0)
+    truth = rng.dirichlet(np.full(12, 0.3), 12).astype(np.float32)
+    tokens = [0]
+    for _ in range(160):
+        tokens.append(int(rng.choice(12, p=truth[tokens[-1]] / truth[tokens[-1]].sum())))
+    batch = pack_rows(np.array([tokens]))
+    log_truth = np.log(truth[batch.tokens] + 1e-9)
+    ids = np.argsort(-log_truth)[..., :4]
+    top = jnp.asarray(np.take_along_axis(log_truth, ids, -1))
+
+    def hard(table):
+        return unified_loss(table[batch.tokens], batch)
+
+    def soft(table):
+        return token_mean(top_k_divergence(token_stats(table[batch.tokens], ids, entropy=False).log_probs, top), batch)
+
+    def learn(loss):
+        step = jax.jit(lambda table: table - 3.0 * jax.grad(loss)(table))
+        table = jnp.zeros((12, 12))
+        for _ in range(200):
+            table = step(table)
+        seen = np.unique(tokens[:-1])
+        return float((truth * (np.log(truth + 1e-9) - jax.nn.log_softmax(table)))[seen].sum(1).mean())
+
+    assert learn(soft) < 0.5 * learn(hard)

@@ -1,0 +1,220 @@
+"""The command line as a whole: every command has examples that parse, JSON, one-line errors and its status."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from headrace.cli import exits
+from headrace.cli.application import application
+from headrace.config.lm_data import LmDataConfig
+
+GROUP: Any = typer.main.get_command(application())
+LEAVES: dict[str, Any] = {}
+for name, found in GROUP.commands.items():
+    LEAVES |= {f"{name} {n}": c for n, c in found.commands.items()} if hasattr(found, "commands") else {name: found}
+WITHOUT_JSON = {"demo", "completion", "config schema"}  # a picture and a model; a script; JSON in any case
+HEAVY = (
+    *("jax", "numpy", "tensorstore", "draccus", "tokenizers", "gigatoken", "pyarrow", "fsspec", "yaml", "optax"),
+    *("matplotlib", "ray", "rich", "pydantic", "importlib.metadata"),
+)
+"""What takes tens of milliseconds or more to import."""
+
+
+def options(command: Any) -> set[str]:
+    return {flag for parameter in command.params for flag in parameter.opts}
+
+
+def examples(command: Any) -> list[str]:
+    lines = (line.strip() for line in (command.callback.__doc__ or "").splitlines())
+    return [line for line in lines if line.startswith("headrace ")]
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_every_command_says_what_it_does_with_examples(name):
+    command = LEAVES[name]
+    summary = (command.callback.__doc__ or "").split("\n\n")[0]
+    assert summary.strip().endswith(".")
+    assert examples(command), "no example"
+    for parameter in command.params:
+        assert parameter.help or "--help" in parameter.opts, f"{parameter.name} has no help"
+
+
+@pytest.mark.parametrize(("name", "example"), [(n, e) for n, c in LEAVES.items() for e in examples(c)])
+def test_every_example_parses(name, example):
+    words = shlex.split(example.partition(" > ")[0])[1:]
+    prefix = name.split()
+    assert words[: len(prefix)] == prefix
+    LEAVES[name].make_context(name, words[len(prefix) :])
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_names_are_consistent(name):
+    assert ("--json" in options(LEAVES[name])) == (name not in WITHOUT_JSON)
+    for option in options(LEAVES[name]):
+        if option.startswith("--"):
+            assert option == option.lower().replace("_", "-")
+    for wrong, right in {"--num-steps": "--steps", "--out": "--output"}.items():
+        assert wrong not in options(LEAVES[name]), f"say {right}"
+
+
+@pytest.mark.parametrize(
+    ("command", "said", "unused"),
+    [
+        ("--version", "headrace 0.2", (*HEAVY, "typer")),
+        ("--help", "Commands:", HEAVY),
+        ("config", "", HEAVY),
+        *((f"{name} --help", f"Usage: headrace {name}", HEAVY) for name in LEAVES),
+    ],
+)
+def test_an_answer_imports_nothing_heavy(command, said, unused):
+    """Counted in modules and not in seconds, which depend on what else the machine does."""
+    program = f"import sys; sys.argv = ['headrace', *{command.split()}]\nfrom headrace.cli import main\n"
+    program += f"try: main()\nfinally: print([m for m in {unused} if m in sys.modules], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(said) or said in done.stdout
+    assert done.stderr.strip().splitlines()[-1] == "[]"
+
+
+def test_what_is_imported_is_noticed():
+    """The instrument of the test above, on a command that does need something."""
+    program = "import sys, headrace; headrace.TokenCache; print([m for m in ('jax', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['numpy']"
+
+
+def test_import_headrace_imports_nothing_heavy():
+    program = f"import sys, headrace; print([m for m in {(*HEAVY, 'typer', 'asyncio')} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_help_says_in_full_what_each_command_does(headrace):
+    words = " ".join(headrace("--help").out.split())
+    for name, command in GROUP.commands.items():
+        summary = " ".join((command.help or "").split("\n\n")[0].split())
+        assert f"{name} {summary}" in words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["biuld"], "Did you mean 'build'"),
+        (["config", "chek"], "Did you mean 'check'"),
+        (["simulate"], "Missing argument 'CONFIG'"),
+        (["simulate", "x.yaml", "--max-rwos", "3"], "--max-rows"),
+        (["build", "x", "-o", "y", "-t", "bytes", "--format", "josnl"], "jsonl"),
+        (["config", "check", "nope.yaml"], "does not exist. Give the path of a YAML file."),
+        (["verify", "nope"], "nope"),
+        (["config", "check", "x.yaml", "--steps", "0"], "--steps"),
+    ],
+)
+def test_mistakes_get_one_line_and_status_2(headrace, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    Path("x.yaml").write_text("seq_len: 8\n")
+    done = headrace(*arguments)
+    assert done.code == exits.REFUSED
+    assert said in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    assert done.out == ""
+
+
+def test_no_command_shows_the_help(headrace):
+    for arguments in ((), ("config",)):
+        done = headrace(*arguments)
+        assert done.code == exits.REFUSED
+        assert "Usage:" in done.out + done.err
+
+
+def fail(with_: BaseException):
+    def raising(*args, **kwargs):
+        raise with_
+
+    return raising
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (RuntimeError("the wheel\nstands still"), exits.UNFORESEEN, "RuntimeError: the wheel stands still"),
+        (OSError(28, "No space left on device", "cache"), exits.REFUSED, "cache: No space left on device"),
+        (RuntimeError("s3://id:secret@bucket/a"), exits.UNFORESEEN, "s3://***@bucket/a"),
+        (KeyboardInterrupt(), exits.INTERRUPTED, ""),
+    ],
+)
+def test_what_nobody_foresaw_is_one_line_too(headrace, monkeypatch, error, status, said):
+    monkeypatch.setattr("headrace.config.lm_data.load_config", fail(error))
+    done = headrace("config", "show", "x.yaml")
+    assert done.code == status
+    assert said in done.err
+    assert "Traceback" not in done.err
+    assert "secret" not in done.err
+
+
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_debug_shows_where_an_error_comes_from(headrace, monkeypatch, how):
+    monkeypatch.setenv(exits.DEBUG, "1" if how == "environment" else "0")
+    monkeypatch.setattr("headrace.config.lm_data.load_config", fail(RuntimeError("here")))
+    done = headrace(*(["--debug"] if how == "option" else []), "config", "show", "x.yaml")
+    assert done.code == exits.UNFORESEEN
+    assert "Traceback" in done.err
+    assert "in raising" in done.err
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(LmDataConfig().to_yaml())
+    command = f"{shlex.quote(sys.executable)} -m headrace config schema | head -c 10"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout == '{\n  "$sche'
+    assert done.stderr == ""
+
+
+def test_nothing_but_the_result_is_printed_without_a_terminal(tmp_path):
+    (tmp_path / "a.txt").write_text("water to the wheel\n" * 400)
+    cache, copy = str(tmp_path / "cache"), str(tmp_path / "copy")
+    for arguments in (
+        ["build", str(tmp_path / "a.txt"), "-o", cache, "-t", "bytes", "--json", "--engine", "inline"],
+        ["verify", cache, "--deep", "--json"],
+        ["consolidate", cache, copy, "--json"],
+        ["diff", cache, cache, "--json"],
+        ["inspect", cache, "--json"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "headrace", *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_for_the_shell(headrace, shell):
+    script = headrace("completion", shell).out
+    assert "_HEADRACE_COMPLETE" in script
+    if shutil.which(shell):
+        assert subprocess.run([shell, "-n", "-c", script], capture_output=True, check=False).returncode == 0
+
+
+def completed(words: str) -> list[str]:
+    """What bash is offered after these words."""
+    environment = {**os.environ, "_HEADRACE_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    environment["COMP_CWORD"] = str(len(words.split(" ")) - 1)
+    program = [Path(sys.executable).parent / "headrace"]
+    return subprocess.run(program, capture_output=True, text=True, env=environment, check=True).stdout.split()
+
+
+def test_commands_options_and_choices_are_completed():
+    assert {"config", "consolidate", "convert"} <= set(completed("headrace con"))
+    assert "from-levanter" in completed("headrace config f")
+    assert "--steps" in completed("headrace config check --st")
+    assert completed("headrace convert a b --layout l") == ["levanter"]

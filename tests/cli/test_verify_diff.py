@@ -1,0 +1,64 @@
+"""``headrace diff``: two ledgers side by side."""
+
+import json
+
+from headrace.cli.verify import differences
+from headrace.store.cache import TokenCache
+from headrace.testing import random_documents, write_cache
+
+
+def test_the_same(headrace, tmp_path):
+    for name in "ab":
+        write_cache(tmp_path / name, [random_documents(5)])
+    done = headrace("diff", f"{tmp_path}/a", f"{tmp_path}/b")
+    assert (done.code, done.out.split()[:2]) == (0, ["the", "same"])
+    done = headrace("diff", f"{tmp_path}/a", f"{tmp_path}/b", "--json")
+    facts = json.loads(done.out)
+    assert (facts["same"], facts["same_content"], facts["differences"]) == (True, True, [])
+
+
+def test_builds_that_differ(headrace, corpus, tmp_path):
+    build = ("build", str(corpus), "--tokenizer", "bytes", "--output")
+    assert headrace(*build, f"{tmp_path}/a").code == 0
+    (corpus / "1.jsonl").write_text('{"text": "other"}\n')
+    (corpus / "2.jsonl").unlink()
+    (corpus / "9.jsonl").write_text('{"text": "new"}\n')
+    assert headrace(*build, f"{tmp_path}/b", "--compression", "zstd", "--eos", "none").code == 0
+    done = headrace("diff", f"{tmp_path}/a", f"{tmp_path}/b", "--json")
+    found = {d["what"]: (d["a"], d["b"]) for d in json.loads(done.out)["differences"]}
+    assert done.code == 1
+    assert found["layout compression"] == ("none", "zstd")
+    assert found["tokenizer eos"] == ("<eos>", None)
+    assert found["documents"] == (15, 7)
+    sources = {what: values for what, values in found.items() if what.startswith("source ")}
+    assert {what.rsplit("/")[-1].split(".jsonl")[0] for what in sources} == {"1", "2", "9"}
+    assert next(v for k, v in sources.items() if "9.jsonl" in k)[0] is None
+    assert found["part 00000"][0].startswith("15 documents")
+    done = headrace("diff", f"{tmp_path}/a", f"{tmp_path}/b")
+    assert done.code == 1
+    assert "layout compression" in done.out
+    assert "The tokens differ" in done.out
+
+
+def test_many_differences_are_cut_short(headrace, tmp_path):
+    write_cache(tmp_path / "a", [random_documents(3, seed=k) for k in range(20)])
+    write_cache(tmp_path / "b", [random_documents(3, seed=k + 50) for k in range(20)])
+    done = headrace("diff", f"{tmp_path}/a", f"{tmp_path}/b")
+    assert "12 more of part (all with --json)" in done.out
+
+
+def test_a_copy_in_another_layout_has_the_same_tokens(headrace, tmp_path):
+    from headrace.store.layout import CacheLayout
+
+    a = write_cache(tmp_path / "a", [random_documents(5)])
+    b = write_cache(tmp_path / "b", [random_documents(5)], layout=CacheLayout("uint8", 7, 3))
+    assert {d.what for d in differences(a, b)} == {"layout chunk_elements", "layout shard_chunks"}
+    assert "The tokens are the same." in headrace("diff", a.path, b.path).out
+
+
+def test_against_levanter(headrace, tmp_path):
+    a = write_cache(tmp_path / "a", [random_documents(5)])
+    assert headrace("convert", a.path, f"{tmp_path}/l").code == 0
+    found = {d.what for d in differences(a, TokenCache.open(tmp_path / "l"))}
+    assert {"layout dtype", "code version"} <= found
+    assert not found & {"documents", "tokens", "tokenizer fingerprint"}

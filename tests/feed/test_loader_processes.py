@@ -1,0 +1,163 @@
+"""Real processes: two hosts of one job, Ctrl-C, and leaving without closing."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from headrace.data.mixture import MixtureDataset
+from headrace.data.token_seq import TokenSeqDataset
+from headrace.feed.loader import DataLoader
+from headrace.store.layout import CacheLayout
+from headrace.testing import write_cache
+
+COMMON = """
+import sys
+import jax, numpy as np
+from headrace import DataLoader, MixtureDataset, TokenSeqDataset
+
+def mixture(root):
+    a, b = (TokenSeqDataset(f"{root}/{n}", 8, split_documents=True) for n in "ab")
+    sources = {"a": a.block_shuffle(window_blocks=2, seed=1), "b": b.shuffle(2)}
+    return MixtureDataset(sources, {"a": 3, "b": 1}, {0: 8, 3: 12}, stop_strategy="first_exhausted")
+"""
+
+ONE_HOST_OF_TWO = (
+    COMMON
+    + """
+root, address, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+jax.distributed.initialize(address, 2, number)
+assert (jax.process_count(), jax.device_count(), jax.local_device_count()) == (2, 4, 2)
+loader = DataLoader(mixture(root))
+shards, weights = {}, []
+total = jax.jit(lambda batch: batch.token_weights.sum())  # one program over both hosts
+for step, batch in enumerate(loader):
+    weights.append(float(total(batch)))
+    for name in ("token_ids", "source_id", "valid"):
+        for shard in getattr(batch, name).addressable_shards:
+            start = shard.index[0].start or 0
+            shards[f"{step}/{name}/{start}"] = np.asarray(shard.data)
+np.savez(f"{root}/host{number}.npz", weights=weights, blocks=loader.stats().reads.block_fetches, **shards)
+"""
+)
+
+
+def environment(devices):
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+
+
+def start(program, *arguments, devices=1):
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env=environment(devices),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Two sources of different dtype; the first ends in the middle of a batch."""
+    root = tmp_path_factory.mktemp("caches")
+    for name, dtype, rows in (("a", "uint8", 37), ("b", "uint16", 30)):
+        tokens = [np.append((np.arange(7) * 3 + 5 * r) % 255, 255) for r in range(rows)]
+        write_cache(root / name, [tokens], eos_id=255, layout=CacheLayout(dtype, 32, 2))
+    return root
+
+
+def alone(root):
+    a, b = (TokenSeqDataset(root / n, 8, split_documents=True) for n in "ab")
+    sources = {"a": a.block_shuffle(window_blocks=2, seed=1), "b": b.shuffle(2)}
+    mixture = MixtureDataset(sources, {"a": 3, "b": 1}, {0: 8, 3: 12}, stop_strategy="first_exhausted")
+    return DataLoader(mixture, mesh=Mesh(np.array(jax.devices()[:1]), ("data",)))
+
+
+def test_two_hosts_load_together_what_one_loads_alone(root):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    hosts = [start(ONE_HOST_OF_TWO, root, address, number, devices=2) for number in (0, 1)]
+    try:
+        said = [host.communicate() for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+    assert [host.returncode for host in hosts] == [0, 0], said
+    found = [dict(np.load(root / f"host{number}.npz")) for number in (0, 1)]
+    loader = alone(root)
+    assert found[0]["weights"].tolist() == found[1]["weights"].tolist()
+    steps = list(loader)
+    assert len(steps) == len(found[0]["weights"])
+    assert not np.asarray(steps[-1].valid).all()  # the last batch is padded
+    for step, batch in enumerate(steps):
+        assert float(batch.token_weights.sum()) == found[0]["weights"][step]
+        for name in ("token_ids", "source_id", "valid"):
+            whole = np.asarray(getattr(batch, name))
+            quarter = len(whole) // 4
+            for k in range(4):
+                part = found[k // 2][f"{step}/{name}/{k * quarter}"]
+                assert part.dtype == whole.dtype
+                assert np.array_equal(part, whole[k * quarter : (k + 1) * quarter])
+
+
+HANGS = (
+    COMMON
+    + """
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored it
+from headrace.store.cache import TokenCache
+from headrace.store.array import StoredArray
+from headrace.testing import with_arrays
+
+class Hanging:
+    def result(self, timeout=None):
+        time.sleep(timeout)
+        raise TimeoutError
+
+class HangingArray(StoredArray):
+    def read_into(self, out, start):
+        return Hanging()
+
+cache = with_arrays(TokenCache.open(f"{sys.argv[1]}/a"), HangingArray)
+with DataLoader(TokenSeqDataset(cache, 8), batch_size=8).iter_from_step(0) as batches:
+    print("waiting", flush=True)
+    next(batches)
+"""
+)
+
+
+def test_ctrl_c_ends_a_run_whose_store_hangs(root):
+    with start(HANGS, root) as process:
+        try:
+            assert process.stdout.readline() == "waiting\n"
+            time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate()
+        finally:
+            process.kill()
+    assert "KeyboardInterrupt" in said
+    assert process.returncode != 0
+
+
+LEAVES = (
+    COMMON
+    + """
+loader = DataLoader(mixture(sys.argv[1]))
+kept = [loader.iter_from_step(step) for step in (0, 1, 2)]
+print(int(next(kept[0]).batch_size), int(next(kept[2]).batch_size))
+"""
+)
+
+
+def test_a_program_may_end_without_closing_anything(root):
+    with start(LEAVES, root) as process:
+        out, said = process.communicate()
+    assert (process.returncode, out, said) == (0, "8 8\n", "")

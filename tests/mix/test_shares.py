@@ -1,0 +1,142 @@
+"""Shares with limits against water poured in exact fractions."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.mix.quota import Quota
+from headrace.mix.schedule import BatchSchedule
+from headrace.mix.shares import ONE, UNLIMITED, Shares, fixed_point
+
+STEPS = 60
+
+
+def poured(weights, limits, sizes, largest=None):
+    """Shares after each step in fractions; stops before a step that cannot be filled."""
+    share, rows = [Fraction(0)] * len(limits), []
+    for row, size in zip(weights, sizes, strict=True):
+        left, give = Fraction(size), [Fraction(0)] * len(limits)
+        room = rooms(limits, share, size, largest)
+        sharing = [d for d, w in enumerate(row) if w > 0 and room[d] > 0]
+        while left and sharing:
+            total = sum(row[d] for d in sharing)
+            full = [d for d in sharing if left * row[d] >= room[d] * total]
+            for d in full or sharing:
+                give[d] = Fraction(room[d]) if full else left * row[d] / total
+            left -= sum(give[d] for d in full) if full else left
+            sharing = [d for d in sharing if d not in full]
+        if left:
+            break
+        share = [a + b for a, b in zip(share, give, strict=True)]
+        rows.append(share)
+    return rows
+
+
+def rooms(limits, share, size, largest):
+    """What each component may be given of a step; infinite if nothing bounds it."""
+    left = [math.inf if limit is None else limit - had for limit, had in zip(limits, share, strict=True)]
+    return [
+        most if bound is None else min(most, size * bound)
+        for most, bound in zip(left, largest or [None] * len(left), strict=True)
+    ]
+
+
+@st.composite
+def limited(draw):
+    d = draw(st.integers(1, 5))
+    weights = st.lists(st.integers(0, 9), min_size=d, max_size=d).filter(any)
+    changes = draw(st.dictionaries(st.integers(1, STEPS - 1), weights, max_size=3))
+    changes[0] = draw(weights)
+    rows = [changes[max(k for k in changes if k <= s)] for s in range(STEPS)]
+    limits = draw(st.lists(st.none() | st.integers(0, 400), min_size=d, max_size=d))
+    return rows, limits, BatchSchedule({0: draw(st.integers(1, 30)), 20: draw(st.integers(1, 30))})
+
+
+@given(limited())
+def test_limits_are_reached_exactly_and_what_is_freed_is_shared_in_proportion(case):
+    rows, limits, batch = case
+    matrix = np.array(rows, float) / np.sum(rows, axis=1, keepdims=True)
+    d = len(limits)
+    run = Shares(lambda s: matrix[s], d, batch, limits).run(np.zeros(d, np.int64), np.zeros(d, np.int64), 0, STEPS)
+    sizes = batch.size_at(np.arange(STEPS)).tolist()
+    expected = poured([[Fraction(w) for w in row] for row in rows], limits, sizes)
+    assert abs(run.filled - len(expected)) <= 1  # a share may be 2**-44 off, and a last step just not filled
+    for s, row in enumerate(expected[: run.filled]):
+        exact = [Fraction(int(w)) + Fraction(int(p), ONE) for w, p in zip(run.whole[s], run.part[s], strict=True)]
+        assert sum(exact) == sum(sizes[: s + 1])
+        assert max(abs(a - b) for a, b in zip(exact, row, strict=True)) < Fraction(1, 10**9)
+        assert all(limit is None or share <= limit for share, limit in zip(exact, limits, strict=True))
+
+
+@given(limited(), st.integers(1, STEPS - 1))
+def test_a_run_in_two_parts_is_the_run_in_one(case, cut):
+    rows, limits, batch = case
+    matrix = np.array(rows, float) / np.sum(rows, axis=1, keepdims=True)
+    shares = Shares(lambda s: matrix[s], len(limits), batch, limits)
+    zero = np.zeros(len(limits), np.int64)
+    one = shares.run(zero, zero, 0, STEPS)
+    first = shares.run(zero, zero, 0, cut)
+    if first.filled < cut:
+        assert one.filled == first.filled
+        return
+    rest = shares.run(first.whole[-1], first.part[-1], cut, STEPS - cut)
+    assert one.filled == cut + rest.filled
+    for name in ("whole", "part", "rate"):
+        joined = np.concatenate([getattr(first, name), getattr(rest, name)[: rest.filled]])
+        assert np.array_equal(getattr(one, name)[: one.filled], joined)
+
+
+@given(limited(), st.data())
+def test_any_first_steps_can_be_asked_for_if_each_can_be_met_whatever_lies_after(case, data):
+    rows, limits, batch = case
+    largest = [data.draw(st.sampled_from([None, None, 0.25, 0.5, 0.75])) for _ in limits]
+    bounds = [None if share is None else Fraction(share) for share in largest]
+    weights, sizes = [[Fraction(w) for w in row] for row in rows], batch.size_at(np.arange(STEPS)).tolist()
+    expected = poured(weights, limits, sizes, bounds)
+    end = len(expected)
+    if end < STEPS:  # not on the edge, where 2**-44 of an example decides
+        share = expected[-1] if expected else [Fraction(0)] * len(limits)
+        room = rooms(limits, share, sizes[end], bounds)
+        assume(sizes[end] - sum(n for n, w in zip(room, rows[end], strict=True) if w) > 1e-6)
+    for row, size, before in zip(rows, sizes, [[Fraction(0)] * len(limits), *expected[:-1]], strict=False):
+        room = rooms(limits, before, size, bounds)
+        assume(not 0 < sum(n for n, w in zip(room, row, strict=True) if w) - size < 1e-6)
+    matrix = np.array(rows, float) / np.sum(rows, axis=1, keepdims=True)
+    quota = Quota(lambda s: matrix[np.minimum(s, STEPS - 1)], len(limits), batch, limits, largest=largest)
+    steps = data.draw(st.integers(0, STEPS) | st.sampled_from([end, min(end + 1, STEPS)]))
+    if steps <= end:
+        assert quota.starts_at(steps).sum() == batch.rows_at(steps)[0]
+    else:
+        with pytest.raises(IndexOutOfRangeError, match="may have no more"):
+            quota.starts_at(steps)
+
+
+def test_a_limit_that_is_reached_where_a_step_ends_ends_only_what_comes_after():
+    half = np.full((1, 2), 0.5)
+    for limits, largest in (([8, None], [None, 0.5]), ([None, 8], [0.5, None])):
+        quota = Quota(lambda s: half.repeat(len(s), 0), 2, BatchSchedule(4), limits, largest=largest)
+        assert quota.find_end(100) == 4
+        assert quota.starts_at(4).tolist() == quota.supply().tolist() == [8, 8]
+        with pytest.raises(IndexOutOfRangeError, match="ends at step 4"):
+            quota.starts_at(5)
+    early = np.array([[0.5, 0.5], [0, 1.0]])  # without limits the same
+    quota = Quota(lambda s: early[(s >= 3).astype(int)], 2, BatchSchedule(4), largest=[None, 0.5])
+    assert (quota.find_end(100), quota.starts_at(3).tolist()) == (3, [6, 6])
+
+
+def test_fixed_point_rows_must_sum_to_one():
+    assert fixed_point(np.array([[0.5, 0.5], [1.0, 0.0]])).tolist() == [[ONE // 2, ONE // 2], [ONE, 0]]
+    for bad in ([[0.5, 0.4]], [[np.nan, 1]], [[-1, 2.0]]):
+        with pytest.raises(ConfigError, match="weights"):
+            fixed_point(np.array(bad))
+
+
+@pytest.mark.parametrize("limits", [[1], [1, -1], [1, UNLIMITED]])
+def test_bad_limits_are_refused(limits):
+    with pytest.raises(ConfigError, match="limits"):
+        Shares(lambda s: np.full((len(s), 2), 0.5), 2, BatchSchedule(1), limits)

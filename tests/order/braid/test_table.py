@@ -1,0 +1,93 @@
+"""Many braids in one pass: row for row what each of them says."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError
+from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.braid.spec import PlacedBlocks
+from headrace.order.braid.table import BraidTable, braid
+from headrace.order.order import Repeat
+
+
+def some_table() -> tuple[BraidTable, list[BraidShuffle]]:
+    lengths, blocks = np.array([1, 7, 100, 1000, 10**12, 90, 950]), np.array([4, 4, 16, 8, 32, 16, 8])
+    strands, laps = np.array([1, 2, 30, 64, 8192, 30, 64]), np.array([0.3, 2, 9.7, 64, 1024, 9.7, 64])
+    seeds, versions = [5, 6, 7, 8, 9, 10, 11], np.array([1, 2, 1, 1, 2, 2, 2])
+    table = BraidTable(lengths, io_block_size=blocks, strands=strands, laps=laps, seeds=seeds, versions=versions)
+    firsts = np.cumsum(strands) - strands
+    alone = [
+        BraidShuffle(
+            int(n), io_block_size=int(b), strands=int(k), lap=float(c), seed=s, first_strand=int(f), version=int(v)
+        )
+        for n, b, k, c, s, f, v in zip(lengths, blocks, strands, laps, seeds, firsts, versions, strict=True)
+    ]
+    return table, alone
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 10**13)), max_size=40))
+def test_table_equals_its_components_repeated(draws: list[tuple[int, int]]) -> None:
+    table, alone = some_table()
+    component = np.array([c for c, _ in draws], np.int32)
+    ordinal = np.array([o for _, o in draws], np.int64)
+    rows, locality = table(component, ordinal)
+    for k, (c, o) in enumerate(draws):
+        row, where = Repeat(alone[c]).resolve(np.array([o]), np.zeros(1, np.int64))
+        assert (rows[k], locality[k]) == (row[0], where[0])
+
+
+@given(st.sampled_from([0, 1, 2, 3, 5, 6]), st.integers(0, 2**40), st.lists(st.integers(1, 150), max_size=5))
+def test_rows_are_the_same_whatever_was_asked_before(which: int, epoch: int, asked: list[int]) -> None:
+    """Blocks that are kept, for one epoch at a time, change nothing: across its end, nor when it is asked again."""
+    shuffle = some_table()[1][which]
+    n = len(shuffle)
+    kept = PlacedBlocks(shuffle._spec)
+    at = epoch * n % 2**50
+    for size in [*asked, n, n, n]:
+        epochs, places = np.divmod(np.arange(at, at + size), n)
+        for k in (slice(0, size), slice(0, size // 2 + 1)):
+            held = braid(places[k], epochs[k], shuffle._spec, kept)
+            anew = braid(places[k], epochs[k], shuffle._spec)
+            assert np.array_equal(held[0], anew[0])
+            assert np.array_equal(held[1], anew[1])
+        at += size
+
+
+def test_blocks_are_kept_only_where_it_pays() -> None:
+    shuffle = BraidShuffle(10_000, io_block_size=10, strands=100, seed=0)
+    kept, key = PlacedBlocks(shuffle._spec), np.array([7], np.uint64)
+    assert kept.of(key, 600) is None
+    table = kept.of(key, 600)
+    assert table is not None
+    assert table.first.size == 1000
+    assert kept.of(key, 1) is table
+    large = BraidShuffle(10**9, io_block_size=10, strands=100, seed=0)
+    assert PlacedBlocks(large._spec).of(key, 10**9) is None
+
+
+def test_a_table_of_braids() -> None:
+    _, alone = some_table()
+    i = np.arange(500)
+    for own in (alone, [BraidShuffle(999, io_block_size=8, strands=50, seed=3), *alone]):
+        held = BraidTable.of(own)
+        component = (i % len(own)).astype(np.int32)
+        rows, locality = held(component, i)
+        for c, order in enumerate(own):
+            mine = component == c
+            expected = Repeat(order).resolve(i[mine], np.zeros_like(i[mine]))
+            assert np.array_equal(rows[mine], expected[0])
+            assert np.array_equal(locality[mine], expected[1])
+
+
+def test_components_do_not_tie() -> None:
+    """Equal components lie at different places of their cells, so sorting never shuffles them between hosts."""
+    table = BraidTable(np.full(50, 100), io_block_size=8, strands=np.full(50, 1), seeds=list(range(50)))
+    _, locality = table(np.arange(50, dtype=np.int32), np.zeros(50, np.int64))
+    assert len(set(locality.tolist())) == 50
+
+
+def test_a_table_refuses_an_empty_component() -> None:
+    with pytest.raises(ConfigError, match="component 1: cannot be mixed: it is empty"):
+        BraidTable(np.array([3, 0]), io_block_size=2, strands=np.array([1, 1]), seeds=[0, 1])

@@ -1,0 +1,151 @@
+"""A shuffle of somebody's own: an order and a config in one file, and one line in the registry of configs."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from headrace.analysis import RunSteps, simulate
+from headrace.analysis.check.findings import findings
+from headrace.analysis.check.plan import plan_run
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.config.parsing import fields_of
+from headrace.errors import ConfigError
+from headrace.order import shuffle_config
+from headrace.order.order import OpenWindow, Order
+from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig, Shuffle, check_shuffle, shuffle_of
+from headrace.run.where import where
+from headrace.testing import tiny_cache
+
+TOOTH = 6
+
+
+class Comb(Order):
+    """Blocks in turn from ``teeth`` places of the store: rows of a block stay together."""
+
+    bijective = True
+    reorders = True
+    kind = "comb"
+    described = ("length", "io_block_size", "teeth", "seed")
+
+    def __init__(self, n: int, *, io_block_size: int, teeth: int, seed: int) -> None:
+        super().__init__(n, n)
+        self.io_block_size, self.teeth, self.seed = io_block_size, teeth, seed
+        blocks = np.arange(n) // io_block_size
+        shifted = (blocks + seed) % (blocks[-1] + 1)
+        self._rows = np.lexsort((np.arange(n), shifted // teeth, shifted % teeth))
+
+    def open_window(self) -> OpenWindow:
+        return OpenWindow(self.teeth, min(self.teeth * self.io_block_size, self.length))
+
+    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        return self._rows[(i + epoch) % self.length]
+
+
+@dataclass(frozen=True)
+class CombConfig(Shuffle):
+    """A comb.
+
+    Attributes:
+        teeth: Blocks that are open at a time.
+        kind: Its name.
+    """
+
+    teeth: int = 4
+    kind: Literal["comb"] = "comb"
+
+    in_blocks = True
+
+    def order(self, n, *, block, seed, strands=None):
+        return Comb(n, io_block_size=block, teeth=self.teeth, seed=seed % 97)
+
+
+@pytest.fixture
+def caches(tmp_path):
+    return {name: tiny_cache(tmp_path / name, documents=300, seed=seed) for seed, name in enumerate("ab")}
+
+
+@pytest.fixture
+def comb_is_registered(monkeypatch):
+    fields_of.cache_clear()  # types are looked up once a process
+    monkeypatch.setattr(shuffle_config, "ShuffleConfig", shuffle_config.ShuffleConfig | CombConfig)
+    yield
+    fields_of.cache_clear()
+
+
+@pytest.fixture
+def config(caches, tmp_path, comb_is_registered) -> LmDataConfig:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "seq_len: 16\nbatch_size: 8\nnum_steps: 30\nshuffle: {kind: comb, teeth: 6}\ncomponents:\n"
+        f"  a: {{cache: {caches['a'].path}}}\n  b: {{cache: {caches['b'].path}, shuffle: {{strands: 5}}}}\n"
+    )
+    return load_config(str(path))
+
+
+def test_a_new_shuffle_is_one_file_and_one_line(config, caches, tmp_path):
+    assert config.shuffle == CombConfig(TOOTH)
+    (tmp_path / "again.yaml").write_text(config.to_yaml())
+    assert load_config(str(tmp_path / "again.yaml")) == config
+    plan = plan_run(config, hosts=[1, 2])
+    a, b = plan.components
+    assert (a.shuffle, a.open_blocks, a.block_rows) == ("comb", TOOTH, 16)
+    assert a.open_bytes == TOOTH * 16 * plan.row_bytes
+    assert (b.shuffle, b.open_blocks) == ("braid", b.strands)
+    assert "little_memory" not in {f.rule for f in findings(plan)}
+    dataset = config.dataset()
+    forecast = simulate(
+        dataset, dataset.batch_schedule, hosts=[1], cache_bytes=config.prefetch_bytes, steps=RunSteps(num_steps=30)
+    )
+    loader = config.loader()
+    batches = list(loader)
+    assert len(batches) == 30
+    assert forecast.by_hosts[0].block_fetches == loader.stats().reads.block_fetches
+    assert forecast.by_hosts[0].open_bytes == plan.held_bytes(1) == (TOOTH + b.strands) * 16 * plan.row_bytes
+    here = where(config, 30)
+    assert here.sources["a"].rows + here.sources["b"].rows == 240
+    with pytest.raises(ConfigError, match="strands"):
+        dataclasses.replace(config, prefetch_bytes=plan.held_bytes(1) - 1).loader()
+
+
+def test_its_rows_are_those_of_its_order(config, caches):
+    mixture = config.dataset()
+    order = mixture.components[0].shuffle_order()
+    assert order is not None
+    rows = mixture.components[0].locate(np.arange(len(caches["a"].tokens(0, caches["a"].num_tokens)) // 16)).row
+    assert np.array_equal(np.sort(rows), np.arange(rows.size))
+    assert np.array_equal(rows, order(np.arange(rows.size)))
+    assert mixture.components[0].describe()["of"]["order"] == order.describe()
+
+
+def test_an_unknown_kind_names_those_there_are(config):
+    with pytest.raises(ConfigError, match=r"(?s)shuffle\.kind.*comb"):
+        load_config(overrides=["shuffle={kind: com}", "components.a.cache=x"])
+
+
+@pytest.mark.parametrize("shuffle", [False, True, 7, BraidShuffleConfig(), BlockShuffleConfig()])
+def test_what_a_value_means_is_one_of_the_kinds(shuffle):
+    check_shuffle(shuffle, "shuffle")
+    config = LmDataConfig({"a": ComponentConfig("-", expected_tokens=1e6)}, shuffle=shuffle, num_steps=5)
+    kinds = {False: "none", True: "full", 7: "era"}
+    kind = kinds[shuffle] if isinstance(shuffle, int) else shuffle.kind
+    assert plan_run(config, hosts=[1]).components[0].shuffle == kind
+    assert shuffle_of(shuffle_of(shuffle)) == shuffle_of(shuffle) or isinstance(shuffle, bool)
+
+
+@pytest.mark.parametrize("shuffle", [0.5, -3, "full"])
+def test_what_is_no_shuffle_is_refused(shuffle):
+    with pytest.raises(ConfigError, match="is not an era length"):
+        check_shuffle(shuffle, "shuffle")
+
+
+@pytest.mark.parametrize("make", [BraidShuffleConfig, BlockShuffleConfig])
+@pytest.mark.parametrize("size", [0, 2.5, True])
+def test_sizes_are_whole_and_positive(make, size):
+    with pytest.raises(ConfigError, match=r"shuffle\.io_block_size"):
+        make(io_block_size=size)

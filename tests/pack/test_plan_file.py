@@ -1,0 +1,171 @@
+"""Plans on disk: the plan that was asked for, or an error, or a new one."""
+
+import json
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
+from headrace.pack import plan_file
+from headrace.pack.plan import plan_packs
+from headrace.pack.plan_file import PlanRequest, open_plan, read_plan, write_plan
+from headrace.pack.spec import PackSpec
+
+LENGTHS = np.random.default_rng(0).integers(0, 300, 400)
+ALGORITHMS = ("bfd", "next_fit", "wrap", "windowed", "bfd_split")
+
+
+def request_for(algorithm="bfd", **more) -> PlanRequest:
+    return PlanRequest("sha256:content", LENGTHS.size, PackSpec(256, algorithm, block_tokens=1024), more)
+
+
+def chunks():
+    return np.split(LENGTHS, [100, 100, 350])
+
+
+def never():
+    raise AssertionError("the plan is there: nobody needs the lengths")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_read_is_the_plan(tmp_path, algorithm, monkeypatch):
+    monkeypatch.setattr(plan_file, "_CHUNK", 7)
+    made = open_plan(str(tmp_path), request_for(algorithm), chunks)
+    wanted = plan_packs(LENGTHS, 256, algorithm, block_tokens=1024)
+    again = open_plan(str(tmp_path), request_for(algorithm), never)
+    for plan in (made, again):
+        assert plan.raw_plan == wanted.raw_plan
+        assert plan.counts == wanted.counts
+        assert plan.checksum == wanted.checksum
+        assert [x.tolist() for x in plan.items] == [x.tolist() for x in wanted.items]
+        assert plan.lengths.tolist() == wanted.lengths.tolist()
+        vars(plan).pop("checksum")
+        assert plan.checksum == wanted.checksum  # computed from what lies on disk
+    names = sorted(p.name for p in (tmp_path / request_for(algorithm).fingerprint).iterdir())
+    cut = ["offset.bin"] if wanted.counts.split_documents else []
+    assert names == ["document.bin", "held.bin", *cut, "plan.json", "size.bin"]
+    assert isinstance(again.items.document, np.memmap)
+
+
+def test_every_flag_has_a_plan_of_its_own(tmp_path):
+    base = PlanRequest("sha256:content", 400, PackSpec(256))
+    others = [
+        PlanRequest("sha256:other", 400, PackSpec(256)),
+        PlanRequest("sha256:content", 401, PackSpec(256)),
+        PlanRequest("sha256:content", 400, PackSpec(257)),
+        PlanRequest("sha256:content", 400, PackSpec(256, "wfd")),
+        PlanRequest("sha256:content", 400, PackSpec(256, long="drop")),
+        PlanRequest("sha256:content", 400, PackSpec(256, min_fill=0.5)),
+        PlanRequest("sha256:content", 400, PackSpec(256, "windowed")),
+        PlanRequest("sha256:content", 400, PackSpec(256, "windowed", block_tokens=4096)),
+        PlanRequest("sha256:content", 400, PackSpec(256), {"template": "chat"}),
+    ]
+    assert len({r.fingerprint for r in [base, *others]}) == 1 + len(others)
+    assert base.fingerprint == PlanRequest("sha256:content", 400, PackSpec(256, long="keep")).fingerprint
+
+
+def test_a_new_version_of_the_algorithms_has_another_plan(monkeypatch):
+    before = request_for().fingerprint
+    monkeypatch.setattr("headrace.pack.spec.PACK_VERSION", 2)
+    assert request_for().fingerprint != before
+
+
+@pytest.mark.parametrize("name", ["document.bin", "held.bin", "size.bin", "offset.bin"])
+@pytest.mark.parametrize("damage", ["flip", "short", "gone"])
+def test_a_damaged_plan_is_refused_or_made_again(tmp_path, name, damage, caplog):
+    asked = request_for("wrap")
+    wanted = open_plan(str(tmp_path), asked, chunks).raw_plan
+    path = tmp_path / asked.fingerprint / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(bytes(data) if damage == "flip" else bytes(data[:-1]))
+    with pytest.raises(CacheCorruptError, match=name):
+        open_plan(str(tmp_path), asked, never, rebuild=False)
+    assert open_plan(str(tmp_path), asked, chunks).raw_plan == wanted
+    assert "is made again" in caplog.text
+    assert open_plan(str(tmp_path), asked, never).raw_plan == wanted
+
+
+def test_a_damaged_record_is_noticed(tmp_path):
+    asked = request_for()
+    open_plan(str(tmp_path), asked, chunks)
+    path = tmp_path / asked.fingerprint / "plan.json"
+    record = json.loads(path.read_text())
+    path.write_text("{")
+    with pytest.raises(CacheCorruptError, match="is not a plan's record"):
+        read_plan(str(tmp_path), asked)
+    del record["arrays"]["held"]
+    path.write_text(json.dumps(record))
+    with pytest.raises(CacheCorruptError, match="does not list"):
+        read_plan(str(tmp_path), asked)
+
+
+def test_a_plan_of_another_request_is_refused(tmp_path):
+    asked, other = request_for(), request_for("wfd")
+    open_plan(str(tmp_path), other, chunks)
+    (tmp_path / other.fingerprint).rename(tmp_path / asked.fingerprint)
+    with pytest.raises(PlanMismatchError, match="is the plan of another request"):
+        open_plan(str(tmp_path), asked, chunks)
+
+
+def test_an_interrupted_plan_leaves_nothing_that_is_taken_for_one(tmp_path):
+    def broken():
+        yield LENGTHS[:200]
+        raise RuntimeError("no more")
+
+    asked = request_for("next_fit")
+    with pytest.raises(RuntimeError, match="no more"):
+        open_plan(str(tmp_path), asked, broken)
+    assert read_plan(str(tmp_path), asked) is None
+    assert not list((tmp_path / asked.fingerprint).iterdir())
+    assert len(open_plan(str(tmp_path), asked, chunks)) > 0
+
+
+def test_lengths_must_be_as_many_as_was_said(tmp_path):
+    with pytest.raises(ConfigError, match="differs from the 100 lengths"):
+        write_plan(str(tmp_path), request_for(), [LENGTHS[:100]])
+    with pytest.raises(ConfigError, match="gives no packs"):
+        write_plan(str(tmp_path), request_for("next_fit"), [np.zeros(400, np.int64)])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError, match="cannot be written"):
+        write_plan(str(tmp_path / "file"), request_for(), chunks())
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(any))
+def test_plans_on_other_stores_are_read_as_they_are_on_disk(lengths):
+    asked = PlanRequest("sha256:x", len(lengths), PackSpec(20, "bfd_split"))
+    folder = f"memory://plans-{abs(hash(tuple(lengths)))}"
+    plan = open_plan(folder, asked, lambda: [np.array(lengths)])
+    assert plan.raw_plan == plan_packs(lengths, 20, "bfd_split").raw_plan
+    assert open_plan(folder, asked, never).checksum == plan.checksum
+
+
+def test_several_who_make_a_plan_at_once_make_the_same(tmp_path):
+    with ThreadPoolExecutor(6) as pool:
+        plans = list(pool.map(lambda _: open_plan(str(tmp_path), request_for("windowed"), chunks), range(12)))
+    assert {p.checksum for p in plans} == {plan_packs(LENGTHS, 256, "windowed", block_tokens=1024).checksum}
+    (folder,) = tmp_path.iterdir()
+    assert not [p.name for p in folder.iterdir() if "tmp" in p.name]
+
+
+@pytest.mark.parametrize("algorithm", ["next_fit", "wrap"])
+def test_plans_of_any_size_stream_to_disk(tmp_path, algorithm):
+    """1e8 documents hold no more memory than 1e5: peaks of two sizes, the larger one 8 times the other."""
+    chunk = np.random.default_rng(0).integers(1, 600, 1 << 14)
+    peaks = []
+    for chunks_ in (4, 32):
+        request = PlanRequest(f"sha256:{chunks_}", chunk.size * chunks_, PackSpec(4096, algorithm))
+        tracemalloc.start()
+        write_plan(str(tmp_path), request, (chunk for _ in range(chunks_)))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        found = read_plan(str(tmp_path), request)
+        assert found is not None
+        assert found.counts.packed_tokens == int(chunk.sum()) * chunks_
+    assert peaks[1] < 1.2 * peaks[0]
