@@ -1,4 +1,4 @@
-"""A small BPE, corpora, folders compared byte by byte, and a Ray cluster that loses nodes, for the tests of building."""
+"""A small BPE, corpora, folders compared byte by byte, and a Ray cluster that loses nodes."""
 
 import json
 import os

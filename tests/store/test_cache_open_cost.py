@@ -1,6 +1,8 @@
 """Opening a cache costs the same whatever the number of documents: counted in reads and bytes, not in seconds."""
 
+import subprocess
 import sys
+import textwrap
 import tracemalloc
 
 import numpy as np
@@ -15,6 +17,7 @@ from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import Ledger, PartRecord, write_ledger
 from headrace.store.ragged import data_url, offsets_url
+from headrace.testing import tiny_cache
 
 LAYOUT = CacheLayout("uint16")
 MEAN = 600  # tokens a document
@@ -127,3 +130,23 @@ def test_sections_of_a_ledger_are_not_trusted(tmp_path, section, value, problem)
     write_ledger(str(tmp_path), Ledger(True, **ledger))
     with pytest.raises(CacheCorruptError, match=f"ledger whose {section} cannot be used .*{problem}"):
         TokenCache.open(str(tmp_path))
+
+
+def test_threads_open_caches_at_once_in_a_new_process(tmp_path):
+    """msgspec works a type out where it is first used, and a process in which two threads do so at once dies."""
+    cache = tiny_cache(str(tmp_path / "cache"))
+    program = """
+        import importlib, sys, threading
+        from headrace.store import cache, ledger
+
+        sys.setswitchinterval(1e-6)
+        for _ in range(60):
+            importlib.reload(ledger)
+            importlib.reload(cache)  # types that nothing has used yet
+            threads = [threading.Thread(target=cache.TokenCache.open, args=[sys.argv[1]]) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program), cache.path], check=True)

@@ -29,7 +29,7 @@ from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.leaf import CacheLeaf, LeafPart, check_range, spans, starts
-from headrace.store.ledger import Ledger, PartRecord, ShuffleRecord, read_ledger, shuffle_record
+from headrace.store.ledger import Ledger, PartRecord, ShuffleRecord, prepare_types, read_ledger, shuffle_record
 from headrace.store.levanter.layout import levanter_splits, read_levanter
 from headrace.store.ragged import data_url, offsets_url
 
@@ -61,6 +61,9 @@ OpenPart: TypeAlias = Callable[[str, str, LeafKind, PartRecord], LeafPart]
 
 class _Vocabulary(msgspec.Struct):
     vocab_size: Annotated[int, msgspec.Meta(ge=1, le=2**32)]
+
+
+prepare_types(_Vocabulary, CacheLayout, LeafSpec)
 
 
 class TokenCache:

@@ -128,6 +128,17 @@ class _Head(msgspec.Struct):
     code_version: str = ""
 
 
+def prepare_types(*forms: Any) -> None:
+    """Has msgspec work types out now, in the thread that imports their module: it does so where a type is first used,
+    and the process dies where two threads do it at once (msgspec 0.22).
+    """
+    for form in forms:
+        msgspec.json.Decoder(form)
+
+
+prepare_types(Ledger, ShuffleRecord, _Head)
+
+
 def read_ledger(root: str) -> Ledger | None:
     """The ledger of a cache; None if there is none.
 
