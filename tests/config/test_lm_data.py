@@ -213,7 +213,7 @@ def test_files_that_are_no_config(tmp_path, text, problem):
 
 def test_files_that_cannot_be_read(tmp_path):
     assert "does not exist" in str(refused(path=f"{tmp_path}/nope.yaml"))
-    assert "cannot be read (Is a directory)" in str(refused(path=str(tmp_path)))
+    assert "is a folder. Give the path of a YAML file." in str(refused(path=str(tmp_path)))
     (tmp_path / "empty.yaml").write_text("")
     assert load_config(f"{tmp_path}/empty.yaml") == LmDataConfig()
 

@@ -213,8 +213,9 @@ def test_steps_of_any_integer_type(mixture):
     reference = loader.batch_at(5)
     for step in (np.int32(5), np.asarray(5), jax.numpy.asarray(5)):
         assert equal(loader.batch_at(step), reference)
-    with pytest.raises(TypeError):
-        loader.batch_at(5.0)
+    for step in (5.0, "5", None):
+        with pytest.raises(ConfigError, match="must be a whole number"):
+            loader.batch_at(step)
 
 
 def test_a_training_step_may_donate_the_batch(mixture):

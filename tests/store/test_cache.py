@@ -44,6 +44,10 @@ def test_a_missing_cache_says_how_to_build_one(tmp_path):
     assert (caught.value.cure or "").endswith(f"--output {tmp_path}/nope")
     with pytest.raises(CacheMissingError, match=r"holds no ledger\.json"):
         TokenCache.open(tmp_path)
+    (tmp_path / "texts").mkdir()
+    with pytest.raises(CacheMissingError, match="the folder holds no ledger") as caught:
+        TokenCache.open(tmp_path / "texts")
+    assert f"build {tmp_path}/texts --tokenizer FILE --output {tmp_path}/texts-cache" in str(caught.value)
 
 
 def test_an_unfinished_cache_says_how_to_finish_it(tmp_path):

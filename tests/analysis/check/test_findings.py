@@ -52,6 +52,11 @@ CASES = {
     "no_memory": ({"prefetch_bytes": 1 << 26, "hosts": (1,)}, "prefetch_bytes", "the loader refuses"),
     "many_epochs": ({"sizes": (4e9, 1e6)}, "components.b.weight", "components.b.max_epochs"),
     "never_drawn": ({"own": {"b": {"weight": 1e-9}}}, "components.b.weight", "is never reached"),
+    "weight_before_schedule": (
+        {"own": {"b": {"weight": {"step": {5: 2}}}}},
+        "components.b.weight",
+        "it is 2 from the start. Say so: {step: {0: 2, ...}}, or {step: {0: 0, 5: 2}}",
+    ),
     "weight_not_reached": (
         {"own": {"b": {"weight": {"step": {0: 1, 5000: 2}}}}},
         "components.b.weight",

@@ -81,7 +81,7 @@ def _say(what: str, text: str, status: int) -> int:
 
 def _usage(error: Any) -> int:
     """A command line that cannot be read: one line, and where to look."""
-    message = error.format_message()
+    message = error.format_message().replace("Value error, ", "")  # pydantic's words before ours
     if message.startswith("Usage:"):  # a group that was called without a command
         typer.echo(message, err=True)
         return REFUSED

@@ -43,7 +43,9 @@ def _read_mapping(path: str, including: tuple[str, ...] | None) -> dict[str, Any
     try:
         raw = files.read_bytes(path)
     except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror or error})", field="config", value=path) from error
+        folder = isinstance(error, IsADirectoryError)
+        problem = "is a folder" if folder else f"cannot be read ({error.strerror or error})"
+        raise ConfigError(problem, field="config", value=path, cure="Give the path of a YAML file.") from error
     if raw is None:
         raise ConfigError("does not exist", field="config", value=path, cure="Give the path of a YAML file.")
     loader = None if including is None else type("_Including", (_ForeignLoader,), {"files": (*including, path)})
@@ -238,12 +240,20 @@ def slot_of(hint: Any) -> Slot:
     if origin is typing.Literal:
         return Slot(origin, " or ".join(map(repr, arguments)), choices=arguments)
     if origin in (list, dict):
-        return Slot(origin, "a list" if origin is list else "a mapping", tuple(map(slot_of, arguments)))
+        parts = tuple(map(slot_of, arguments))
+        return Slot(origin, "a list" if origin is list else f"a mapping{_entry_in_words(parts[1])}", parts)
     if origin not in (Union, types.UnionType):
         raise TypeError(f"a config cannot hold a {hint}")
     members = tuple(slot_of(a) for a in arguments if a is not type(None))
     words = dict.fromkeys(member.expected for member in members)
     return Slot(Union, " or ".join(words), members, optional=type(None) in arguments)
+
+
+def _entry_in_words(slot: Slot) -> str:
+    """What to say of the entries of a mapping whose values are mappings too."""
+    if not dataclasses.is_dataclass(slot.form):
+        return ""
+    return f" such as {{NAME: {{{next(iter(fields_of(slot.form)))}: ...}}}}"
 
 
 @functools.cache
@@ -351,6 +361,11 @@ def _meant(slots: Sequence[Slot], values: Mapping[Any, Any], path: str) -> Slot:
         if kind not in kinds:
             problem, cure = "is not one of those that there are", did_you_mean(kind, kinds)
             raise ConfigError(problem, field=f"{path}.kind", value=values["kind"], cure=cure)
+        for key in values:
+            others = [other for other, slot in kinds.items() if key in fields_of(slot.form)]
+            if others and kind not in others:
+                cure = f"That is a field of kind: {' and of kind: '.join(others)}."
+                raise ConfigError(f"is no field of kind: {kind}", field=f"{path}.{key}", value=values[key], cure=cure)
         return kinds[kind]
     names = {kind: fields_of(slot.form).keys() for kind, slot in kinds.items()}
     known = {name for fields in names.values() for name in fields}

@@ -345,7 +345,10 @@ class DataLoader(BatchOrder):
         return [] if self.planned is None else list(self.planned.seq_lens)
 
     def _checked_step(self, step: int) -> int:
-        step = operator.index(step)  # a number that a checkpoint gave back, whatever its type
+        try:
+            step = operator.index(step)  # a number that a checkpoint gave back, whatever its type
+        except TypeError:
+            raise ConfigError("must be a whole number", field="step", value=step, cure="Give an int.") from None
         last = self.num_steps
         if step < 0 or (last is not None and step >= last):
             raise IndexOutOfRangeError(

@@ -28,7 +28,7 @@ from typing import Any, TypedDict, Unpack
 
 from msgspec import structs
 
-from headrace.errors import SourceError, redact
+from headrace.errors import SourceError, check_at_least, redact
 from headrace.ingest.base_tokenizer import FILE_NAME, Tokenizer
 from headrace.ingest.choices import Engine
 from headrace.ingest.documents import described, split_file, with_mask_settled
@@ -212,6 +212,7 @@ def plan_build(
     source: SourceConfig, tokenizer: TokenizerConfig, output: str, part_bytes: int, options: BuildOptions
 ) -> tuple[_Work, Ledger, Counter[str]]:
     """What a build has in hand, the ledger that it begins with, and the endings of files that are left out."""
+    check_at_least("chunk_tokens", options.get("chunk_tokens"))
     loaded = load_tokenizer(tokenizer)
     layout = CacheLayout(
         options.get("dtype") or loaded.dtype.name,

@@ -217,8 +217,14 @@ class SourceConfig:
         """The kind, ``auto`` settled by the formats of the files.
 
         Raises:
-            ConfigError: some files hold ids and others text.
+            ConfigError: some files hold ids and others text, or a field is named and plain text has none.
         """
+        listed = list(listed)
+        if self.text_field != "text" and listed and all(f.format == "text" for f in listed):
+            cure = "Leave it out; files of one JSON object a line need --format jsonl."
+            raise ConfigError(
+                "names a field, and plain text has none", field="text_field", value=self.text_field, cure=cure
+            )
         if self.kind != "auto":
             return self.kind
         ready = {f.format in PRE_TOKENIZED for f in listed}
@@ -333,13 +339,13 @@ class SourceConfig:
             entries = list(entries)
             taken = [e for e in entries if self._wanted(e.path)]
             if not taken:
-                raise SourceError(
-                    f"is a folder without {', '.join(self._wanted_extensions())} files "
-                    f"({_endings(e.path for e in entries)})",
-                    field="source",
-                    value=path,
-                    cure="Choose others with --extension (e.g. --extension .py), or name the files with a glob.",
-                )
+                endings = Counter(_ending(e.path) for e in entries)
+                problem = f"is a folder without {', '.join(self._wanted_extensions())} files ({_in_words(endings)})"
+                cure = "Name a folder that holds some."
+                if endings:
+                    most = endings.most_common(1)[0][0]
+                    cure = f"Choose others with --extension {most} (in Python: extensions=[{most!r}]), or name files."
+                raise SourceError(problem, field="source", value=path, cure=cure)
             left_out.update(_ending(e.path) for e in entries if not self._wanted(e.path))
             entries = taken
         for entry in entries:
@@ -365,8 +371,7 @@ def _ending(path: str) -> str:
     return os.path.splitext(path)[1] or os.path.basename(path)
 
 
-def _endings(paths: Iterable[str]) -> str:
-    endings = sorted({_ending(p) for p in paths})
+def _in_words(endings: Counter[str]) -> str:
     if not endings:
         return "it is empty"
-    return "it has " + ", ".join(endings[:8]) + (", ..." if len(endings) > 8 else "")
+    return "it has " + ", ".join(sorted(endings)[:8]) + (", ..." if len(endings) > 8 else "")

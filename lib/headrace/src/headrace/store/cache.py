@@ -119,7 +119,7 @@ class TokenCache:
         if ledger is None:
             if (found := read_levanter(path)) is not None:
                 return cls(path, found.ledger, found.part)
-            cure = f"Build one: headrace build SOURCE --tokenizer FILE --output {path}"
+            cure = f"Build one: {build_command(path)}"
             raise CacheMissingError(
                 f"is not a token cache ({_what_is_there(path)})", field="cache", value=path, cure=cure
             )
@@ -307,6 +307,12 @@ def _converted(values: object, form: type[FormT], section: str, path: str) -> Fo
         cure = "Build the cache again, or restore its ledger.json."
         problem = f"has a ledger whose {section} cannot be used ({error})"
         raise CacheCorruptError(problem, field="cache", value=path, cure=cure) from error
+
+
+def build_command(path: str) -> str:
+    """What makes the cache that is not at ``path``; a folder that is there is taken for its text."""
+    text, output = (path, f"{path.rstrip('/')}-cache") if files.exists(path) else ("SOURCE", path)
+    return f"headrace build {text} --tokenizer FILE --output {output}"
 
 
 def _what_is_there(path: str) -> str:

@@ -7,6 +7,7 @@ over the wire is asked for again as :mod:`headrace.store.retry` says, on top of 
 
 from __future__ import annotations
 
+import errno
 import getpass
 import io
 import os
@@ -214,12 +215,17 @@ def check_writable(output: str) -> None:
 
 def not_written(output: str, error: OSError) -> CacheError:
     """What to say of an output that the system does not let be written."""
-    return CacheError(
-        f"cannot be written ({error.strerror or error})",
-        field="output",
-        value=output,
-        cure="Check permissions and free space, then run the same command again: finished parts are kept.",
-    )
+    cure = "Check permissions and free space, then run the same command again: finished parts are kept."
+    return CacheError(f"cannot be written ({_reason(output, error)})", field="output", value=output, cure=cure)
+
+
+def _reason(url: str, error: OSError) -> str:
+    """Why the system refused, with the free space where that is what there is too little of."""
+    reason = error.strerror or str(error)
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not is_local(url):
+        return reason
+    there = next(folder for folder in (local_path(url), *local_path(url).absolute().parents) if folder.exists())
+    return f"{reason}: {shutil.disk_usage(there).free:,} bytes are free at {there}"
 
 
 def read_range(url: str, start: int, stop: int) -> bytes:
@@ -254,10 +260,8 @@ def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = 
             os.fsync(f.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        cure = "Check permissions and free space, then run the same command again: finished work is kept."
-        raise CacheError(
-            f"cannot be written ({error.strerror or error})", field="file", value=url, cure=cure
-        ) from error
+        cure = "Check permissions and free space, then run the same command again."
+        raise CacheError(f"cannot be written ({_reason(url, error)})", field="file", value=url, cure=cure) from error
 
 
 def exists(url: str) -> bool:

@@ -289,6 +289,19 @@ def _points_behind(plan: RunPlan) -> Iterator[_Advice]:
             )
 
 
+@_rule("warning", "weight_before_schedule")
+def _before_the_first_point(plan: RunPlan) -> Iterator[_Advice]:
+    for name, component in plan.config.components.items():
+        if isinstance(component.weight, dict) and "step" in component.weight:
+            step, weight = weight_from_config(component.weight).points[0]
+            if step > 0:
+                yield (
+                    f"components.{name}.weight",
+                    f"says nothing of the steps before {step:,}: it is {weight:g} from the start",
+                    f"Say so: {{step: {{0: {weight:g}, ...}}}}, or {{step: {{0: 0, {step}: {weight:g}}}}}.",
+                )
+
+
 @_rule("warning", "capped")
 def _other_shares(plan: RunPlan) -> Iterator[_Advice]:
     total = sum(c.drawn_rows or 0 for c in plan.components)

@@ -17,7 +17,8 @@ from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
 from headrace.errors import CacheError, ConfigError, check_at_least, check_choice, did_you_mean
 from headrace.ingest.tokenize import load_tokenizer
-from headrace.store.cache import TokenCache
+from headrace.store import files
+from headrace.store.cache import TokenCache, build_command
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import LeafRecord, Ledger, PartRecord, read_ledger
 from headrace.store.levanter.layout import CHUNK, SHARD_CHUNKS, is_levanter
@@ -81,12 +82,13 @@ def planned_caches(
     for name in missing:
         if name not in declared:
             path = config.components[name].caches[0]
+            what = "is a folder without a cache" if files.exists(path) else "does not exist"
             raise ConfigError(
-                "does not exist, and there is no size to plan with",
+                f"{what}, and there is no size to plan with",
                 field=f"components.{name}.cache",
                 value=config.components[name].cache,
-                cure=f"Add components.{name}.expected_tokens (or --tokens {name}=2.5e11), or build it: headrace build"
-                f" SOURCE --tokenizer FILE --output {path}",
+                cure=f"Add components.{name}.expected_tokens (or --tokens {name}=2.5e11), or build it:"
+                f" {build_command(path)}",
             )
     if not missing:
         return PlannedCaches({}, declared, config)
