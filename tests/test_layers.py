@@ -65,6 +65,8 @@ def test_stores_ingestion_and_command_line_load_no_jax():
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_import_from_where_a_name_is_defined(name):
     """Not from a package: its public names are loaded lazily, which hides a cycle and what is imported."""
+    if name == "headrace.demo.train":
+        return  # a user's program, which `headrace init` copies: it has public names alone
     through_packages = []
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.ImportFrom) and MODULES.get(node.module or "", Path()).name == "__init__.py":

@@ -22,7 +22,7 @@ GROUP: Any = typer.main.get_command(application())
 LEAVES: dict[str, Any] = {}
 for name, found in GROUP.commands.items():
     LEAVES |= {f"{name} {n}": c for n, c in found.commands.items()} if hasattr(found, "commands") else {name: found}
-WITHOUT_JSON = {"demo", "completion", "config schema"}  # a picture and a model; a script; JSON in any case
+WITHOUT_JSON = {"demo", "init", "completion", "config schema"}  # a picture and a model; a script; JSON in any case
 HEAVY = (
     *("jax", "numpy", "tensorstore", "draccus", "tokenizers", "gigatoken", "pyarrow", "fsspec", "yaml", "optax"),
     *("matplotlib", "ray", "rich", "pydantic", "importlib.metadata"),

@@ -14,6 +14,7 @@ from headrace.cli.exits import EPILOG, say_all
 
 COMMANDS = {  # in the order of the help; the function and, before the dot, its module
     "demo": "demo.command",
+    "init": "init.command",
     "build": "build.command",
     "reshuffle": "reshuffle.command",
     "inspect": "inspect.command",

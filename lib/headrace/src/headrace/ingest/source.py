@@ -315,7 +315,7 @@ class SourceConfig:
         return [path] if files.is_local(path) and os.path.exists(path) else expand_braces(path)
 
     def _classify(self, path: str) -> tuple[Format, Compression] | None:
-        stem, compression = _split_compression(file_name(path))
+        stem, compression = split_compression(file_name(path))
         extension = os.path.splitext(stem)[1].lower()
         if self.format != "auto":
             return self.format, compression
@@ -352,7 +352,7 @@ class SourceConfig:
             yield self.source_file(entry.path, entry.size, entry.version)
 
     def _wanted(self, path: str) -> bool:
-        stem, _ = _split_compression(path)
+        stem, _ = split_compression(path)
         return os.path.splitext(stem)[1].lower() in self._wanted_extensions()
 
     def _wanted_extensions(self) -> tuple[str, ...]:
@@ -361,7 +361,13 @@ class SourceConfig:
         return tuple(e for f in (IN_FOLDERS if self.format == "auto" else [self.format]) for e in FORMATS[f])
 
 
-def _split_compression(path: str) -> tuple[str, Compression]:
+def split_compression(path: str) -> tuple[str, Compression]:
+    """A path without the ending of its compression, and the compression.
+
+    Example:
+        >>> split_compression("a.jsonl.gz")
+        ('a.jsonl', 'gzip')
+    """
     stem, extension = os.path.splitext(path)
     compression = _COMPRESSIONS.get(extension.lower())
     return (stem, compression) if compression else (path, "none")

@@ -15,6 +15,7 @@ import contextlib
 import copy
 import hashlib
 import json
+import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -281,7 +282,7 @@ def _digest(anchors: Mapping[str, Anchor]) -> str:
     return hashlib.sha256(json.dumps(anchors, sort_keys=True).encode()).hexdigest()
 
 
-def open_run(folder: str, loader: Described, step: int | None = None) -> RunManifest:
+def open_run(folder: str | os.PathLike[str], loader: Described, step: int | None = None) -> RunManifest:
     """Starts a run in ``folder``, or makes sure that the run there is the same one.
 
     Args:
@@ -304,6 +305,7 @@ def open_run(folder: str, loader: Described, step: int | None = None) -> RunMani
         ...     open_run(folder, loader).state(20).step
         20
     """
+    folder = os.fspath(folder)
     manifest = _opened(folder, _as_begun(folder, loader), step)
     anchors = Anchors(folder, manifest.fingerprint, loader)
     anchors.use(step)

@@ -1,0 +1,122 @@
+"""``headrace init``: from a folder of texts to token caches, a config and a program that trains on them."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.build import TokenizerOption
+from headrace.cli.shown import counted
+
+if TYPE_CHECKING:
+    from headrace.ingest.survey import FoundSource
+
+CONFIG, PROGRAM = "run.yaml", "train.py"
+_SEQ_LEN, _BATCH = 256, 16
+_FEWEST_STEPS, _MOST_STEPS = 100, 1000
+
+
+def command(
+    folder: Annotated[str, typer.Argument(help="Folder of texts; each folder in it becomes a source.")],
+    tokenizer: TokenizerOption = "bytes",
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for caches, config and program.", metavar="FOLDER")
+    ] = Path(),
+    text_field: Annotated[str, typer.Option(help="Field of a record that holds the text.")] = "text",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+) -> None:
+    """Build token caches from a folder of texts, and write a run.yaml and a train.py that trains on them.
+
+    Every folder in it becomes a source of its own, drawn by the tokens that it has. The program saves as it goes, goes
+    on after a kill, and ends with a report. Interrupted, the same command goes on.
+
+    For example:
+
+        headrace init texts
+
+        headrace init texts --tokenizer llama3/ --output runs/first
+    """
+    from headrace.errors import ConfigError
+    from headrace.ingest.build import build_cache
+    from headrace.ingest.survey import survey
+    from headrace.ingest.tokenize import TokenizerConfig
+    from headrace.store.cache import TokenCache
+
+    for name in (CONFIG, PROGRAM):
+        if (output / name).exists():
+            cure = f"Give another folder: --output FOLDER, or delete {output / name}."
+            raise ConfigError("is there already, and stays", field="output", value=str(output / name), cure=cure)
+    sources = survey(folder)
+    for source in sources:
+        typer.echo(_in_words(source, output))
+    if dry_run:
+        return
+    taken: list[tuple[FoundSource, int, int]] = []
+    for source in sources:
+        cache = output / "caches" / source.name
+        try:
+            report = build_cache(source.config(text_field), TokenizerConfig(tokenizer), str(cache))
+        except KeyboardInterrupt:
+            typer.echo("interrupted: finished parts are kept; run the same command again to go on", err=True)
+            raise typer.Exit(130) from None
+        rows = sum(part.tokens // _SEQ_LEN for part in TokenCache.open(cache).ledger.parts)
+        if rows:
+            taken.append((source, report.tokens, rows))
+        else:
+            few = counted(report.tokens, "token")
+            typer.echo(f"{source.name} is left out of {CONFIG}: it has {few}, and a row takes {_SEQ_LEN}", err=True)
+    if not taken:
+        cure = f"Give more text: a row takes {_SEQ_LEN} tokens, and no source has as many."
+        raise ConfigError("is too little to train on", field="folder", value=folder, cure=cure)
+    (output / CONFIG).write_text(config_text(folder, taken))
+    (output / PROGRAM).write_text((resources.files("headrace.demo") / PROGRAM).read_text())
+    _say_what_is_next(output)
+
+
+def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
+    """The config of a first run, with what each line means, from sources with their tokens and rows."""
+    import yaml
+
+    rows = sum(rows for _, _, rows in taken)
+    batch = min(_BATCH, 1 << (rows.bit_length() - 1))
+    one_pass = rows // batch
+    steps = min(max(one_pass, _FEWEST_STEPS), _MOST_STEPS)
+    lines = [
+        f"# The data of this run, from {folder}. Every field: headrace config schema; what will hurt: headrace config"
+        " check run.yaml",
+        f"seq_len: {_SEQ_LEN}  # tokens in a row",
+        f"batch_size: {batch}  # rows in a batch, over all devices",
+        f"num_steps: {steps}  # one pass over all text is {counted(one_pass, 'step')}",
+        "seed: 0  # another seed, another order",
+        "components:",
+    ]
+    for source, tokens, _ in taken:
+        name = yaml.safe_dump(source.name).removesuffix("...\n").strip()  # quoted where YAML would read a number
+        size = f"{tokens:,} tokens of {counted(source.files, 'file')}"
+        lines.append(f"  {name}: {{cache: caches/{source.name}, weight: {tokens / 1e6:.3g}}}  # {size}")
+    return "\n".join(lines) + "\n"
+
+
+def _in_words(source: FoundSource, output: Path) -> str:
+    what = f"{counted(source.files, 'file')} ({', '.join(source.endings)}), {source.bytes / 1e6:,.1f} MB"
+    left_out = ", ".join(f"{count:,} {ending}" for ending, count in source.left_out.most_common(5))
+    left_out = f"; left out: {left_out}" if left_out else ""
+    return f"{source.name}: {what} -> {output / 'caches' / source.name}{left_out}"
+
+
+def _say_what_is_next(output: Path) -> None:
+    from headrace.errors import install_command
+
+    typer.echo(f"Wrote {output / CONFIG} and {output / PROGRAM}. Next:")
+    if str(output) != ".":
+        typer.echo(f"  cd {shlex.quote(str(output))}")
+    missing = [package for package in ("optax", "plotly") if importlib.util.find_spec(package) is None]
+    if missing:
+        typer.echo(f"  {install_command('headrace[demo,report]')}  # {' and '.join(missing)}, which train.py needs")
+    typer.echo(f"  headrace simulate {CONFIG}  # what it will read")
+    typer.echo(f"  python {PROGRAM}  # trains; after a stop the same command goes on")

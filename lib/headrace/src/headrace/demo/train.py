@@ -1,0 +1,101 @@
+"""Trains a small transformer on the data of run.yaml, which lies beside this file. ``headrace init`` wrote it: it is
+yours to change.
+
+    python train.py               # goes on where the run was, if it has begun
+    python train.py --run runs/2  # another run
+
+A checkpoint holds the model, the optimizer and where the data is. It is there whole or not at all, so a kill costs the
+steps since the last one and nothing else. Ctrl-C and SIGTERM save before they end the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from headrace import DataLoader, HeadraceError, LmDataConfig, RunLog, load_config, open_run
+from headrace.demo import Transformer, make_optimizer, train_step
+from headrace.report import gather, write_report
+from headrace.run import LoaderState, RunManifest
+
+
+def save(path: Path, state: Any) -> None:
+    """Writes a checkpoint beside its place and moves it there, then deletes all but the two newest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".part")
+    with unfinished.open("wb") as file:
+        eqx.tree_serialise_leaves(file, state)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+    for old in sorted(path.parent.glob("step-*.eqx"))[:-2]:
+        old.unlink()
+
+
+def restore(folder: Path, fresh: Any, manifest: RunManifest) -> tuple[Any, int]:
+    """The newest checkpoint's model and optimizer, and the steps that are done; ``fresh`` if there is none."""
+    newest = max(folder.glob("step-*.eqx"), default=None)
+    if newest is None:
+        return fresh, 0
+    *state, data = eqx.tree_deserialise_leaves(newest, (*fresh, LoaderState.like()))
+    done = LoaderState.from_pytree(data)
+    manifest.check(done)  # refused, with the difference, if run.yaml now means other data
+    print(f"goes on from {newest}")
+    return tuple(state), done.step
+
+
+def train(config: LmDataConfig, loader: DataLoader, run: Path, save_every: int) -> bool:
+    """Trains until the run's last step, or until a signal asks to stop; whether it came to the end."""
+    steps = config.num_steps or 1000
+    signals: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: signals.append(number))
+    optimizer = make_optimizer(steps, peak_lr=3e-3)
+    model = Transformer(config.vocab_size, dim=128, layers=2, heads=4, key=jax.random.key(config.seed))
+    fresh = (model, optimizer.init(eqx.filter(model, eqx.is_array)))
+    manifest = open_run(run, loader)
+    state, step = restore(run / "checkpoints", fresh, manifest)
+    state = eqx.filter_shard(state, NamedSharding(loader.placement.sharding.mesh, PartitionSpec()))  # on every device
+    with RunLog(loader, run, config=config) as log, loader.iter_from_step(step) as batches:
+        while step < steps and not signals:
+            model, optimizer_state, loss = train_step(state[0], state[1], optimizer, next(batches))
+            state = (model, optimizer_state)
+            log(step)
+            step += 1
+            if step % 10 == 0 or step == steps:
+                print(f"step {step:6,} of {steps:,}  loss {float(loss):.4f}", flush=True)
+            if step % save_every == 0 or step == steps or signals:
+                save(run / "checkpoints" / f"step-{step:08d}.eqx", (*state, manifest.state(step).to_pytree()))
+    return step == steps
+
+
+def main() -> None:
+    """Reads the command line, trains, and writes the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, default=Path("runs/1"), help="folder of the run")
+    parser.add_argument("--save-every", type=int, default=50, metavar="STEPS", help="steps between checkpoints")
+    args = parser.parse_args()
+    os.chdir(Path(__file__).parent)  # run.yaml and its caches lie here
+    config = load_config("run.yaml")
+    with config.loader() as loader:
+        finished = train(config, loader, args.run, args.save_every)
+    if not finished:
+        print("stopped and saved; the same command goes on")
+        return
+    page = args.run / "report.html"
+    try:
+        write_report(gather(str(args.run)), str(page))
+        print(f"done; {page} shows what the run was fed")
+    except HeadraceError as error:
+        print(f"done, without a report: {error}")
+
+
+if __name__ == "__main__":
+    main()

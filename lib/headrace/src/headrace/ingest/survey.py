@@ -1,0 +1,137 @@
+"""What texts lie in a folder, and how they fall into sources: what ``headrace init`` begins with."""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from headrace.errors import SourceError
+from headrace.ingest.listing import Entry, list_path
+from headrace.ingest.source import FORMATS, IN_FOLDERS, SourceConfig, split_compression
+from headrace.store import files
+
+MOST_SOURCES = 20
+"""Folders within a folder that become a source each; more of them are one source."""
+_USUAL = {ending for name in IN_FOLDERS for ending in FORMATS[name]}
+_HEAD = 4096
+
+
+@dataclass(frozen=True)
+class FoundSource:
+    """A source that lies in a folder.
+
+    Attributes:
+        name: Of the component: that of the folder, with letters, digits, ``_`` and ``-`` alone.
+        paths: What :class:`~headrace.ingest.source.SourceConfig` is given.
+        endings: Endings of file names that are taken.
+        files: Files that are taken.
+        bytes: Their size, as they are stored.
+        left_out: Other files, by their endings.
+    """
+
+    name: str
+    paths: list[str]
+    endings: list[str]
+    files: int
+    bytes: int
+    left_out: Counter[str]
+
+    def config(self, text_field: str = "text") -> SourceConfig:
+        """The source, to be built."""
+        return SourceConfig(self.paths, text_field=text_field, extensions=self.endings)
+
+
+def survey(folder: str) -> list[FoundSource]:
+    """The sources of a folder: one for each folder in it and one for the files beside them; folders without text are
+    left out. Files count as text if their names end as text usually does, or if the first with their ending is UTF-8.
+
+    Price: one listing, and 4 KiB of a file for each unusual ending.
+
+    Raises:
+        SourceError: there is no such folder, or no text in it.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     Path(root, "code").mkdir()
+        ...     for name in ("code/a.py", "code/b.py", "notes.md"):
+        ...         _ = Path(root, name).write_text("some text")
+        ...     found = survey(root)
+        >>> [(source.name, source.endings, source.files) for source in found if source.name == "code"]
+        [('code', ['.py'], 2)]
+    """
+    root = folder.rstrip("/") or folder
+    listing = list_path(root)
+    if listing is None or listing[0] != "folder":
+        problem = "does not exist" if listing is None else "is a file"
+        raise SourceError(problem, field="folder", value=folder, cure="Give a folder that holds texts.")
+    groups: defaultdict[str, list[Entry]] = defaultdict(list)
+    for entry in listing[1]:
+        first, _, rest = entry.path[len(root) :].lstrip("/").partition("/")
+        groups[first if rest else ""].append(entry)
+    if len(groups) > MOST_SOURCES:
+        whole = [entry for entries in groups.values() for entry in entries]
+        found = [_source(_own_name(root), root, whole)]
+    else:
+        found = [_source(name or _own_name(root), f"{root}/{name}", those) for name, those in sorted(groups.items())]
+    found = [source for source in found if source.files]
+    if not found:
+        endings = Counter(_ending(entry.path) for entries in groups.values() for entry in entries)
+        what = f"it has {', '.join(sorted(endings)[:8])}" if endings else "it is empty"
+        cure = "Give a folder of text, JSONL, Parquet or other files that `headrace build` reads."
+        raise SourceError(f"holds no text ({what})", field="folder", value=folder, cure=cure)
+    return _named_apart(found)
+
+
+def _source(name: str, path: str, entries: Sequence[Entry]) -> FoundSource:
+    """The source of a folder; of the files in it alone if the path ends with ``/``."""
+    by_ending: defaultdict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        by_ending[_ending(entry.path)].append(entry)
+    taken = sorted(e for e, those in by_ending.items() if e in _USUAL or (e.startswith(".") and _is_text(those)))
+    left_out = Counter({e: len(those) for e, those in by_ending.items() if e not in taken})
+    own = [entry for ending in taken for entry in by_ending[ending]]
+    paths = [f"{glob.escape(path)}*{ending}" for ending in taken] if path.endswith("/") else [path]
+    safe = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "text"
+    return FoundSource(safe, paths, taken, len(own), sum(entry.size or 0 for entry in own), left_out)
+
+
+def _named_apart(found: list[FoundSource]) -> list[FoundSource]:
+    """Sources whose names differ: of two folders ``a b`` and ``a-b`` the second is ``a-b-2``."""
+    seen: Counter[str] = Counter()
+    result: list[FoundSource] = []
+    for source in found:
+        seen[source.name] += 1
+        name = source.name if seen[source.name] == 1 else f"{source.name}-{seen[source.name]}"
+        result.append(replace(source, name=name))
+    return result
+
+
+def _own_name(root: str) -> str:
+    return os.path.basename(os.path.abspath(root)) if files.is_local(root) else root.rpartition("/")[2]
+
+
+def _ending(path: str) -> str:
+    """The ending that says what a file holds, ``.gz`` and ``.zst`` aside; its name if it has none."""
+    stem, _ = split_compression(path)
+    return os.path.splitext(stem)[1].lower() or os.path.basename(stem)
+
+
+def _is_text(entries: Sequence[Entry]) -> bool:
+    """Whether the first file that is not empty, and not compressed, begins with UTF-8."""
+    plain = (entry.path for entry in entries if entry.size and split_compression(entry.path)[1] == "none")
+    path = next(plain, None)
+    if path is None:
+        return False
+    head = files.read_range(path, 0, _HEAD)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # the head may end within a character
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in head

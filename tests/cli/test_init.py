@@ -1,0 +1,63 @@
+"""``headrace init``: what it builds, writes and refuses. That what it writes trains is shown in tests/demo."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from headrace.config.lm_data import load_config
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch) -> Path:
+    """Two sources with text enough for rows, one without, and a picture; the current folder holds them."""
+    monkeypatch.chdir(tmp_path)
+    for name, times in (("code/a.py", 300), ("on/b.txt", 40), ("few/c.txt", 1), ("few/d.png", 0)):
+        path = tmp_path / "texts" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"a line of text\n" * times + b"\0" * (times == 0))
+    return tmp_path / "texts"
+
+
+def test_caches_config_and_program_are_there(headrace, texts, monkeypatch):
+    done = headrace("init", "texts", "-o", "first")
+    assert done.code == 0
+    assert "few is left out of run.yaml: it has 16 tokens, and a row takes 256" in done.err
+    assert "left out: 1 .png" in done.out
+    assert "cd first" in done.out
+    monkeypatch.chdir(texts.parent / "first")
+    config = load_config("run.yaml")
+    assert {name: c.weight for name, c in config.components.items()} == {"code": 0.0045, "on": 0.000601}
+    assert (config.batch_size, config.num_steps) == (16, 100)
+    with config.loader() as loader:
+        assert loader.batch_at(99).tokens.shape == (16, 256)
+    assert headrace("config", "check", "run.yaml").code == 0
+    compile(Path("train.py").read_text(), "train.py", "exec")
+
+
+def test_what_is_there_stays(headrace, texts):
+    assert headrace("init", "texts").code == 0
+    before = Path("run.yaml").read_bytes()
+    done = headrace("init", "texts")
+    assert (done.code, Path("run.yaml").read_bytes()) == (2, before)
+    assert "run.yaml" in done.err
+    assert "--output FOLDER" in done.err
+    assert headrace("init", "texts", "--output", "second").code == 0
+
+
+def test_a_dry_run_writes_nothing(headrace, texts):
+    done = headrace("init", "texts", "--dry-run")
+    assert (done.code, sorted(p.name for p in texts.parent.iterdir())) == (0, ["texts"])
+    assert [line.split(":")[0] for line in done.out.splitlines()] == ["code", "few", "on"]
+
+
+def test_names_that_yaml_would_not_take_for_text_are_quoted(headrace, texts):
+    assert headrace("init", "texts").code == 0
+    assert list(yaml.safe_load(Path("run.yaml").read_text())["components"]) == ["code", "on"]
+
+
+def test_too_little_text_is_refused(headrace, texts):
+    done = headrace("init", "texts/few")
+    assert done.code == 2
+    assert "folder = 'texts/few': is too little to train on. Give more text" in done.err
+    assert not Path("run.yaml").exists()

@@ -1,0 +1,73 @@
+"""What ``headrace init`` takes a folder for."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.errors import SourceError
+from headrace.ingest.build import build_cache
+from headrace.ingest.survey import MOST_SOURCES, survey
+from headrace.ingest.tokenize import TokenizerConfig
+
+
+def write(root: Path, contents: dict[str, bytes]) -> str:
+    for name, content in contents.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return str(root)
+
+
+def test_folders_become_sources_and_what_is_no_text_is_counted(tmp_path):
+    contents = {
+        "code/deep/a.py": b"x = 1\n",
+        "code/b.PY": b"y = 2\n",
+        "code/blob.bin": bytes(range(256)),
+        "two words/a.jsonl.gz": gzip.compress(json.dumps({"text": "water"}).encode()),
+        "two-words/a.txt": "ä".encode() * 3000,  # the head ends within a character
+        "pictures/a.png": b"\x89PNG\r\n\x1a\n\0\0",
+        "notes.md": b"notes",
+        "Makefile": b"all:\n",
+        ".git/config": b"hidden",
+    }
+    found = {source.name: source for source in survey(write(tmp_path / "texts", contents) + "/")}
+    assert list(found) == ["texts", "code", "two-words", "two-words-2"]
+    assert (found["code"].endings, found["code"].files, found["code"].left_out) == ([".py"], 2, {".bin": 1})
+    assert (found["texts"].endings, found["texts"].left_out) == ([".md"], {"Makefile": 1})
+    assert sum(source.bytes for source in found.values()) == sum(
+        len(content) for name, content in contents.items() if name.endswith((".py", ".PY", ".gz", ".txt", ".md"))
+    )
+
+
+@pytest.mark.parametrize("name", ["texts", "te[x]ts", "a b"])
+def test_a_source_builds_from_just_the_files_that_it_counts(tmp_path, name):
+    root = write(tmp_path / name, {"a.txt": b"one", "b.cfg": b"two", "c/d.txt": b"three", "c/e.cfg": b"four five"})
+    for k, source in enumerate(survey(root)):
+        report = build_cache(source.config(), TokenizerConfig("bytes"), str(tmp_path / f"{k}"), progress=False)
+        assert (report.documents, report.text_bytes) == (source.files, source.bytes)
+
+
+def test_many_folders_are_one_source(tmp_path):
+    root = write(tmp_path / "many", {f"{k}/a.txt": b"text" for k in range(MOST_SOURCES + 1)})
+    (source,) = survey(root)
+    assert (source.name, source.files) == ("many", MOST_SOURCES + 1)
+
+
+@pytest.mark.parametrize(
+    ("contents", "said"),
+    [
+        (None, "does not exist"),
+        ({}, "holds no text (it is empty)"),
+        ({"a.npy": np.arange(3).tobytes(), "b.txt.xz": b"\xfd7z"}, "holds no text (it has .npy, .xz)"),
+    ],
+)
+def test_a_folder_without_text_says_what_it_has(tmp_path, contents, said):
+    if contents is not None:
+        (tmp_path / "f").mkdir()
+        write(tmp_path / "f", contents)
+    with pytest.raises(SourceError, match="folder") as caught:
+        survey(str(tmp_path / "f"))
+    assert said in str(caught.value)
