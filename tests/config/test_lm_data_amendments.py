@@ -14,7 +14,8 @@ from headrace.config.lm_data import LmDataConfig
 from headrace.data.mixture import MixtureDataset
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.mix.stage_config import AmendmentConfig, StageConfig
-from headrace.run.manifest import RunManifest, open_run
+from headrace.mix.stages import Stages
+from headrace.run.manifest import Anchors, RunManifest, open_run
 from headrace.testing import tiny_cache
 
 BATCH = 8
@@ -101,6 +102,24 @@ def test_a_checkpoint_leaves_an_anchor_and_a_resumed_run_takes_it(caches, tmp_pa
         wanted, got = (cast(MixtureDataset, x.dataset).at_step(step)[0].locate(index) for x in (plain, resumed))
         assert got.source.tolist() == wanted.source.tolist()
         assert got.row.tolist() == wanted.row.tolist()
+
+
+def test_a_run_that_is_amended_in_a_ramp_goes_on_where_the_job_was(caches, tmp_path):
+    folder, ramp = str(tmp_path), {"a": {"linear": {0: 1, 40_000: 9}}, "b": 2}
+    begun = config(caches, weights=ramp).loader()
+    run = open_run(folder, begun)
+    for step in (12_000, 14_000):  # the job got further than the checkpoint that it is resumed from
+        run.state(step)
+    amend = lambda: config(caches, "abc", weights=ramp, amendments=[AmendmentConfig(12_300, {"c": 3})]).loader()  # noqa: E731
+    resumed, fresh = amend(), amend()
+    open_run(folder, resumed, 12_100)
+    before, *after = (
+        cast(MixtureDataset, loader.dataset).draws.starts_at(12_300).tolist() for loader in (begun, resumed, fresh)
+    )
+    assert after == [[*before, 0]] * 2
+    quotas = [cast(Stages, cast(MixtureDataset, loader.dataset).draws.policy)._quotas[0] for loader in (resumed, fresh)]
+    assert [len(quota._chunks) > 40 for quota in quotas if quota] == [False, True]  # with the anchor there is no walk
+    assert sorted(Anchors(folder, open_run(folder, resumed, 12_100), resumed).load()) == [12_000, 12_100]
 
 
 def test_an_amendment_of_an_amended_run(caches, tmp_path):

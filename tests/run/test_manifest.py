@@ -248,7 +248,7 @@ def test_checkpoints_leave_anchors_that_change_nothing_but_time(tmp_path):
     open_run(folder, without, 70_000)
     assert without.used == []
     assert counts(without, 70_009) == counts(first, 70_009)
-    assert 70_000 in Anchors(folder, run.fingerprint, without).load()  # and it is there again
+    assert 70_000 in Anchors(folder, run, without).load()  # and it is there again
 
 
 def test_anchors_are_found_behind_maps_and_phases(tmp_path):
@@ -269,7 +269,7 @@ def test_anchors_of_another_run_are_not_used(tmp_path):
     other = Mixed(seed=1)
     run = open_run(folder, other, 5_000)
     assert other.used == []
-    assert list(Anchors(folder, run.fingerprint, other).load()) == [5_000]
+    assert list(Anchors(folder, run, other).load()) == [5_000]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_damaged_anchors_are_walked_past_and_written_again(tmp_path, damage):
     assert path.read_text() == good
     path.write_text(damage(good), encoding="latin-1")
     run.state(6_000)  # a checkpoint does not fail on it
-    assert list(Anchors(folder, run.fingerprint, loader).load()) == [6_000]
+    assert list(Anchors(folder, run, loader).load()) == [6_000]
 
 
 def test_anchors_do_not_pile_up(tmp_path):
@@ -304,7 +304,7 @@ def test_anchors_do_not_pile_up(tmp_path):
     run = open_run(str(tmp_path), loader)
     for step in range(300, 30_300, 300):
         run.state(step)
-    steps = sorted(Anchors(str(tmp_path), run.fingerprint, loader).load())
+    steps = sorted(Anchors(str(tmp_path), run, loader).load())
     assert len(steps) == 32
     assert steps[-2:] == [29_700, 30_000]
     assert np.diff([0, *steps]).max() <= 2_400

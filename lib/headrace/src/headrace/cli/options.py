@@ -128,7 +128,7 @@ def check_run(
     mine = RunManifest.of(planned)
     if mine.fingerprint == theirs.fingerprint:
         if step is not None:
-            Anchors(folder, theirs.fingerprint, planned).use(None)
+            Anchors(folder, theirs, planned).use(None)
         return
     amended = [first for first in (mine.amends(theirs), theirs.amends(mine)) if first is not None]
     if step is not None:

@@ -96,7 +96,7 @@ class MixtureDataset(WrappingDataset):
         self.limits = _limits(sizes, max_epochs, max_examples)
         self.stop_strategy = stop_strategy
         rows, limits = [*sizes.values()], [*self.limits.values()]
-        inputs = PolicyInputs(self.names, self.stages, self.batch_schedule, rows, limits, self.seq_len)
+        inputs = PolicyInputs(self.names, self.stages, self.batch_schedule, rows, limits, self.seq_len, plan.planned)
         self.draws = Draws(plan.make(inputs))
         self._length = self._end(rows, num_steps)
         self._braids = Braids(self.components)

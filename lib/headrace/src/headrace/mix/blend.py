@@ -104,6 +104,22 @@ class Blend:
         """
         return np.array([first, *(b for b in self.breaks if first < b < stop)], np.int64)
 
+    def without_end(self) -> Blend:
+        """The blend as it would be if no amendment ended its use."""
+        try:
+            return Blend(self.to_config(), self.path, first_step=self._first)
+        except ConfigError:  # it has no weight some day, so it always had an end
+            return self
+
+    def settles_at(self, last: int) -> int:
+        """The step from which on no weight changes up to ``last``: ``last`` itself in the middle of a ramp.
+
+        Example:
+            >>> [Blend({"a": {"linear": {0: 1, 8: 2}}, "b": 1}).settles_at(last) for last in (5, 8, 90)]
+            [5, 8, 8]
+        """
+        return _settles(self._root, last)
+
     @property
     def is_constant(self) -> bool:
         """No weight in it is a schedule."""
@@ -176,6 +192,10 @@ def _leaves(node: _Node) -> list[str]:
 
 def _breaks(node: _Node) -> list[int]:
     return [b for _, w, inner in node.entries for b in (*w.breaks, *(_breaks(inner) if inner else ()))]
+
+
+def _settles(node: _Node, last: int) -> int:
+    return max(max(w.settles_at(last), _settles(inner, last) if inner else 0) for _, w, inner in node.entries)
 
 
 def _config(node: _Node) -> dict[str, object]:

@@ -22,7 +22,6 @@ import numpy as np
 from jaxtyping import Float64
 
 from headrace.errors import ConfigError
-from headrace.mix.blend import Blend
 from headrace.mix.shares import bound_shares
 from headrace.mix.stages import Stage
 
@@ -68,7 +67,7 @@ def plan_shares(stages: Sequence[Stage]) -> PlanShares:
         >>> plan.usual  # of the first stage, and of the last for what the first does not use
         {'web': 0.75, 'code': 0.25, 'math': 0.5}
     """
-    stages = [*stages[:-1], _open(stages[-1])]
+    stages = [*stages[:-1], dataclasses.replace(stages[-1], blend=stages[-1].blend.without_end())]
     stops = [*(stage.first_step for stage in stages[1:]), None]
     stretches = [s for stage, stop in zip(stages, stops, strict=True) for s in _stretches(stage, stop)]
     largest: dict[str, float] = {}
@@ -81,15 +80,6 @@ def plan_shares(stages: Sequence[Stage]) -> PlanShares:
     near = {name: usual.get(name, 0.0) for name in largest}
     fitting = {name: share if share >= _SEEN * largest[name] else largest[name] for name, share in near.items()}
     return PlanShares(largest, fitting)
-
-
-def _open(stage: Stage) -> Stage:
-    """The stage as it would be if no amendment ended it."""
-    try:
-        blend = Blend(stage.blend.to_config(), stage.blend.path, first_step=stage.first_step)
-    except ConfigError:  # it has no weight some day, so it always had an end
-        return stage
-    return dataclasses.replace(stage, blend=blend)
 
 
 def _stretches(stage: Stage, stop: int | None) -> list[_Stretch]:

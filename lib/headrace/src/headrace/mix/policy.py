@@ -125,15 +125,17 @@ def anchor_number(anchor: Mapping[str, object], name: str) -> float:
 
 
 def anchor_integers(
-    anchor: Mapping[str, object], name: str, n: int, *, signed: bool = False
+    anchor: Mapping[str, object], name: str, n: int, *, signed: bool = False, padded: bool = False
 ) -> Int64[np.ndarray, " n"]:
-    """``n`` whole numbers of an anchor.
+    """``n`` whole numbers of an anchor; ``padded``: those that are missing at the end are 0.
 
     Example:
         >>> anchor_integers({"drawn": [3, 4]}, "drawn", 2)
         array([3, 4])
     """
     values = cast(object, anchor.get(name))
+    if padded and isinstance(values, list):
+        values = [*cast(list[object], values), *[0] * (n - len(cast(list[object], values)))]
     if not isinstance(values, list) or len(cast(list[object], values)) != n:
         raise refused(f"has not {n} numbers as {name!r}")
     for value in cast(list[object], values):

@@ -118,6 +118,16 @@ class Weight:
             return x, x + 1, y, y
         return x, self.points[low + 1][0], y, self.points[low + 1][1]
 
+    def settles_at(self, last: int) -> int:
+        """The step from which on it keeps the value that it has at ``last``, up to there.
+
+        Example:
+            >>> [Weight("linear", ((10, 4.0), (14, 0.0))).settles_at(last) for last in (9, 12, 14, 99)]
+            [0, 12, 14, 14]
+        """
+        begin, _, low, high = self.piece(last)
+        return last if low != high else begin if begin <= last else 0
+
     def scaled(self, factor: float) -> Weight:
         """This weight times a constant.
 

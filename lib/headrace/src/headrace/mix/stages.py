@@ -98,6 +98,8 @@ class _Entry:
 class Stages(MixingPolicy):
     """Exact quotas, stage after stage, for all components, ``names``, in the order in which they are numbered.
 
+    The first ``planned`` stages (None: all) were planned, those after them are amendments.
+
     Raises:
         ConfigError: no stage, stages that do not begin one after the other, a stage with an unknown component.
 
@@ -116,6 +118,7 @@ class Stages(MixingPolicy):
         stages: Sequence[Stage],
         batch: BatchSchedule,
         limits: Sequence[int | None] | None = None,
+        planned: int | None = None,
     ) -> None:
         if not stages or stages[0].first_step != 0:
             first = stages[0].first_step if stages else None
@@ -129,7 +132,7 @@ class Stages(MixingPolicy):
                     cure="Sort the stages; each needs a step of its own.",
                 )
         self.names, self.stages, self.batch = tuple(names), tuple(stages), batch
-        self.components = len(self.names)
+        self.components, self._planned = len(self.names), len(stages) if planned is None else planned
         self._limits = [None] * self.components if limits is None else list(limits)
         if len(self._limits) != self.components:
             raise ConfigError(f"needs one entry for each of {self.components} components", field="limits", value=limits)
@@ -223,9 +226,9 @@ class Stages(MixingPolicy):
     def use_anchor(self, anchor: Mapping[str, object]) -> None:
         """See :class:`~headrace.mix.policy.MixingPolicy`."""
         number = anchor_integer(anchor, "stage", most=len(self.stages) - 1)
-        drawn = anchor_integers(anchor, "drawn", self.components)
+        drawn = anchor_integers(anchor, "drawn", self.components, padded=True)  # amendments add components at the end
         anchor_sum(drawn, self.batch.rows_at(self._first_steps[number])[0], "drawn")
-        owed = anchor_integers(anchor, "owed", self.components, signed=True)
+        owed = anchor_integers(anchor, "owed", self.components, signed=True, padded=True)
         anchor_sum(owed, 0, "owed")
         inner = anchor.get("quota")
         if not isinstance(inner, Mapping):
@@ -272,14 +275,13 @@ class Stages(MixingPolicy):
         owed = _rebased(entry, self._used(number), self._room(entry))[columns]
         drawn = entry.drawn[columns]
         start = Account(drawn + (owed >> BITS), owed & PART, drawn)
-        settled = max((b for b in stage.blend.breaks if first < b < stop), default=first) - first
         last = min(stop - 1, MAX_STEP)
         return Quota(
             lambda steps: stage.blend.at(np.minimum(steps + first, last)),
             len(columns),
             _from_step(self.batch, first),
             [self._limits[c] for c in columns.tolist()],
-            settled,
+            max(stage.blend.settles_at(last) - first, 0),
             [stage.max_share.get(name) for name in stage.blend.names],
             start,
             stage.blend.names,
@@ -287,10 +289,12 @@ class Stages(MixingPolicy):
 
     def _used(self, number: int) -> Bool[np.ndarray, " d"]:
         """Components that the stage gives weight at some step."""
-        first, last = self._first_steps[number], self._stops[number] - 1
+        first, last, blend = self._first_steps[number], self._stops[number] - 1, self.stages[number].blend
+        if self._planned <= number + 1 < len(self.stages):  # an amendment ends it, and must not touch its past
+            last, blend = MAX_STEP, blend.without_end()
         used = np.zeros(self.components, bool)
-        steps = np.append(self.stages[number].blend.bends(first, last), min(last, MAX_STEP))
-        used[self._columns[number]] = (self.stages[number].blend.at(steps) > 0).any(axis=0)
+        steps = np.append(blend.bends(first, last), min(last, MAX_STEP))
+        used[self._columns[number]] = (blend.at(steps) > 0).any(axis=0)
         return used
 
     def _room(self, entry: _Entry) -> list[int]:

@@ -5,8 +5,8 @@ the run's folder; a resumed run must resolve to the same one, or is refused with
 budgets and paths are not part of it: they may change freely.
 
 Beside the manifest lie **anchors** (:mod:`headrace.mix.policy`): what the mixture's counts were at the checkpoints,
-so that a resumed run need not count up to there. They save time and decide nothing: a file of another run, damaged or
-deleted costs 2 us a step where weights change with the step, nothing to speak of where they do not.
+so that a resumed run, amended or not, need not count up to there. They save time and decide nothing: a file of another
+run, damaged or deleted costs 2 us a step where weights change with the step, nothing to speak of where they do not.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 from headrace.errors import ConfigError, HeadraceError, IndexOutOfRangeError, PlanMismatchError
 from headrace.mix.draws import Draws
 from headrace.mix.policy import Anchor
+from headrace.mix.schedule import MAX_STEP
 from headrace.store import files
 
 MANIFEST_NAME = "manifest.json"
@@ -224,19 +225,19 @@ def _phases_amended(new: list[dict[str, Any]], old: list[dict[str, Any]]) -> int
 
 
 class Anchors:
-    """The anchors in a run's folder. Those of another manifest are ignored."""
+    """The anchors in a run's folder. Those of another run are ignored, and those that an amendment left behind."""
 
-    def __init__(self, folder: str, fingerprint: str, loader: Described) -> None:
-        self._url, self._fingerprint, self._loader = files.join(folder, ANCHORS_NAME), fingerprint, loader
+    def __init__(self, folder: str, manifest: RunManifest, loader: Described) -> None:
+        self._url, self._fingerprint, self._loader = files.join(folder, ANCHORS_NAME), manifest.fingerprint, loader
+        self._until = {h["fingerprint"]: h["until_step"] for h in manifest.history} | {self._fingerprint: MAX_STEP}
 
     def load(self) -> dict[int, Anchor]:
         """Anchors by their step; empty if there is no file, or one that is damaged or of another run."""
         try:
             content = json.loads(files.read_bytes(self._url) or b"{}")
             anchors = cast(dict[str, Anchor], content["anchors"])
-            if content["fingerprint"] != self._fingerprint or content["sha256"] != _digest(anchors):
-                return {}
-            return {int(step): anchor for step, anchor in anchors.items()}
+            until = self._until.get(content["fingerprint"], -1) if content["sha256"] == _digest(anchors) else -1
+            return {int(step): anchor for step, anchor in anchors.items() if int(step) <= until}
         except (OSError, HeadraceError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
@@ -307,7 +308,7 @@ def open_run(folder: str | os.PathLike[str], loader: Described, step: int | None
     """
     folder = os.fspath(folder)
     manifest = _opened(folder, _as_begun(folder, loader), step)
-    anchors = Anchors(folder, manifest.fingerprint, loader)
+    anchors = Anchors(folder, manifest, loader)
     anchors.use(step)
     return replace(manifest, anchors=anchors)
 

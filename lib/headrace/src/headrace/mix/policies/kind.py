@@ -33,6 +33,7 @@ class PolicyInputs:
         sizes: Examples of each component, None for an endless one.
         limits: Most examples of each component in the run, None for no limit.
         tokens: Tokens of an example.
+        planned: How many of the stages were planned, those after them being amendments; None: all.
     """
 
     names: Sequence[str]
@@ -41,6 +42,7 @@ class PolicyInputs:
     sizes: Sequence[int | None]
     limits: Sequence[int | None]
     tokens: int
+    planned: int | None = None
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class ExactQuota(PolicyKind):
     """``policy: quota``."""
 
     def make(self, inputs: PolicyInputs) -> Stages:
-        return Stages(inputs.names, inputs.stages, inputs.batch, inputs.limits)
+        return Stages(inputs.names, inputs.stages, inputs.batch, inputs.limits, inputs.planned)
 
 
 POLICIES: dict[str, PolicyKind] = {
