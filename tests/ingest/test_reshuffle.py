@@ -316,6 +316,20 @@ def test_what_was_begun_otherwise_is_refused(cache: TokenCache, tmp_path: Path, 
         reshuffle(cache, str(tmp_path / "busy"), HOW, progress=False)
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_cache_is_not_deleted_for_its_own_copy(cache: TokenCache, tmp_path: Path, tree: Tree, restart: bool):
+    root, inner, link = (tmp_path / name for name in ("copy", "copy/unshuffled", "link"))
+    reshuffle(cache, str(root), HOW, progress=False)
+    reshuffle(cache, str(inner), HOW, progress=False)
+    link.symlink_to(root)
+    before = tree(root)
+    for source, output in ((root, root), (root, link), (inner, root), (link, f"file://{root}/")):
+        with pytest.raises(CacheError, match="holds the cache that is to be shuffled"):
+            reshuffle(source, str(output), ReshuffleConfig(6), restart=restart, progress=False)
+    assert tree(root) == before
+    assert reshuffle(root, str(root) + "-2", HOW, restart=restart, progress=False).parts_built > 0
+
+
 def test_bad_values_are_named(cache: TokenCache, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"memory = 1000: is too little.*Give at least \d+"):
         reshuffle(cache, str(tmp_path / "c"), ReshuffleConfig(0, memory=1000))
@@ -323,6 +337,8 @@ def test_bad_values_are_named(cache: TokenCache, tmp_path: Path):
         ReshuffleConfig(0, memory=0)
     with pytest.raises(ConfigError, match="unit = 0"):
         ReshuffleConfig(0, unit=0)
+    with pytest.raises(ConfigError, match=r"unit = 1000: leaves nothing to shuffle"):
+        reshuffle(cache, str(tmp_path / "c"), ReshuffleConfig(0, unit=1000))
     with pytest.raises(ConfigError, match="part_bytes = 0"):
         ReshuffleConfig(0, part_bytes=0)
     with pytest.raises(ConfigError, match="can be read from, not written to"):

@@ -18,13 +18,14 @@ Price: the cache is read and written twice. On disk, for as long as it takes, tw
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,7 @@ def reshuffle(
     files.check_writable(output)
     check_engine(engine, workers)
     sizes_of(cache, how)
+    _check_apart(cache.path, output)
     try:
         begun = read_ledger(output)
         if begun is None:
@@ -139,6 +141,14 @@ def reshuffle(
             return work.run(held)
     except OSError as error:
         raise files.not_written(output, error) from error
+
+
+def _check_apart(cache: str, output: str) -> None:
+    """Raises CacheError if the cache is in the output, where a restart would delete it."""
+    source, target = (PurePath(os.path.realpath(_absolute(p)) if files.is_local(p) else p) for p in (cache, output))
+    if source.is_relative_to(target):
+        cure = "Choose a folder that is new or empty."
+        raise CacheError("holds the cache that is to be shuffled", field="output", value=output, cure=cure)
 
 
 def clear(output: str, begun: Ledger) -> None:

@@ -136,6 +136,9 @@ def sizes_of(cache: TokenCache, how: ReshuffleConfig, begun_memory: int | None =
         cure = "Leave unit out, or give a multiple of 2."
         raise ConfigError("parts the chosen and the rejected answers of pairs", field="unit", value=unit, cure=cure)
     shuffle = DocumentShuffle(documents, how.seed, unit)
+    if unit > max(documents // 2, pairs):
+        problem = f"leaves nothing to shuffle: the cache holds {documents:,} documents"
+        raise ConfigError(problem, field="unit", value=unit, cure=f"Leave unit out: {pairs} stay together then.")
     layout = cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)
     leaves = tuple(LeafSpec(str(s["name"]), str(s["dtype"]), s["kind"]) for s in cache.ledger.leaves)
     columns = columns_of(layout, leaves)
