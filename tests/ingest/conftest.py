@@ -1,5 +1,6 @@
 """A small BPE, corpora, folders compared byte by byte, and a Ray cluster that loses nodes."""
 
+import base64
 import json
 import os
 import random
@@ -45,6 +46,21 @@ def bpe_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     tokenizer.enable_padding(pad_id=0, pad_token="<pad>", length=16)
     path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
     tokenizer.save(str(path))
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def panicking_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tokenizer whose Rust panics at every text that is not ASCII: the table of its normalizer ends too soon."""
+    table = base64.b64encode((512).to_bytes(4, "little") + bytes(512)).decode()
+    model = {"type": "WordLevel", "vocab": {"good": 0, "bad": 1, "<unk>": 2}, "unk_token": "<unk>"}
+    content = {
+        **dict.fromkeys(["truncation", "padding", "post_processor", "decoder"]),
+        **{"version": "1.0", "added_tokens": [], "model": model, "pre_tokenizer": {"type": "Whitespace"}},
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": table},
+    }
+    path = tmp_path_factory.mktemp("panicking") / "tokenizer.json"
+    path.write_text(json.dumps(content))
     return str(path)
 
 

@@ -206,7 +206,9 @@ def test_a_bad_line_is_skipped_and_counted(tmp_path: Path, line: bytes, message:
     r = reader(path, on_bad_line="skip")
     assert [d.text for d in r] == ["a", "b"]
     assert r.skipped_lines == 2
-    assert r.first_skipped.startswith(f"{path}, line 2: ")
+    assert r.first_skipped is not None
+    assert r.first_skipped[0] == 2
+    assert r.first_skipped[1].startswith(f"{path}, line 2: ")
 
 
 def test_a_text_file_with_a_bad_byte(tmp_path: Path):

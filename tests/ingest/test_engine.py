@@ -1,5 +1,6 @@
 """The pipeline: parts are the same whatever the batches and the company; nothing half done ever looks whole."""
 
+import json
 import pickle
 import threading
 import time
@@ -18,6 +19,7 @@ from headrace.ingest.engine import BuildJob, run_parts
 from headrace.ingest.plan import PartTask, plan_parts
 from headrace.ingest.progress import Progress
 from headrace.ingest.source import SourceConfig
+from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import PartRecord, read_part_record
 
@@ -163,3 +165,41 @@ def test_a_document_larger_than_every_limit(tmp_path: Path, write_jsonl: Callabl
     job = replace(job, layout=CacheLayout("uint16"))
     (record,) = run_parts(job, tasks, batch_bytes=1000)
     assert (record.documents, record.tokens) == (3, 3_000_005)
+
+
+@given(
+    texts=st.lists(st.sampled_from(["good", "good bad", "", "größer", "bäd good"]), min_size=1, max_size=30),
+    broken=st.sets(st.integers(0, 29)),
+    batch_bytes=st.sampled_from([1, 40, 1 << 20]),
+)
+def test_what_the_tokenizer_panics_at_is_a_bad_line(
+    tmp_path_factory: pytest.TempPathFactory, panicking_path: str, texts: list[str], broken: set[int], batch_bytes: int
+):
+    """Skipped and counted like a line that is no JSON, the first of both kinds named; whatever the batches."""
+    folder = tmp_path_factory.mktemp("panics")
+    lines = ["{" if i in broken else json.dumps({"text": t}) for i, t in enumerate(texts)]
+    (folder / "a.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    source = SourceConfig([str(folder)], on_bad_line="skip")
+    tokenizer = load_tokenizer(TokenizerConfig(panicking_path, eos="none"))
+    job, tasks = BuildJob(str(folder / "out"), source, tokenizer.record(), LAYOUT), plan_parts(source.files(), 1)
+    (record,) = run_parts(job, tasks, tokenizer=tokenizer, batch_bytes=batch_bytes)
+    bad = [i for i, t in enumerate(texts) if i in broken or not t.isascii()]
+    kept = [t for i, t in enumerate(texts) if i not in bad]
+    assert (record.documents, record.tokens) == (len(kept), sum(len(t.split()) for t in kept))
+    assert record.extra["text_bytes"] == sum(map(len, kept))
+    assert record.extra["empty_documents"] == kept.count("")
+    assert record.extra["skipped_lines"] == len(bad)
+    assert str(record.extra["first_skipped"]).startswith(f"{folder}/a.jsonl, line {bad[0] + 1}: " if bad else "")
+
+
+def test_a_pair_of_which_one_answer_cannot_be_encoded_is_left_out_whole(tmp_path: Path, panicking_path: str):
+    pairs = [("good", "bad"), ("good", "bäd"), ("größer", "bad"), ("bad", "good")]
+    records = [json.dumps({"prompt": "good", "chosen": a, "rejected": b}) for a, b in pairs]
+    (tmp_path / "a.jsonl").write_text("\n".join(records))
+    source = SourceConfig([str(tmp_path / "a.jsonl")], on_bad_line="skip", kind="preference")
+    tokenizer = load_tokenizer(TokenizerConfig(panicking_path, eos="none"))
+    for k, batch_bytes in enumerate((1, 10, 1 << 20)):
+        job = BuildJob(str(tmp_path / f"out{k}"), source, tokenizer.record(), LAYOUT, "preference")
+        (record,) = run_parts(job, plan_parts(source.files(), 1), tokenizer=tokenizer, batch_bytes=batch_bytes)
+        assert (record.documents, record.extra["skipped_lines"]) == (4, 2)
+        assert str(record.extra["first_skipped"]).startswith(f"{tmp_path}/a.jsonl, line 2: cannot be encoded by this")

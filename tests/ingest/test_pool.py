@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -189,3 +190,29 @@ def test_engines_that_do_not_exist(corpus: str, tmp_path: Path, engine: str, wor
             SourceConfig([corpus]), TokenizerConfig(), str(tmp_path / "c"), engine=engine, workers=workers, **SMALL
         )
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("engine", ["inline", "pool"])
+def test_a_document_at_which_the_tokenizer_panics_is_named_or_skipped(panicking_path: str, tmp_path: Path, engine: Any):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for k in range(2):
+        (corpus / f"{k}.jsonl").write_text('{"text": "good"}\n{"text": "b\u00e4d"}\n{"text": "bad"}\n')
+    tokenizer = TokenizerConfig(panicking_path, eos="none")
+    settings: dict[str, Any] = {"engine": engine, "workers": 2, "part_bytes": 1, "progress": False}
+    with pytest.raises(SourceError, match=r"\d\.jsonl, line 2: cannot be encoded by this tokenizer .*panic") as caught:
+        build_cache(SourceConfig([str(corpus)]), tokenizer, str(tmp_path / "a"), **settings)
+    assert "memory" not in str(caught.value)
+    assert "--on-bad-line skip" in str(caught.value)
+    source = SourceConfig([str(corpus)], on_bad_line="skip")
+    report = build_cache(source, tokenizer, str(tmp_path / "b"), **settings)
+    assert (report.documents, report.skipped_lines) == (4, 2)
+    assert report.first_skipped.startswith(f"{corpus}/0.jsonl, line 2: cannot be encoded")
+
+
+def test_a_source_that_wants_to_exit_is_an_error_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "gives_up.py").write_text("import sys\ndef shard():\n    sys.exit('no data')\n    yield ''\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = SourceConfig(["gives_up:shard"], format="python")
+    with pytest.raises(RuntimeError, match="SystemExit: no data"):
+        build_cache(source, TokenizerConfig(), str(tmp_path / "c"), engine="pool", **SMALL)

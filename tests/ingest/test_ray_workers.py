@@ -61,6 +61,19 @@ def test_a_cluster_builds_the_same(cluster: Any, corpus: str, bpe_path: str, who
         build(str(tmp_path / "bad.jsonl"), bpe_path, tmp_path / "d")
 
 
+def test_a_document_at_which_the_tokenizer_panics_is_named(cluster: Any, panicking_path: str, tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"text": "good"}\n{"text": "b\u00e4d"}\n')
+    tokenizer = TokenizerConfig(panicking_path, eos="none")
+    for on_bad_line, root in (("error", "a"), ("skip", "b")):
+        source = SourceConfig([str(tmp_path / "a.jsonl")], on_bad_line=on_bad_line)  # pyright: ignore[reportArgumentType]
+        if on_bad_line == "error":
+            with pytest.raises(SourceError, match=r"a\.jsonl, line 2: cannot be encoded by this tokenizer .*panic"):
+                build_cache(source, tokenizer, str(tmp_path / root), engine="ray", **SMALL)
+        else:
+            report = build_cache(source, tokenizer, str(tmp_path / root), engine="ray", **SMALL)
+            assert (report.documents, report.skipped_lines) == (1, 1)
+
+
 @pytest.mark.slow
 def test_a_killed_worker_and_a_lost_node(
     cluster: Any, corpus: str, bpe_path: str, whole: Any, tmp_path: Path, tree: Tree

@@ -12,7 +12,17 @@ from headrace.ingest.base_tokenizer import ByteTokenizer
 from headrace.ingest.engine import BuildJob, run_parts
 from headrace.ingest.plan import PartTask, plan_parts
 from headrace.ingest.progress import Progress
-from headrace.ingest.schedule import ATTEMPTS_FOLDER, MAX_LOST, Done, Event, Failed, Lost, Moved, Scheduler
+from headrace.ingest.schedule import (
+    ATTEMPTS_FOLDER,
+    MAX_LOST,
+    Done,
+    Event,
+    Failed,
+    Lost,
+    Moved,
+    Scheduler,
+    cure_of_lost,
+)
 from headrace.ingest.source import SourceConfig
 from headrace.store.layout import CacheLayout
 
@@ -107,6 +117,17 @@ def test_a_part_that_kills_its_workers_ends_the_build(tmp_path: Path, write_json
     with pytest.raises(CacheError, match=r"5 workers were lost while they built it \(killed by signal 9\).*--workers"):
         list(Scheduler(job, tasks, workers).run())
     assert workers.closed
+
+
+def test_only_what_was_killed_is_said_to_lack_memory():
+    lost = {
+        "killed by signal 9": True,
+        "OutOfMemoryError: x": True,
+        "killed by signal 6": False,
+        "exit status 1": False,
+    }
+    for reason, memory in lost.items():
+        assert ("memory" in cure_of_lost(reason)) == memory, reason
 
 
 def test_an_error_ends_the_build(tmp_path: Path, write_jsonl: Callable[..., str]):

@@ -107,6 +107,9 @@ class Tokenizer(abc.ABC):
         Returns:
             ids: ``dtype[total]``, all documents end to end, special tokens included.
             lengths: int64 ``[len(texts)]``, how many of them are each document's.
+
+        Raises:
+            BadRecordError: one of them cannot be encoded; which is not said.
         """
 
     @abc.abstractmethod

@@ -80,12 +80,13 @@ class DocumentMaker(Protocol):
 
 
 class DocumentReader:
-    """Iterates over the documents of one file or slice, once."""
+    """Iterates over the documents of one file or slice, once; ``row`` is that of the document given last."""
 
     def __init__(self, file: SourceFile, config: SourceConfig, maker: DocumentMaker) -> None:
         self.file, self.config, self._maker = file, config, maker
+        self.row = 0
         self.skipped_lines = 0
-        self.first_skipped = ""
+        self.first_skipped: tuple[int, str] | None = None
         self._reader: Reader = open_reader(file, maker.columns, maker.optional)
         self.ignored = self._reader.ignored
         self._ended = False
@@ -111,8 +112,10 @@ class DocumentReader:
                         raise record
                     made = self._maker.documents(record)
                 except BadRecordError as bad:
-                    self._bad(row, bad)
+                    self.skipped_lines += 1
+                    self.first_skipped = self.first_skipped or (row, self.refusal(row, bad))
                     continue
+                self.row = row
                 yield from made
         except SourceError:
             self._check_unchanged()  # if the file is being written to, that is the news, not the half line
@@ -120,13 +123,12 @@ class DocumentReader:
         self._check_unchanged()
         self._ended = True
 
-    def _bad(self, row: int, bad: BadRecordError) -> None:
+    def refusal(self, row: int, bad: BadRecordError) -> str:
+        """What is wrong with the record of a row, if such records are skipped; otherwise it is raised."""
         if self.config.on_bad_line == "error":
             cure = f"{bad.cure} Or pass --restart --on-bad-line skip: such lines are then left out and counted."
             raise SourceError(bad.problem, field=self._reader.place(row), cure=cure.strip())
-        self.skipped_lines += 1
-        if not self.first_skipped:
-            self.first_skipped = f"{self._reader.place(row)}: {bad.problem}"
+        return f"{self._reader.place(row)}: {bad.problem}"
 
     def _check_unchanged(self) -> None:
         try:

@@ -18,11 +18,13 @@ Price: a thread switch and a few queue operations a batch (0.5 MiB of text on tw
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -33,6 +35,7 @@ from headrace.ingest.documents import Document, DocumentReader
 from headrace.ingest.kinds import LOSS_MASK, DocumentKind, EncodedBatch, make_kind
 from headrace.ingest.plan import PartTask
 from headrace.ingest.progress import Progress
+from headrace.ingest.records import BadRecordError
 from headrace.ingest.schedule import BuildPart
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import batch_chars, encoding_threads, recorded_tokenizer
@@ -80,19 +83,34 @@ class BuildJob:
         return build
 
 
+_NONE_SKIPPED = (sys.maxsize, 0, "")
+
+
 @dataclass
 class _Counts:
-    """What a part's record keeps besides documents and tokens."""
+    """What a part's record keeps besides documents and tokens. ``first_skipped``: which file of the part, the row, and
+    what is wrong there.
+    """
 
     empty_documents: int = 0
     skipped_lines: int = 0
-    first_skipped: str = ""
+    first_skipped: tuple[int, int, str] = _NONE_SKIPPED
     text_bytes: int = 0
     trained_tokens: int = 0
     untrained_documents: int = 0
     ignored: dict[str, int] = field(default_factory=dict[str, int])
 
-    def add_trained(self, encoded: EncodedBatch) -> None:
+    def __iadd__(self, more: _Counts) -> _Counts:
+        for name in ("empty_documents", "skipped_lines", "text_bytes", "trained_tokens", "untrained_documents"):
+            setattr(self, name, getattr(self, name) + getattr(more, name))
+        self.first_skipped = min(self.first_skipped, more.first_skipped)
+        for what, count in more.ignored.items():
+            self.ignored[what] = self.ignored.get(what, 0) + count
+        return self
+
+    def add_encoded(self, documents: Sequence[Document], encoded: EncodedBatch) -> None:
+        self.text_bytes += sum(d.num_bytes for d in documents)
+        self.empty_documents += sum(not d.num_bytes for d in documents)
         if LOSS_MASK.name in encoded.leaves:
             so_far = np.concatenate([[0], np.cumsum(encoded.leaves[LOSS_MASK.name][0], dtype=np.int64)])
             trained = np.diff(so_far[np.concatenate([[0], np.cumsum(encoded.lengths)])])
@@ -102,19 +120,44 @@ class _Counts:
 
 @dataclass
 class _Batch:
-    """Documents of one part, on their way; the last batch of a part closes it (and may hold none).
+    """Documents of one part, on their way, with file number, row and reader of each; those of a record are together.
 
-    ``counts`` are those of the part, complete when it is closed; until then they are the reader's thread's, but for
-    what is trained on.
+    The last batch of a part closes it (and may hold none). ``counts`` are of what was seen since the batch before.
     """
 
     task: PartTask
-    counts: _Counts
+    counts: _Counts = field(default_factory=_Counts)
     documents: list[Document] = field(default_factory=list[Document])
+    origins: list[tuple[int, int, DocumentReader]] = field(default_factory=list[tuple[int, int, DocumentReader]])
     weight: int = 0
-    text_bytes: int = 0
     stored_bytes: int = 0
     closes: bool = False
+
+    def encoded(self, kind: DocumentKind) -> tuple[_Batch, EncodedBatch]:
+        """The batch with its ids, less the records that the tokenizer cannot encode.
+
+        Raises:
+            SourceError: it cannot encode one, and such records are not skipped.
+        """
+        try:
+            encoded = kind.encode(self.documents)
+        except BadRecordError:  # which one is found by encoding each alone
+            pairs = groupby(zip(self.origins, self.documents, strict=True), key=lambda pair: pair[0])
+            records = [(origin, [document for _, document in group]) for origin, group in pairs]
+            self.documents = [d for origin, record in records for d in self._accepted(kind, record, *origin)]
+            encoded = kind.encode(self.documents)
+        self.counts.add_encoded(self.documents, encoded)
+        return self, encoded
+
+    def _accepted(
+        self, kind: DocumentKind, record: list[Document], number: int, row: int, reader: DocumentReader
+    ) -> list[Document]:
+        try:
+            kind.encode(record)
+        except BadRecordError as bad:
+            self.counts += _Counts(0, 1, (number, row, reader.refusal(row, bad)))
+            return []
+        return record
 
 
 def run_parts(
@@ -145,16 +188,17 @@ def run_parts(
     pool = ThreadPoolExecutor(encoders, thread_name_prefix="headrace-encode")
     try:
         writer: PartWriter | None = None
-        for batch, encoded in _map_ahead(pool, lambda b: (b, kind.encode(b.documents)), reading, 2 * encoders):
+        counts = _Counts()
+        for batch, encoded in _map_ahead(pool, lambda b: b.encoded(kind), reading, 2 * encoders):
             if writer is None:
-                writer = PartWriter(job.root, batch.task.name, job.layout, kind.specs)
+                writer, counts = PartWriter(job.root, batch.task.name, job.layout, kind.specs), _Counts()
             writer.append(*encoded)
-            batch.counts.add_trained(encoded)
+            counts += batch.counts
             if report is not None:
-                moved = len(batch.documents), int(encoded.tokens.size), batch.text_bytes, batch.stored_bytes
+                moved = len(batch.documents), int(encoded.tokens.size), batch.counts.text_bytes, batch.stored_bytes
                 report(Progress(*moved))
             if batch.closes:
-                yield writer.close(**vars(batch.counts))
+                yield writer.close(**vars(counts) | {"first_skipped": counts.first_skipped[2]})
                 writer = None
     finally:
         reading.close()
@@ -164,27 +208,24 @@ def run_parts(
 def _batches(source: SourceConfig, kind: DocumentKind, tasks: Iterable[PartTask], limit: int) -> Iterator[_Batch]:
     """All documents of all tasks, in order, in batches of about ``limit`` bytes that never span two parts."""
     for task in tasks:
-        counts = _Counts()
-        batch = _Batch(task, counts)
-        for file in task.files:
+        batch = _Batch(task)
+        for number, file in enumerate(task.files):
             reader = DocumentReader(file, source, kind)
             consumed = 0
             for document in reader:
-                batch.documents.append(document)
-                batch.text_bytes += document.num_bytes
-                counts.text_bytes += document.num_bytes
-                batch.weight += document.num_bytes + sum(v.nbytes for v in document.leaves)
-                counts.empty_documents += not document.num_bytes
-                if batch.weight >= limit or len(batch.documents) >= limit // 64:
+                origin = number, reader.row, reader
+                full = batch.weight >= limit or len(batch.documents) >= max(1, limit // 64)
+                if full and origin != batch.origins[-1]:
                     batch.stored_bytes += reader.stored_bytes - consumed
                     consumed = reader.stored_bytes
                     yield batch
-                    batch = _Batch(task, counts)
+                    batch = _Batch(task)
+                batch.documents.append(document)
+                batch.origins.append(origin)
+                batch.weight += document.num_bytes + sum(v.nbytes for v in document.leaves)
             batch.stored_bytes += reader.stored_bytes - consumed
-            counts.skipped_lines += reader.skipped_lines
-            counts.first_skipped = counts.first_skipped or reader.first_skipped
-            for what, count in reader.ignored.items():
-                counts.ignored[what] = counts.ignored.get(what, 0) + count
+            skipped = (number, *reader.first_skipped) if reader.first_skipped else _NONE_SKIPPED
+            batch.counts += _Counts(0, reader.skipped_lines, skipped, ignored=dict(reader.ignored))
         batch.closes = True
         yield batch
 

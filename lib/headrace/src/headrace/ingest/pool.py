@@ -192,7 +192,7 @@ def main(fd: int, parent: int) -> None:
             try:
                 build = build or job.part_builder()
                 built = build_one_part(build, task, root, lambda moved, a=attempt: pipe.send(("moved", a, moved)))
-            except Exception as error:  # noqa: BLE001 (it is raised at the other end)
+            except BaseException as error:  # noqa: BLE001 (it is raised at the other end)
                 pipe.send(("failed", attempt, _travelling(error)))
             else:
                 pipe.send(("done", attempt, built))
@@ -200,12 +200,14 @@ def main(fd: int, parent: int) -> None:
         os._exit(0)
 
 
-def _travelling(error: Exception) -> Exception:
-    """The error, or what can be said of it if it cannot be sent."""
+def _travelling(error: BaseException) -> Exception:
+    """The error, or what can be said of it if it cannot be sent, or would end the process that it is sent to."""
     text = "".join(traceback.format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001
+        return RuntimeError(text)
+    if not isinstance(error, Exception):
         return RuntimeError(text)
     error.add_note(f"In a worker process:\n{text}")
     return error

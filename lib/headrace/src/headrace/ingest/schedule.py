@@ -230,7 +230,7 @@ class Scheduler:
                 f"{self._lost[name]} workers were lost while they built it ({event.reason})",
                 field="part",
                 value=name,
-                cure="If they ran out of memory, give fewer --workers; then run the same command again.",
+                cure=cure_of_lost(event.reason),
             )
         if all(a.task.name != name for a in self._running.values()):
             waiting.appendleft(attempt.task)
@@ -250,6 +250,13 @@ class Scheduler:
         if winner.root != self.job.root:
             publish(winner.root, self.job.root, winner.task.name)
         return event.record
+
+
+def cure_of_lost(reason: str) -> str:
+    """What to do about workers that end for a reason."""
+    if "signal 9" in reason or "memory" in reason.lower():
+        return "They probably ran out of memory: give fewer --workers; then run the same command again."
+    return "What they printed last says why. Finished parts are kept; --engine inline builds the others here."
 
 
 def publish(attempt: str, root: str, name: str) -> None:

@@ -22,6 +22,7 @@ import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -43,6 +44,7 @@ from headrace.ingest.base_tokenizer import (
     fingerprint_of,
     resolve_special,
 )
+from headrace.ingest.records import BadRecordError, one_line
 from headrace.store import files
 
 PIECE_CHARS = 1 << 18
@@ -185,27 +187,30 @@ class FileTokenizer(Tokenizer):
         # The library hands out lists of ints; array.fromlist is the fastest way out of one (5 ns an id; numpy 13).
         ids = array("I")
         stops = np.zeros(len(texts) + 1, np.int64)
-        for group in self._groups(texts):
-            encodings = self._tokenizer.encode_batch_fast([p.text for p in group], add_special_tokens=False)
-            for piece, encoding in zip(group, encodings, strict=True):
-                if piece.opens and self.bos_id is not None:
-                    ids.append(self.bos_id)
-                ids.fromlist(encoding.ids)
-                if piece.closes and self.eos_id is not None:
-                    ids.append(self.eos_id)
-                if piece.closes:
-                    stops[piece.document + 1] = len(ids)
+        with _refusals():
+            for group in self._groups(texts):
+                encodings = self._tokenizer.encode_batch_fast([p.text for p in group], add_special_tokens=False)
+                for piece, encoding in zip(group, encodings, strict=True):
+                    if piece.opens and self.bos_id is not None:
+                        ids.append(self.bos_id)
+                    ids.fromlist(encoding.ids)
+                    if piece.closes and self.eos_id is not None:
+                        ids.append(self.eos_id)
+                    if piece.closes:
+                        stops[piece.document + 1] = len(ids)
         return np.frombuffer(ids, np.uint32).astype(self.dtype), np.diff(stops)
 
     def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
-        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        with _refusals():
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [Placed(np.array(e.ids, np.int64), np.array(e.offsets, np.int64).reshape(-1, 2)) for e in encodings]
 
     def id_of(self, token: str) -> int | None:
         return cast("int | None", self._tokenizer.token_to_id(token))
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+        with _panics_as_errors():
+            return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def _groups(self, texts: Sequence[str]) -> Iterator[list[_Piece]]:
         """The texts, long ones in pieces, in groups that are encoded at once: what bounds the memory."""
@@ -229,13 +234,35 @@ class FileTokenizer(Tokenizer):
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
 
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """A panic of the library's Rust comes as a BaseException, as if somebody wanted the process to end."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # its class has no name to import
+            raise
+        raise RuntimeError(f"the tokenizers library panicked: {one_line(error)}") from error
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turns whatever the library raises while it encodes into a :class:`BadRecordError`."""
+    try:
+        with _panics_as_errors():
+            yield
+    except Exception as error:
+        raise BadRecordError(f"cannot be encoded by this tokenizer ({one_line(error)})") from error
+
+
 def _parse(content: bytes, path: str) -> tuple[bytes, tokenizers.Tokenizer]:
     try:
         data = json.loads(content)
         # Both change what is encoded, unasked, or nothing at all: off, and no part of the fingerprint.
         data |= {"truncation": None, "padding": None}
         canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        return canonical.encode(), tokenizers.Tokenizer.from_str(json.dumps(data, ensure_ascii=False))
+        with _panics_as_errors():
+            return canonical.encode(), tokenizers.Tokenizer.from_str(json.dumps(data, ensure_ascii=False))
     except Exception as error:  # the library raises plain Exception
         raise ConfigError(
             f"is not a file of the tokenizers library ({error})",
