@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.store import retry
-from headrace.store.requests import reason, transient
 from headrace.store.retry import RequestCounts, RetryPolicy, use_policy, with_retries
 
 
@@ -86,30 +85,6 @@ def test_asking_again_ends_at_the_deadline():
         with pytest.raises(OSError, match="a"):
             with_retries(failing, lambda _: True)
     assert failing.asked == 1
-
-
-@pytest.mark.parametrize(
-    ("said", "again"),
-    [
-        ("UNAVAILABLE: x", True),
-        ("ABORTED: All 1 retry attempts failed: Too Many Requests", True),
-        ("DEADLINE_EXCEEDED: x", True),
-        ("PERMISSION_DENIED: Forbidden", False),
-        ("NOT_FOUND: bucket", False),
-        ("Bad Request [http_response_code='400']", False),
-        ("OUT_OF_RANGE: x", False),
-        ("DATA_LOSS: Digest mismatch", False),
-    ],
-)
-def test_what_is_worth_another_try(said, again):
-    assert transient(ValueError(said)) is again
-
-
-def test_reasons_are_short():
-    said = "ABORTED: All 1 retry attempts failed: Unknown [http_response_body='x\\n'] [source locations='a:1\nb:2'] "
-    assert reason(ValueError(said + "[http_response_code='503']")) == "ABORTED: Unknown, HTTP status 503"
-    assert reason(ValueError("")) == "ValueError"
-    assert reason(ValueError("NOT_FOUND: x\nmore")) == "NOT_FOUND: x"
 
 
 def test_counts_add_and_subtract():

@@ -1,5 +1,6 @@
 """Stores that answer badly: asked again within bounds, then an error that names what, where and as whom. Never data."""
 
+import dataclasses
 import time
 from collections import Counter
 
@@ -234,7 +235,7 @@ def test_permission_refused_says_as_whom_it_asked(remote, cache, policy, monkeyp
     with pytest.raises(CacheError, match=f"asked as {who}") as caught:
         TokenCache.open(cache.path)
     assert "secret" not in str(caught.value)
-    assert remote.proxy.count(fate="error") <= 3  # not asked again and again
+    assert remote.proxy.count(fate="error") <= 2 * 6 + 1  # not asked again and again
     remote.proxy.faults = Faults()
     cache.tokens(0, 1)
     remote.proxy.faults = Faults(error_rate=1.0, error_status=(401,))
@@ -286,47 +287,117 @@ def test_a_host_that_nobody_answers_at_is_no_missing_folder(policy):
         files.exists("http://127.0.0.1:9/cache")
 
 
-def run_under_faults(remote, here, batches):
+RATES = ("error_rate", "cut_rate", "flip_rate", "page_rate", "whole_rate", "redirect_rate", "head_rate")
+
+
+def one_in(share, *without):
+    """Every fault on this share of the answers. At a redirect of GCS, TensorStore 0.1.81 ends the process."""
+    rates = {rate: share for rate in RATES if rate not in without}
+    return Faults(error_status=(401, 403, 429, 500, 503), latency_s=0.001, spike_rate=share, spike_s=0.2, **rates)
+
+
+def run_under_faults(proxy, there, here, faults, batches):
     """Batches of a faulty run against those of a local disk, and what was counted against what the proxy logged."""
     one = Mesh(np.array(jax.devices()[:1]), ("data",))
 
-    def loader_of(path):
-        cache = write_cache(path, [rows()], vocab_size=1 << 16, layout=LAYOUT)
+    def loader_of(cache):
         cache.tokens(0, cache.num_tokens)  # all indices are known from here on
         data = TokenSeqDataset(cache, SEQ).shuffle(0).repeat(-(-batches * BATCH // ROWS)).take(batches * BATCH)
         return DataLoader(data, batch_size=BATCH, mesh=one, prefetch_bytes=BUDGET)
 
     wanted = [np.asarray(b.tokens) for b in loader_of(here)]
     assert len(wanted) == batches
-    loading = loader_of(remote.root)
-    remote.proxy.clear()
-    remote.proxy.faults = Faults(latency_s=0.001, spike_rate=0.01, spike_s=0.2, error_rate=0.01, cut_rate=0.01)
+    loading = loader_of(there)
+    proxy.clear()
+    proxy.faults = faults
     before, reads_before = retry.request_counts(), loading.stats().reads
     step = -1
     for step, batch in enumerate(loading):
         assert np.array_equal(batch.tokens, wanted[step]), step
-    spent, log = retry.request_counts() - before, remote.proxy.log
-    remote.proxy.faults = Faults()
+    spent, log = retry.request_counts() - before, proxy.log
+    proxy.faults = Faults()
     assert step + 1 == batches
-    fates = Counter(r.fate for r in log)
+    fates = Counter("refusal" if r.status in (401, 403) else r.fate for r in log)
+    spikes = sum(r.late_s > 0.1 for r in log)
+    print(f"{batches} batches, {len(log)} requests, {dict(fates)}, {spikes} spikes, {spent}")
     assert spent.requests == len(log)
-    assert spent.retries == fates["error"] + fates["cut"]
+    assert spent.retries == len(log) - fates["ok"]
+    assert spent.refused == fates["refusal"] + fates["redirect"]
+    # What TensorStore makes of half a head differs: a cut answer from GCS and S3, a damaged one from a web server.
+    assert 0 <= spent.damaged - fates["flip"] - fates["page"] - fates["whole"] <= fates["head"]
     reads = loading.stats().reads - reads_before
     assert spent.requests - spent.retries - spent.index_requests == reads.block_fetches
     assert (reads.requests, reads.retries, reads.hedges) == (spent.requests, spent.retries, 0)
+    assert (reads.damaged, reads.refused) == (spent.damaged, spent.refused)
     assert {r.path for r in log if "/c/" not in r.path.replace("%2F", "/")} == set()
-    spikes = sum(r.late_s > 0.1 for r in log)
-    print(f"{batches} batches, {len(log)} requests, {dict(fates)}, {spikes} spikes, {spent}")
-    return fates, spikes
+    return [fates[f] for f in ("error", "refusal", "cut", "flip", "page", "whole", "head")], spikes
 
 
-def test_batches_under_faults_are_those_without(remote, tmp_path, policy):
-    fates, spikes = run_under_faults(remote, tmp_path, 300)
-    assert min(fates["error"], fates["cut"], spikes) >= 3
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_batches_under_faults_are_those_without(remote, tmp_path, policy, compression):
+    layout = dataclasses.replace(LAYOUT, compression=compression)
+    there, here = (write_cache(p, [rows()], vocab_size=1 << 16, layout=layout) for p in (remote.root, tmp_path))
+    without = ("redirect_rate",) if remote.root.startswith("gs") else ()
+    seen, spikes = run_under_faults(remote.proxy, there, here, one_in(0.01, *without), 300)
+    assert min(*seen, spikes) >= 1
+
+
+def test_batches_of_a_web_server_under_faults_too(tmp_path, policy):
+    here = write_cache(tmp_path / "cache", [rows()], vocab_size=1 << 16, layout=LAYOUT)
+    with web_server(tmp_path) as server, FaultProxy(server) as proxy:
+        there = TokenCache.open(f"{proxy.url}/cache")
+        seen, spikes = run_under_faults(proxy, there, here, one_in(0.01), 300)
+        assert min(*seen, spikes, proxy.count(fate="redirect")) >= 1
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_ten_thousand_batches_under_faults_are_those_without(remote, tmp_path, policy):
-    fates, spikes = run_under_faults(remote, tmp_path, 10_000)
-    assert min(fates["error"], fates["cut"], spikes) >= 50
+    there, here = (write_cache(p, [rows()], vocab_size=1 << 16, layout=LAYOUT) for p in (remote.root, tmp_path))
+    without = ("redirect_rate",) if remote.root.startswith("gs") else ()
+    seen, spikes = run_under_faults(remote.proxy, there, here, one_in(0.01, *without), 10_000)
+    assert min(*seen, spikes) >= 50
+
+
+@pytest.mark.parametrize("fate", ["flip", "page", "whole", "head", "cut"])
+def test_metadata_and_ledgers_heal_too(remote, cache, policy, fate):
+    remote.proxy.next(fate, path_contains="zarr.json")
+    assert np.array_equal(cache.tokens(0, CHUNK), np.arange(CHUNK))
+    remote.proxy.next(fate, path_contains="ledger.json", times=1 if fate == "whole" else 2)
+    assert TokenCache.open(cache.path).fingerprint == cache.fingerprint
+    assert len(faulty(remote.proxy)) == (2 if fate == "whole" else 3)
+
+
+def test_what_stays_wrong_says_what_came_and_from_where(remote, cache, policy):
+    cache.tokens(CHUNK, CHUNK + 1)
+    for faults, said in (
+        (Faults(flip_rate=1.0), r"igest mismatch.*; what came begins with b.*; given up after 3 rounds"),
+        (Faults(page_rate=1.0), r"shorter than it was written .*size 52.*; given up after 3 rounds"),
+        (Faults(error_rate=1.0, error_status=(403,)), r"HTTP status 403; given up after 3 rounds .*asked as"),
+    ):
+        retry.use_policy(dataclasses.replace(POLICY, damaged_attempts=3, refused_attempts=3))
+        remote.proxy.clear()
+        remote.proxy.faults = faults
+        with pytest.raises(ReadError, match=said) as caught:
+            cache.tokens(0, CHUNK)
+        assert f"shard file {cache.parts[0].data.url}/c/0" in str(caught.value)
+        assert len(remote.proxy.log) == 3
+        remote.proxy.faults = Faults()
+    assert np.array_equal(cache.tokens(0, CHUNK), np.arange(CHUNK))
+
+
+def test_credentials_that_were_changed_are_taken_up(remote, own_cache, policy, monkeypatch):
+    """The key of the environment is another one when the store refuses: the request that is sent next has it."""
+    if remote.root.startswith("gs"):
+        pytest.skip("TensorStore reads the token of the emulator once in a process")
+    own_cache.tokens(CHUNK, CHUNK + 1)
+    signed = []
+    decide = remote.proxy.decide
+    monkeypatch.setattr(
+        remote.proxy, "decide", lambda head: signed.append(head.headers["authorization"]) or decide(head)
+    )
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    own_cache.tokens(2 * CHUNK, 3 * CHUNK)
+    remote.proxy.next("error", status=403)
+    own_cache.tokens(0, CHUNK)
+    assert ["Credential=another/" in header for header in signed] == [False, False, True]

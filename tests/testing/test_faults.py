@@ -208,3 +208,21 @@ def test_rates_that_are_none(rates):
 def test_only_http_servers_have_proxies():
     with pytest.raises(ConfigError, match="is not an http:// address"):
         FaultProxy("https://localhost")
+
+
+def test_changed_answers(proxy):
+    proxy.next("flip", times=2)
+    flipped = [get(f"{proxy.url}/a.txt", 0, 99) for _ in range(2)]
+    bits = np.unpackbits(np.frombuffer(flipped[0], np.uint8) ^ np.frombuffer(BODY[:100], np.uint8))
+    assert (flipped[0] == flipped[1], bits.sum()) == (True, 1)
+    proxy.next("page")
+    assert get(f"{proxy.url}/a.txt", 0, 99).startswith(b"<!doctype html>")
+    proxy.next("whole")
+    assert get(f"{proxy.url}/a.txt", 0, 99) == BODY
+    proxy.next("redirect")
+    assert get(f"{proxy.url}/a.txt", 0, 99).startswith(b"<!doctype html>")
+    proxy.next("head")
+    with contextlib.suppress(http.client.HTTPException, OSError):
+        assert get(f"{proxy.url}/a.txt", 0, 99) == b""
+    assert [r.fate for r in proxy.log] == ["flip", "flip", "page", "whole", "redirect", "page", "head"]
+    assert [r.status for r in proxy.log] == [206, 206, 200, 200, 302, 200, 206]

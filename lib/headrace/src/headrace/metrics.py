@@ -23,6 +23,9 @@ exchanged_bytes              bytes    bytes of these
 requests                     count    requests to stores over HTTP, of this process since the loader was made, with the
                                       two below; near block_fetches (twice that with masks); 0: all is local
 retries                      count    requests sent again after a failure; near 0, or the store throttles or breaks
+damaged                      count    of these, for answers that were not what was stored; above 0: something on the
+                                      way, or the cache itself (headrace verify --deep), is damaged
+refused                      count    of these, after a refusal (401, 403) or a redirect; above 0: look at credentials
 hedges                       count    second requests for late answers; high: the store has a long tail
 reads_per_example            ratio    (tensorstore_reads_issued + mapped_blocks) / examples_requested; 1: random access
 read_amplification           ratio    bytes_read / bytes_delivered; 1, or below if all stays in memory; high: blocks
@@ -79,6 +82,8 @@ class ReadStats:
     untrained_examples: int = 0
     exchanged_examples: int = 0
     exchanged_bytes: int = 0
+    damaged: int = 0
+    refused: int = 0
 
     @property
     def reads_per_example(self) -> float:

@@ -269,7 +269,13 @@ class DataLoader(BatchOrder):
             for counted, *_ in self._counted:
                 total.absorb(counted)
         sent = request_counts() - self._requests_before
-        over_http = ReadStats(requests=sent.requests, retries=sent.retries, hedges=sent.hedges)
+        over_http = ReadStats(
+            requests=sent.requests,
+            retries=sent.retries,
+            hedges=sent.hedges,
+            damaged=sent.damaged,
+            refused=sent.refused,
+        )
         resident = sum(reader.resident_bytes for reader in list(self._readers))
         mine = total.snapshot(over_http, resident)
         if not all_hosts:

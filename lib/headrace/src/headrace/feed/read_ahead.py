@@ -25,7 +25,7 @@ from headrace.feed.plan import BlockSpace, WindowPlan
 from headrace.metrics import ReadStats
 from headrace.order.residency import Residency
 from headrace.stalls import LEAST_S, Cause, Wait, WaitLog
-from headrace.store.requests import reason
+from headrace.store.failures import reason
 from headrace.store.retry import own_counts
 
 AHEAD = 64

@@ -43,9 +43,10 @@ import tensorstore as ts
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, ReadError
 from headrace.store import files, retry
+from headrace.store.failures import reason
 from headrace.store.layout import CacheLayout, StoredLayout
 from headrace.store.mapped import MappedArray, map_array
-from headrace.store.requests import arrived, get, reason, submit
+from headrace.store.requests import Store, arrived, get, read_context, submit
 from headrace.store.sharded import ShardedArray
 
 _FILL_CHUNKS, _FILL_READS = 16, 8  # of a long read: chunks in each of its reads, and reads in flight
@@ -325,21 +326,16 @@ class StoredArray:
         return await asyncio.shield(opening)
 
     async def _open_over_http(self) -> ShardedArray | None:
-        kvstore: Any = ts.KvStore.open(self._kvstore, context=_read_context()).result()
+        store = Store(self._kvstore)
         try:
-            raw = await get(kvstore, "zarr.json", None, index=True)
-            if raw is None:
+            metadata = await get(store, "zarr.json", None, _object_of, index=True)
+            if metadata is None:
                 raise FileNotFoundError("NOT_FOUND: zarr.json is missing")
-            metadata = json.loads(raw)
-            if not isinstance(metadata, dict):
-                raise ValueError("zarr.json is no object")
         except (ValueError, OSError) as error:
             raise self._not_opened(error) from error
         try:
-            stored = StoredLayout.parse(cast("dict[str, Any]", metadata))
-            array = ShardedArray(
-                self._kvstore, self.url, stored, _read_context(), missing_is_zero=self._MISSING_IS_ZERO
-            )
+            stored = StoredLayout.parse(metadata)
+            array = ShardedArray(store, self.url, stored, missing_is_zero=self._MISSING_IS_ZERO)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None  # another kind of array: TensorStore says what is wrong with it, if anything
         if self._store is None:  # else it was checked already
@@ -377,7 +373,7 @@ class StoredArray:
             "recheck_cached_metadata": "open",
             "fill_missing_data_reads": self._MISSING_IS_ZERO,
         }
-        return ts.open(spec, read=True, write=False, context=_read_context())
+        return ts.open(spec, read=True, write=False, context=read_context())
 
     def _not_opened(self, error: Exception) -> CacheError:
         cure = "Check that the cache was copied whole; build it again if not."
@@ -394,17 +390,9 @@ class StoredArray:
             )
 
 
-_context_lock = threading.Lock()
-_contexts: dict[retry.RetryPolicy, Any] = {}
-
-
-def _read_context() -> Any:
-    """One TensorStore context for all reads under a policy. The pool is for local files: shard indices, and the chunks
-    read last.
-    """
-    policy = retry.policy()
-    with _context_lock:
-        if policy not in _contexts:
-            pool = {"cache_pool": {"total_bytes_limit": 64 << 20}}
-            _contexts[policy] = ts.Context(pool | policy.tensorstore_context())
-        return _contexts[policy]
+async def _object_of(raw: bytes) -> dict[str, Any]:
+    """The object that ``zarr.json`` holds."""
+    metadata = json.loads(raw)
+    if not isinstance(metadata, dict):
+        raise ValueError("DATA_LOSS: zarr.json is no object")
+    return cast("dict[str, Any]", metadata)

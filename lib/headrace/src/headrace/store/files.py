@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from fsspec.asyn import sync
 from fsspec.core import split_protocol, url_to_fs
 
-from headrace.errors import CacheError, ConfigError, HeadraceError, install_command
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError, install_command
 from headrace.store import retry
 
 T = TypeVar("T")
@@ -159,6 +159,9 @@ def _refuses(error: Exception) -> bool:
 _FINAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError, FileExistsError, HeadraceError)
 
 
+_PASSING = {"ClientError", "HTTPClientError", "FSTimeoutError", "FlexibleChecksumError", "ChecksumError"}
+
+
 def transient(error: Exception) -> bool:
     """Whether another try may help: 408, 429, 5xx, no answer in time, a broken connection, a cut answer."""
     names = {c.__name__ for c in type(error).__mro__}  # of aiohttp and botocore, which need not be installed
@@ -167,21 +170,26 @@ def transient(error: Exception) -> bool:
         return status in (408, 429) or status >= 500
     if isinstance(error, _FINAL) or _refuses(error):
         return False
-    return isinstance(error, OSError) or bool(names & {"ClientError", "HTTPClientError", "FSTimeoutError"})
+    return isinstance(error, OSError) or bool(names & _PASSING)
 
 
 def _asked(url: str, method: str, *args: Any, **options: Any) -> Any:
     """One call of a filesystem that is no local disk: in time, with retries, with errors about ``url``."""
-    fs, path = filesystem(url)
-    call = getattr(fs, f"_{method}", None) if getattr(fs, "async_impl", False) else None
 
     def ask() -> Any:
+        fs, path = filesystem(url)
+        call = getattr(fs, f"_{method}", None) if getattr(fs, "async_impl", False) else None
         if call is None:
             return getattr(fs, method)(path, *args, **options)
         return sync(fs.loop, cast("Callable[..., Any]", call), path, *args, timeout=retry.policy().timeout_s, **options)
 
+    def refused(error: Exception) -> bool:
+        if _refuses(error):
+            filesystem(url)[0].clear_instance_cache()  # the next has a client, and credentials, of its own
+        return _refuses(error)
+
     with client_errors(url):
-        return retry.with_retries(ask, transient)
+        return retry.with_retries(lambda: retry.with_retries(ask, transient), refused, retry.policy().refused_attempts)
 
 
 def open_read(url: str) -> IO[bytes]:
@@ -203,6 +211,19 @@ def read_bytes(url: str) -> bytes | None:
         return local_path(url).read_bytes() if is_local(url) else cast("bytes", _asked(url, "cat_file"))
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def read_as(url: str, parse: Callable[[bytes], T]) -> T | None:
+    """The content of ``url`` as ``parse`` makes it, or None. What comes over the wire and is refused by ``parse``
+    (:class:`CacheCorruptError`) is asked for again.
+    """
+
+    def ask() -> T | None:
+        raw = read_bytes(url)
+        return None if raw is None else parse(raw)
+
+    most = 1 if is_local(url) else retry.policy().damaged_attempts
+    return retry.with_retries(ask, lambda error: isinstance(error, CacheCorruptError), most)
 
 
 def check_writable(output: str) -> None:

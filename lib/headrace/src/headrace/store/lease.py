@@ -36,8 +36,8 @@ import tensorstore as ts
 from headrace.errors import CacheError, HeadraceError
 from headrace.store import files
 from headrace.store.array import kvstore_spec
+from headrace.store.failures import reason
 from headrace.store.ledger import LEDGER_NAME
-from headrace.store.requests import reason
 
 LEASE_NAME = "lease.json"
 EXPIRY_S = 60.0

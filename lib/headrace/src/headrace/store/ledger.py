@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -23,6 +24,7 @@ from headrace.store import files
 LEDGER_NAME = "ledger.json"
 PART_RECORD_NAME = "part.json"
 FORMAT_VERSION = 1
+T = TypeVar("T")
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 _NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\Z"
 
@@ -147,9 +149,10 @@ def read_ledger(root: str) -> Ledger | None:
         CacheError: the file cannot be read.
     """
     url = files.join(root, LEDGER_NAME)
-    raw = _read(url)
-    if raw is None:
-        return None
+    return _read(url, lambda raw: _parse_ledger(raw, url))
+
+
+def _parse_ledger(raw: bytes, url: str) -> Ledger:
     cure = "Build the cache again, or restore the file."
     head = _decoded(raw, _Head, url, "ledger", cure, "ledger")
     if head.format_version != FORMAT_VERSION:
@@ -183,8 +186,8 @@ def part_folder(root: str, name: str) -> str:
 def read_part_record(root: str, name: str) -> PartRecord | None:
     """The record of a part; None unless the part is complete. Raises CacheCorruptError if the file is no record."""
     url = files.join(part_folder(root, name), PART_RECORD_NAME)
-    raw = _read(url)
-    return None if raw is None else _decoded(raw, PartRecord, url, "part's record", "Delete it and build again.")
+    cure = "Delete it and build again."
+    return _read(url, lambda raw: _decoded(raw, PartRecord, url, "part's record", cure))
 
 
 def write_part_record(root: str, record: PartRecord) -> None:
@@ -204,9 +207,9 @@ def _digest_line(digest: str) -> bytes:
     return f'\n "digest": "{digest}"'.encode()
 
 
-def _read(url: str) -> bytes | None:
+def _read(url: str, parse: Callable[[bytes], T]) -> T | None:
     try:
-        return files.read_bytes(url)
+        return files.read_as(url, parse)
     except OSError as error:
         raise CacheError(
             f"cannot be read ({error.strerror or error})", field="file", value=url, cure="Check its permissions."

@@ -17,33 +17,63 @@ import atexit
 import concurrent.futures
 import contextlib
 import math
-import re
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import tensorstore as ts
 
 from headrace.store import retry
+from headrace.store.failures import DamagedAnswerError, Failure, StoreFailedError, failure_of, reason
 
 T = TypeVar("T")
 IDLE_S = 5.0
 _BEAT_S = 0.5
 _END_S = 5.0
 _KEPT_LATENCIES, _ENOUGH_LATENCIES = 500, 50
-_NOTES = re.compile(
-    r"\s*\[(?:source locations|http_response_code|http_response_body|curl_code|tensorstore_spec)=.*", re.DOTALL
-)
-_STATUS = re.compile(r"\[http_response_code='(\d+)'\]")
-_OWN_RETRIES = "All 1 retry attempts failed: "
-_TRANSIENT = re.compile(r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|RESOURCE_EXHAUSTED|CANCELLED|UNKNOWN|INTERNAL)\b")
 
 
-class StoreFailedError(OSError):
-    """The store did not give what was asked for, and was asked as often as the policy says."""
+class Store:
+    """A key-value store of TensorStore's, for the loop's thread, that can be opened anew.
+
+    Args:
+        spec: TensorStore's.
+    """
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._spec = spec
+        self._open()
+
+    def _open(self) -> None:
+        self._context = read_context()
+        self.kvstore: Any = ts.KvStore.open(self._spec, context=self._context).result()
+
+    def renew(self) -> None:
+        """Opens it with credentials that are asked for afresh, once for all stores that were opened with the same."""
+        with _context_lock:
+            if _contexts.get(retry.policy()) is self._context:
+                del _contexts[retry.policy()]
+        self._open()
+
+
+_context_lock = threading.Lock()
+_contexts: dict[retry.RetryPolicy, Any] = {}
+
+
+def read_context() -> Any:
+    """One TensorStore context for all reads under a policy. The pool is for local files: shard indices, and the chunks
+    read last.
+    """
+    policy = retry.policy()
+    with _context_lock:
+        if policy not in _contexts:
+            pool = {"cache_pool": {"total_bytes_limit": 64 << 20}}
+            _contexts[policy] = ts.Context(pool | policy.tensorstore_context())
+        return _contexts[policy]
 
 
 class _Loop:
@@ -234,35 +264,67 @@ async def arrived(future: Any, timeout_s: float | None = None) -> Any:
     return future.result()
 
 
-async def get(kvstore: Any, key: str, byte_range: slice | None, *, index: bool = False) -> bytes | None:
-    """Bytes of a stored file, asked for as often as the policy says; None if there is no such file.
+async def get(
+    store: Store,
+    key: str,
+    byte_range: slice | None,
+    decode: Callable[[bytes], Awaitable[T]],
+    *,
+    index: bool = False,
+) -> T | None:
+    """What is decoded from bytes of a stored file, asked for as often as the policy says; None if there is no such
+    file.
 
     Args:
-        kvstore: TensorStore's.
+        store: Where it is.
         key: The file.
         byte_range: Which bytes; all if None; ``slice(-n, None)`` for the last n.
+        decode: Makes something of the bytes, or raises ValueError: they are not what was stored.
         index: Whether to count it as a request for an index.
 
     Raises:
+        DamagedAnswerError: it is not what was stored, however often it is asked for.
         StoreFailedError: the store failed too often, or for good.
     """
-    policy = retry.policy()
+    policy, counts = retry.policy(), retry.own_counts()
     began = time.monotonic()
-    failed = 0
-    if index:
-        retry.own_counts().index_requests += 1
+    failures: Counter[Failure] = Counter()
+    most: dict[Failure, int] = {
+        "transient": policy.rounds,
+        "refused": policy.refused_attempts,
+        "damaged": policy.damaged_attempts,
+    }
+    counts.index_requests += index
     while True:
+        answer: bytes | None = None
         try:
-            return await _one(kvstore, key, byte_range, policy)
+            answer = await _one(store.kvstore, key, byte_range, policy)
+            return None if answer is None else await decode(_of_range(answer, byte_range))
         except (ValueError, OSError, NotImplementedError) as error:
-            failed += 1
-            wait = policy.delay_s(failed)
-            late = time.monotonic() + wait - began > policy.deadline_s
-            if not transient(error) or failed >= policy.rounds or late:
-                given_up = f"; given up after {failed} rounds in {time.monotonic() - began:.1f} s" if failed > 1 else ""
-                raise StoreFailedError(f"{reason(error)}{given_up}") from error
+            kind = failure_of(error)
+            failures[kind] += 1
+            wait = policy.delay_s(failures.total())
+            if failures[kind] >= most[kind] or time.monotonic() + wait - began > policy.deadline_s:
+                came = "" if answer is None else f"; what came begins with {answer[:24]!r}"
+                rounds, seconds = failures.total(), time.monotonic() - began
+                given_up = f"; given up after {rounds} rounds in {seconds:.1f} s" if rounds > 1 else ""
+                failure = DamagedAnswerError if kind == "damaged" else StoreFailedError
+                raise failure(f"{reason(error)}{came}{given_up}") from error
         await asyncio.sleep(wait)
-        retry.own_counts().retries += 1
+        counts.retries += 1
+        counts.damaged += kind == "damaged"
+        counts.refused += kind == "refused"
+        if kind == "refused":
+            store.renew()
+
+
+def _of_range(answer: bytes, byte_range: slice | None) -> bytes:
+    """The answer, if it has as many bytes as were asked for."""
+    if byte_range is not None:
+        asked = -byte_range.start if byte_range.start < 0 else byte_range.stop - byte_range.start
+        if len(answer) != asked:
+            raise ValueError(f"DATA_LOSS: {len(answer)} bytes came, {asked} were asked for")
+    return answer
 
 
 async def _one(kvstore: Any, key: str, byte_range: slice | None, policy: retry.RetryPolicy) -> bytes | None:
@@ -307,6 +369,8 @@ async def _first_good(asking: set[asyncio.Task[bytes | None]], first: Any, asked
 async def _ask(kvstore: Any, key: str, byte_range: slice | None, policy: retry.RetryPolicy) -> bytes | None:
     retry.own_counts().requests += 1
     answer = await arrived(kvstore.read(key, byte_range=byte_range), policy.timeout_s)
+    if answer.state == "unspecified":  # of 304, which nobody asked for
+        raise ValueError("DATA_LOSS: an answer without bytes")
     return None if answer.state == "missing" else bytes(answer.value)
 
 
@@ -316,30 +380,3 @@ def _hedge_after(policy: retry.RetryPolicy) -> float | None:
     if policy.hedge_p95 is None or len(_latencies) < _ENOUGH_LATENCIES:
         return None
     return policy.hedge_p95 * float(np.percentile(np.fromiter(_latencies, float), 95))
-
-
-def transient(error: BaseException) -> bool:
-    """Whether an error of TensorStore is worth another try. (It retries 501 of GCS too; that is its own affair.)
-
-    Example:
-        >>> transient(ValueError("ABORTED: All 1 retry attempts failed: Service Unavailable"))
-        True
-        >>> transient(ValueError("PERMISSION_DENIED: Forbidden"))
-        False
-    """
-    return isinstance(error, TimeoutError) or _TRANSIENT.match(str(error)) is not None
-
-
-def reason(error: BaseException) -> str:
-    """What TensorStore says, with the HTTP status, without where in its source it says so.
-
-    Example:
-        >>> reason(ValueError("NOT_FOUND: chunk {1} is missing [source locations='driver/read.cc:345']"))
-        'NOT_FOUND: chunk {1} is missing'
-        >>> reason(ValueError("ABORTED: All 1 retry attempts failed: Unknown [http_response_code='503']"))
-        'ABORTED: Unknown, HTTP status 503'
-    """
-    status = _STATUS.search(str(error))
-    lines = _NOTES.sub("", str(error)).replace(_OWN_RETRIES, "").splitlines()
-    message = lines[0].strip() if lines else type(error).__name__
-    return f"{message}, HTTP status {status[1]}" if status else message

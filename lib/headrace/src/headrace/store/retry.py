@@ -1,7 +1,10 @@
 """When a store that answers badly is asked again, what that cost, and how many requests this process sent.
 
 408, 429 and 5xx, no answer in time, a broken connection and a cut answer are asked for again, with exponential backoff
-and full jitter, up to a number of requests and a deadline; anything else (no permission, no such bucket) fails at once.
+and full jitter, up to a number of requests and a deadline. So is what is **damaged** (other bytes than were stored, a
+page in place of them, an ignored range) and what is **refused** (401, 403, a redirect; asked again with fresh
+credentials), each up to a number of its own. What is not there is not asked for again.
+
 A **hedge** is a second request for what is late: the first answer wins. Both are counted, in whole requests.
 
 The policy is one for the process (:func:`use_policy`), like the connections that it governs. TensorStore makes the
@@ -46,6 +49,8 @@ class RetryPolicy:
         max_delay_s: The longest wait between two.
         timeout_s: A request that takes longer is given up, and asked for again.
         deadline_s: After this long no request for the thing is begun.
+        damaged_attempts: Requests for what comes otherwise than it was stored.
+        refused_attempts: Requests for what the store refuses, or sends elsewhere for.
         concurrency: Requests of this process in flight together.
         hedge_after_s: Seconds after which a late request gets company. None: none is hedged.
         hedge_p95: Or: this multiple of the 95th percentile of the last 500 answers, once there are 50.
@@ -69,10 +74,14 @@ class RetryPolicy:
     hedge_after_s: float | None = None
     hedge_p95: float | None = None
     hedge_share: float = 0.05
+    damaged_attempts: int = 6
+    refused_attempts: int = 6
 
     def __post_init__(self) -> None:
-        for name, least in (("attempts", 1), ("concurrency", 1), ("first_delay_s", 0), ("max_delay_s", 0)):
-            check_at_least(f"retry.{name}", getattr(self, name), least)
+        for name in ("attempts", "damaged_attempts", "refused_attempts", "concurrency"):
+            check_at_least(f"retry.{name}", getattr(self, name))
+        for name in ("first_delay_s", "max_delay_s"):
+            check_at_least(f"retry.{name}", getattr(self, name), 0)
         for name in ("timeout_s", "deadline_s", "hedge_after_s", "hedge_p95"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -126,7 +135,9 @@ class RequestCounts:
     Attributes:
         requests: Requests sent for data and shard indices, with the two below.
         index_requests: Those among them for shard indices and array metadata, retries not counted.
-        retries: Requests sent because another had failed.
+        retries: Requests sent because another had failed, with ``damaged`` and ``refused``.
+        damaged: Answers that were not what was stored, each asked for again.
+        refused: Refusals and redirects, each asked again.
         hedges: Requests sent because another was late.
         hedges_won: Hedges that answered first.
         decode_s: Seconds in which at least one chunk that had come was being decoded and checked.
@@ -138,6 +149,8 @@ class RequestCounts:
     hedges: int = 0
     hedges_won: int = 0
     decode_s: float = 0.0
+    damaged: int = 0
+    refused: int = 0
 
     def __sub__(self, other: RequestCounts) -> RequestCounts:
         return RequestCounts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(RequestCounts)))
@@ -204,9 +217,9 @@ def request_counts() -> RequestCounts:
     return _Process.counts + RequestCounts(requests=inner, retries=inner)
 
 
-def with_retries(ask: Callable[[], T], transient: Callable[[Exception], bool]) -> T:
+def with_retries(ask: Callable[[], T], transient: Callable[[Exception], bool], most: int | None = None) -> T:
     """Calls ``ask``, which must be safe to repeat, until it succeeds, fails with an error that is not ``transient``, or
-    the policy is at its end; then raises what it raised last.
+    the policy is at its end, or it was called ``most`` times; then raises what it raised last.
     """
     current, began = policy(), time.monotonic()
     failed = 0
@@ -217,7 +230,7 @@ def with_retries(ask: Callable[[], T], transient: Callable[[Exception], bool]) -
             failed += 1
             wait = current.delay_s(failed)
             late = time.monotonic() + wait - began > current.deadline_s
-            if not transient(error) or failed >= current.rounds or late:
+            if not transient(error) or failed >= (most or current.rounds) or late:
                 raise
         time.sleep(wait)
 

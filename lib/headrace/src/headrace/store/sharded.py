@@ -13,18 +13,18 @@ import asyncio
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
 import tensorstore as ts
 
+from headrace.store.failures import DamagedAnswerError, StoreFailedError
 from headrace.store.layout import CRC_BYTES, NO_CHUNK, StoredLayout, checksum_bytes
-from headrace.store.requests import StoreFailedError, arrived, get, reason
+from headrace.store.requests import Store, arrived, get
 from headrace.store.retry import own_counts
 
-T = TypeVar("T")
 INDEX_BYTES = 64 << 20
 CHUNK_BYTES = 64 << 20
 REQUEST_BYTES = 8 << 20
@@ -34,10 +34,6 @@ _DECODE_S = 60.0
 _SOUND = google_crc32c.value(bytes(CRC_BYTES))
 """The crc32c of any bytes that are followed by their own crc32c; here of none."""
 _numbers = itertools.count()
-
-
-class DamagedChunkError(OSError):
-    """Stored bytes are missing or not what was written; the shard file is named."""
 
 
 class _Kept:
@@ -160,10 +156,9 @@ class ShardedArray:
     """A one-dimensional sharded zarr3 array. Its methods run on the loop of :mod:`headrace.store.requests`.
 
     Args:
-        kvstore: TensorStore's spec of the folder.
+        store: The folder.
         url: The folder, for errors.
         stored: What ``zarr.json`` says.
-        context: TensorStore's context.
         missing_is_zero: What was never written reads as zeros; an error otherwise.
 
     Raises:
@@ -172,10 +167,9 @@ class ShardedArray:
 
     def __init__(
         self,
-        kvstore: dict[str, Any],
+        store: Store,
         url: str,
         stored: StoredLayout,
-        context: ts.Context,
         *,
         missing_is_zero: bool = False,
     ) -> None:
@@ -187,7 +181,7 @@ class ShardedArray:
         self._index_span = slice(-stored.index_bytes, None) if stored.index_last else slice(0, stored.index_bytes)
         self._decode = Decoder(stored.dtype, (self.chunk,), stored.codecs)
         self._decode_index = Decoder("uint64", (self.shard_chunks, 2), stored.index_codecs)
-        self._kvstore: Any = ts.KvStore.open(kvstore, context=context).result()
+        self._store = store
         self._number = next(_numbers)
         self._under_way: dict[tuple[str, int], asyncio.Task[Any]] = {}
 
@@ -196,7 +190,7 @@ class ShardedArray:
 
         Raises:
             StoreFailedError: the store failed.
-            DamagedChunkError: a chunk or an index is lost or damaged.
+            DamagedAnswerError: a chunk or an index is lost or damaged; the shard file is named.
         """
         chunk, offset = divmod(start, self.chunk)
         if (
@@ -254,16 +248,16 @@ class ShardedArray:
     async def _read_run(self, run: list[_Piece], places: np.ndarray, out: np.ndarray) -> None:
         spans = [self._place(p.chunk, places) for p in run]
         begin, end = spans[0].start, spans[-1].stop
-        data = await self._get(run[0].chunk, slice(begin, end))
-        for piece, span in zip(run, spans, strict=True):
-            await self._decoded(piece, data[span.start - begin : span.stop - begin], out)
 
-    async def _decoded(self, piece: _Piece, encoded: bytes, out: np.ndarray) -> None:
-        try:
-            with _decoding:
-                await self._decode.into(out[piece.at : piece.at + piece.size], encoded, piece.start)
-        except (ValueError, OSError) as error:
-            raise self._damaged(piece.chunk, reason(error)) from error
+        async def decode(data: bytes) -> bool:
+            for piece, span in zip(run, spans, strict=True):
+                encoded = data[span.start - begin : span.stop - begin]
+                with _decoding:
+                    await self._decode.into(out[piece.at : piece.at + piece.size], encoded, piece.start)
+            return True
+
+        if not await self._asked(run[0].chunk, slice(begin, end), decode):
+            raise self._damaged(run[0].chunk, "NOT_FOUND: it is missing")
 
     async def _once(self, what: str, number: int) -> Any:
         """A chunk or an index that several reads want at the same time is asked for once."""
@@ -284,8 +278,7 @@ class ShardedArray:
         places = await self._places(chunk // self.shard_chunks)
         values = np.zeros(self.chunk, self.dtype)
         if not (self._missing_is_zero and places[chunk % self.shard_chunks, 0] == _ABSENT):
-            data = await self._get(chunk, self._place(chunk, places))
-            await self._decoded(_Piece(chunk, 0, self.chunk, 0), data, values)
+            await self._read_run([_Piece(chunk, 0, self.chunk, 0)], places, values)
         _chunks.put((self._number, chunk), values)
         return values
 
@@ -295,15 +288,16 @@ class ShardedArray:
 
     async def _load_index(self, shard: int) -> np.ndarray:
         chunk = shard * self.shard_chunks
-        data = await self._asked(chunk, self._index_span, index=True)
         places = np.full((self.shard_chunks, 2), _ABSENT)
-        if data is None and not self._missing_is_zero:
-            raise self._damaged(chunk, "NOT_FOUND: it is missing")
-        if data is not None:
-            try:
-                await self._decode_index.into(places, data)
-            except (ValueError, OSError) as error:
-                raise self._damaged(chunk, f"its index: {reason(error)}") from error
+
+        async def decode(data: bytes) -> bool:
+            await self._decode_index.into(places, data)
+            return True
+
+        if not await self._asked(chunk, self._index_span, decode, index=True):
+            places[:] = _ABSENT
+            if not self._missing_is_zero:
+                raise self._damaged(chunk, "NOT_FOUND: it is missing")
         _indices.put((self._number, shard), places)
         return places
 
@@ -313,25 +307,23 @@ class ShardedArray:
             raise self._damaged(chunk, f"NOT_FOUND: chunk {chunk} is missing")
         return slice(int(begin), int(begin) + int(size))
 
-    async def _get(self, chunk: int, span: slice) -> bytes:
-        data = await self._asked(chunk, span, index=False)
-        if data is None:
-            raise self._damaged(chunk, "NOT_FOUND: it is missing")
-        return data
-
-    async def _asked(self, chunk: int, span: slice, *, index: bool) -> bytes | None:
+    async def _asked(
+        self, chunk: int, span: slice, decode: Callable[[bytes], Awaitable[bool]], *, index: bool = False
+    ) -> bool | None:
+        """Whether it was read and decoded; None if the shard file is not there."""
         try:
-            return await get(self._kvstore, f"c/{chunk // self.shard_chunks}", span, index=index)
+            return await get(self._store, f"c/{chunk // self.shard_chunks}", span, decode, index=index)
         except StoreFailedError as error:
-            if str(error).startswith("OUT_OF_RANGE"):
-                raise self._damaged(chunk, "DATA_LOSS: it is shorter than it was written") from error
-            raise StoreFailedError(f"{error}, {self._shard(chunk)}") from error
+            why = str(error)
+            if why.startswith("OUT_OF_RANGE"):
+                why = f"DATA_LOSS: it is shorter than it was written ({why})"
+            raise type(error)(f"{'its index: ' if index else ''}{why}, {self._shard(chunk)}") from error
 
     def _shard(self, chunk: int) -> str:
         return f"shard file {self.url.rstrip('/')}/c/{chunk // self.shard_chunks}"
 
-    def _damaged(self, chunk: int, why: str) -> DamagedChunkError:
-        return DamagedChunkError(f"{why}, {self._shard(chunk)}")
+    def _damaged(self, chunk: int, why: str) -> DamagedAnswerError:
+        return DamagedAnswerError(f"{why}, {self._shard(chunk)}")
 
 
 async def _all(jobs: list[Coroutine[Any, Any, None]]) -> None:

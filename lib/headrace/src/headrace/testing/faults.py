@@ -1,4 +1,4 @@
-"""A proxy that loses, delays and cuts answers: for tests of whatever reads over HTTP.
+"""A proxy that loses, delays, cuts and changes answers: for tests of whatever reads over HTTP.
 
 It stands in front of any HTTP server on this machine (:mod:`headrace.testing.servers` starts some), in a thread and on
 a port of its own. Which fate meets a request is a function of the seed and of the request itself (method, path, range,
@@ -25,7 +25,10 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.testing._http import Head, read_body, read_head
 
-Fate: TypeAlias = Literal["ok", "error", "cut", "close", "hang"]
+Fate: TypeAlias = Literal["ok", "error", "cut", "close", "hang", "flip", "page", "whole", "redirect", "head"]
+_FATES: tuple[Fate, ...] = ("error", "cut", "close", "hang", "flip", "page", "whole", "redirect", "head")
+_PAGE = b"<!doctype html><title>Sign in</title><p>Who are you?"
+_SIGN_IN = "/sign-in"
 _MAX_HEAD = 1 << 16
 _NONCE = re.compile(r"[?&]tensorstore=[0-9a-f]+")  # TensorStore's, against caches on the way: another one each time
 
@@ -43,6 +46,11 @@ class Faults:
         cut_rate: Share whose answer ends in the middle of its body, with the connection.
         close_rate: Share whose connection is closed with no answer.
         hang_rate: Share that is never answered.
+        flip_rate: Share with one bit of the body flipped.
+        page_rate: Share answered with 200 and an HTML page.
+        whole_rate: Share answered with 200 and the whole file, whatever range was asked for.
+        redirect_rate: Share answered with 302; where it leads is an HTML page.
+        head_rate: Share whose answer ends in the middle of its headers, with the connection.
         methods: Only requests of these methods meet a fault (all are logged, all are late by ``latency_s``).
         path_contains: Only requests whose path contains this text.
 
@@ -62,11 +70,16 @@ class Faults:
     cut_rate: float = 0.0
     close_rate: float = 0.0
     hang_rate: float = 0.0
+    flip_rate: float = 0.0
+    page_rate: float = 0.0
+    whole_rate: float = 0.0
+    redirect_rate: float = 0.0
+    head_rate: float = 0.0
     methods: tuple[str, ...] = ("GET", "HEAD")
     path_contains: str = ""
 
     def __post_init__(self) -> None:
-        rates = {n: getattr(self, n) for n in ("error_rate", "cut_rate", "close_rate", "hang_rate")}
+        rates = {f"{fate}_rate": getattr(self, f"{fate}_rate") for fate in _FATES}
         for name, rate in {**rates, "spike_rate": self.spike_rate}.items():
             if not 0 <= rate <= 1:
                 raise ConfigError("must lie in 0 .. 1", field=name, value=rate)
@@ -76,7 +89,7 @@ class Faults:
     def fate(self, random: np.random.Generator) -> Fate:
         """What happens to one request."""
         draw = random.random()
-        for fate in ("error", "cut", "close", "hang"):
+        for fate in _FATES:
             draw -= getattr(self, f"{fate}_rate")
             if draw < 0:
                 return fate
@@ -249,6 +262,8 @@ class FaultProxy:
             if scripted is not None:
                 self._scripted.remove(scripted)
                 _, fate, status = scripted
+            if head.path.startswith(_SIGN_IN):
+                fate = "page"
             if self.down:
                 fate = "close"
             entry = LoggedRequest(*key, fate=fate, late_s=late)
@@ -294,6 +309,12 @@ class _Connection:
         if entry.fate == "error":
             await self._send(entry, f"HTTP/1.1 {status} Injected", {}, b"injected fault\n", head.method)
             return True
+        if entry.fate == "page":
+            return await self._send(entry, "HTTP/1.1 200 OK", {"content-type": "text/html"}, _PAGE, head.method)
+        if entry.fate == "redirect":
+            return await self._send(entry, "HTTP/1.1 302 Found", {"location": _SIGN_IN}, b"", head.method)
+        if entry.fate == "whole":
+            head.headers.pop("range", None)
         try:
             answer, content = await self._ask(head, body)
         except OSError:
@@ -336,11 +357,21 @@ class _Connection:
             kept["content-length"] = str(len(content))
         answer = Head(f"HTTP/1.1 {first_line.split(' ', 1)[1]}", kept).encode()
         entry.status = status
+        if entry.fate == "flip" and content:
+            content = _flipped(content, entry)
         if entry.fate == "cut":
             content = content[: len(content) // 2]
-            answer = answer if content else answer[: len(answer) // 2]
+        if entry.fate == "head" or (entry.fate == "cut" and not content):
+            answer, content = answer[: len(answer) // 2], b""
         entry.bytes = len(content)  # before the client can ask
         self._writer.write(answer + content)
         with suppress(ConnectionError):
             await self._writer.drain()
-        return entry.fate != "cut"
+        return entry.fate not in ("cut", "head")
+
+
+def _flipped(content: bytes, entry: LoggedRequest) -> bytes:
+    """The content with one bit flipped; which one follows from the request."""
+    digest = hashlib.blake2b(f"{entry.path} {entry.range}".encode(), digest_size=8).digest()
+    at, bit = divmod(int.from_bytes(digest, "little") % (8 * len(content)), 8)
+    return content[:at] + bytes([content[at] ^ (1 << bit)]) + content[at + 1 :]
