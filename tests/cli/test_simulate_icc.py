@@ -39,3 +39,37 @@ def test_a_cache_that_is_too_small_is_refused(headrace, cache):
     refused = headrace("icc", cache.path, "--seq-len", "4096")
     assert refused.code == 2
     assert "smaller block" in refused.err
+
+
+def test_what_is_saved_or_given_is_forecast_checked_and_reported(headrace, cache, tmp_path):
+    rows = cache.num_tokens // 8
+    np.save(tmp_path / "losses.npy", np.repeat(np.random.default_rng(0).normal(size=rows // 16 + 1), 16)[:rows])
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        f"components: {{code: {{cache: {cache.path}}}}}\nseq_len: 8\nbatch_size: 16\nnum_steps: 400\nshuffle: 512\n"
+    )
+    assert "headrace icc CACHE --save" in headrace("simulate", str(config)).out
+    assert "excess loss" not in headrace("config", "check", str(config)).out
+    assert json.loads(headrace("simulate", str(config), "--json").out)["noise"] == {}
+
+    given = headrace("simulate", str(config), "--icc", "code=0.5")
+    assert "code: 50% between blocks" in given.out
+    assert headrace("simulate", str(config), "--icc", "code=2").code == 2
+    assert "--icc" in headrace("simulate", str(config), "--icc", "code").err
+    assert "did you mean" in headrace("config", "check", str(config), "--icc", "cod=.5").err.lower()
+
+    arguments = ("--seq-len", "8", "--batch-size", "16", "--block", "16", "--losses", str(tmp_path / "losses.npy"))
+    saved = headrace("icc", cache.path, *arguments, "--save")
+    assert "icc.json" in saved.err
+    assert "needs shuffling" in saved.out
+    forecast = json.loads(headrace("simulate", str(config), "--json").out)["noise"]["code"]
+    assert forecast["icc"] > 0.9
+    assert forecast["excess"] > 1.2
+    checked = headrace("config", "check", str(config)).out
+    assert f"expect {forecast['excess'] - 1:+.0%} excess loss" in checked
+    assert f"headrace reshuffle {cache.path}" in checked
+    assert headrace("verify", cache.path, "--deep").code == 0
+    plan = json.loads(headrace("report", str(config), "--json").out)["plan"]
+    assert plan["noise"]["code"] == forecast
+    full = json.loads(headrace("simulate", str(config), "shuffle=true", "--json").out)["noise"]["code"]
+    assert abs(full["excess"] - 1) < 0.1

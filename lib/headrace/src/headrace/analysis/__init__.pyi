@@ -1,4 +1,6 @@
 from .check.sizes import virtual_cache as virtual_cache
+from .excess import excess_loss as excess_loss
+from .excess import wsd_rates as wsd_rates
 from .icc import BlockShare as BlockShare
 from .icc import batch_noise as batch_noise
 from .icc import between_block_share as between_block_share

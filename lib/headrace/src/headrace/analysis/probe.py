@@ -13,25 +13,39 @@ Price: 4,096 blocks are read at most, 536 MB of uint16 tokens; a few passes over
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Float64, Integer
 
 from headrace.analysis.icc import BlockShare, batch_noise, between_block_share, nested_shares
-from headrace.errors import ConfigError, check_at_least
+from headrace.data.dataset import PlannedDataset
+from headrace.errors import CacheError, ConfigError, check_at_least
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
 from headrace.order.braid.shuffle import BraidShuffle
 from headrace.order.braid.strands import resolve_strands
 from headrace.order.order import Identity, Order
 from headrace.order.permutation import Feistel
+from headrace.store import files
 from headrace.store.cache import TokenCache
 
+PROBE_NAME = "icc.json"
+"""Where ``headrace icc CACHE --save`` keeps what it found: in the cache's folder."""
 DEFAULT_BLOCKS = 4096
 _GROWTH, _LEVELS, _LEAST_UNITS = 4, 3, 8
 _STAND_IN_ROWS = 1 << 18
+
+
+class _Saved(msgspec.Struct):
+    """What forecasts need of a saved probe."""
+
+    fingerprint: str
+    seq_len: Annotated[int, msgspec.Meta(ge=1)]
+    nested: dict[int, Annotated[float, msgspec.Meta(ge=0, le=1)]]
 
 
 @dataclass(frozen=True)
@@ -121,6 +135,42 @@ def probe_cache(
         for name, make in usual_orders(block, batch_size).items()
     }
     return ShuffleProbe(value, values.size, rows, block, share, nested, batch_size, noise)
+
+
+def save_probe(cache: TokenCache, seq_len: int, probe: ShuffleProbe) -> str:
+    """Keeps what a probe of rows of ``seq_len`` tokens found, for forecasts to come; returns where."""
+    url = files.join(cache.path, PROBE_NAME)
+    record = {"fingerprint": cache.fingerprint, "seq_len": seq_len, **probe.to_json()}
+    files.write_atomic(url, json.dumps(record, indent=1).encode() + b"\n")
+    return url
+
+
+def saved_shares(dataset: PlannedDataset) -> dict[int, float]:
+    """Shares of the variance by rows of a neighbourhood that :func:`save_probe` kept of a dataset's cache; none if the
+    cache was not probed, or has changed. Of caches that are joined, the mean by tokens, if all were probed.
+
+    Raises:
+        CacheError: a file cannot be read, or is not as it was written.
+    """
+    shares: dict[int, float] = {}
+    caches = [one for cache in dataset.caches() for one in cache.members]
+    for cache in caches:
+        url = files.join(cache.path, PROBE_NAME)
+        raw = files.read_bytes(url)
+        if raw is None:
+            return {}
+        try:
+            record = msgspec.json.decode(raw, type=_Saved)
+        except msgspec.MsgspecError as error:
+            cure = f"Measure again: headrace icc {cache.path} --save"
+            raise CacheError(f"is not as it was written ({error})", field=PROBE_NAME, value=url, cure=cure) from error
+        if record.fingerprint != cache.fingerprint:
+            return {}
+        part = cache.num_tokens / max(sum(one.num_tokens for one in caches), 1)
+        for unit, share in record.nested.items():
+            rows = max(unit * record.seq_len // dataset.seq_len, 1)
+            shares[rows] = shares.get(rows, 0.0) + share * part
+    return shares
 
 
 def neighbourhoods(rows: int, block: int) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from headrace.cli.options import (
     Config,
     Declared,
     Hosts,
+    Icc,
     Layout,
     SameRun,
     Settings,
@@ -22,6 +23,7 @@ from headrace.cli.options import (
     check_run,
     load_as_begun,
     parse_hosts,
+    parse_shares,
     parse_sizes,
 )
 from headrace.cli.shown import in_bytes
@@ -48,6 +50,7 @@ def check(
     tokens: Tokens = None,
     declared: Declared = False,
     layout: Layout = "headrace",
+    icc: Icc = None,
     run: SameRun = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with status 1 for warnings, too.")] = False,
     as_json: AsJson = False,
@@ -79,6 +82,7 @@ def check(
         look=not declared,
         hosts=parse_hosts(hosts),
         num_steps=num_steps,
+        icc=parse_shares(icc),
     )
     if run is not None:
         check_run(run, plan.config, plan.config.dataset())

@@ -30,6 +30,10 @@ Tokens = Annotated[
     list[str] | None,
     typer.Option(help="Size of a source, in place of expected_tokens (repeatable).", metavar="NAME=TOKENS"),
 ]
+Icc = Annotated[
+    list[str] | None,
+    typer.Option(help="Share of a source between its blocks, in place of `icc --save`'s.", metavar="NAME=SHARE"),
+]
 Declared = Annotated[bool, typer.Option("--declared", help="Go by declared sizes, without looking for those caches.")]
 Layout = Annotated[ChunkLayout, typer.Option(help="Whose chunks caches to come will have.")]
 SameRun = Annotated[
@@ -72,20 +76,30 @@ def parse_sizes(items: Sequence[str] | None) -> dict[str, int]:
         >>> parse_sizes(["web=1e12", "code=2e11"])
         {'web': 1000000000000, 'code': 200000000000}
     """
+    sizes = _numbers(items, "--tokens", 1, 1 << 60, "is no number of tokens that there can be", "E.g. web=1e12.")
+    return {name: int(size) for name, size in sizes.items()}
+
+
+def parse_shares(items: Sequence[str] | None) -> dict[str, float]:
+    """Shares from 0 to 1 of sources by name, e.g. ``web=0.45``."""
+    return _numbers(items, "--icc", 0, 1 + 1e-9, "is no share from 0 to 1", "E.g. web=0.45.")
+
+
+def _numbers(
+    items: Sequence[str] | None, flag: str, least: float, below: float, problem: str, cure: str
+) -> dict[str, float]:
     from headrace.errors import ConfigError
 
-    sizes: dict[str, int] = {}
+    numbers: dict[str, float] = {}
     for item in items or []:
-        name, _, number = item.partition("=")
+        name, _, text = item.partition("=")
         try:
-            size = float(number)
+            numbers[name] = float(text)
         except ValueError:
-            raise ConfigError("is not a size", field="--tokens", value=item, cure="E.g. web=1e12.") from None
-        if not 1 <= size < 1 << 60:
-            problem = "is no number of tokens that there can be"
-            raise ConfigError(problem, field="--tokens", value=item, cure="E.g. web=1e12.")
-        sizes[name] = int(size)
-    return sizes
+            numbers[name] = -1.0
+        if not least <= numbers[name] < below:
+            raise ConfigError(problem, field=flag, value=item, cure=cure)
+    return numbers
 
 
 def load_as_begun(path: str, settings: list[str] | None, run: str | None) -> LmDataConfig:

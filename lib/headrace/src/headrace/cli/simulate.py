@@ -12,10 +12,12 @@ from headrace.cli.options import (
     Config,
     Declared,
     Hosts,
+    Icc,
     Layout,
     Settings,
     Tokens,
     parse_hosts,
+    parse_shares,
     parse_sizes,
 )
 from headrace.cli.shown import watching
@@ -42,6 +44,7 @@ def command(
     tokens: Tokens = None,
     declared: Declared = False,
     layout: Layout = "headrace",
+    icc: Icc = None,
     num_steps: Annotated[int | None, typer.Option("--steps", help="Steps of the run.")] = None,
     first_step: Annotated[int, typer.Option(help="Step to begin to look at.")] = 0,
     max_rows: Annotated[int, typer.Option(help="Rows to look at, at most.")] = 1 << 20,
@@ -63,6 +66,7 @@ def command(
         headrace simulate plan.yaml --tokens web=1e12 --tokens code=2e11
     """
     from headrace.analysis.check.sizes import planned_caches
+    from headrace.analysis.excess import source_excess
     from headrace.analysis.simulate.forecast import RunSteps, simulate
     from headrace.analysis.simulate.host_forecast import Prices
     from headrace.config.lm_data import load_config
@@ -85,10 +89,15 @@ def command(
             prices=Prices(price_per_1000_reads, price_per_gib),
             watch=watch,
         )
+    noise = source_excess(dataset, num_steps or resolved.run_steps, forecast.batch_size, parse_shares(icc))
     if as_json:
-        typer.echo(json.dumps(forecast.to_json()))
-    else:
-        show(forecast, len(resolved.components), dataset.at_step(first_step)[0].seq_len, resolved.exchange_setting)
+        typer.echo(json.dumps(forecast.to_json() | {"noise": {name: one._asdict() for name, one in noise.items()}}))
+        return
+    show(forecast, len(resolved.components), dataset.at_step(first_step)[0].seq_len, resolved.exchange_setting)
+    for name, one in noise.items():
+        typer.echo(f"{name}: {one} over a full shuffle")
+    if len(noise) < len(resolved.components):
+        typer.echo("To forecast excess loss, measure how alike neighbours are: headrace icc CACHE --save")
 
 
 def _check_flags(
@@ -193,27 +202,34 @@ def icc(
         str | None, typer.Option(help=".npy file with the loss of each row, from a model of yours.", metavar="FILE")
     ] = None,
     blocks: Annotated[int, typer.Option(help="Blocks to read, at most.")] = 4096,
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep it in the cache's folder, for forecasts and checks.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show how alike neighbouring rows are, and so whether a corpus needs shuffling.
 
     Each row gets a loss: that of its tokens' frequencies, or one that you give. The share of its variance that lies
     between blocks (the intraclass correlation) says how much noisier the batches of each order are than those of a full
-    shuffle. Only evenly spaced stretches of a large cache are read.
+    shuffle. Only evenly spaced stretches of a large cache are read. With `--save`, `simulate`, `config check` and
+    `report` say what excess loss to expect.
 
     For example:
 
         headrace icc caches/code
 
+        headrace icc caches/code --save
+
         headrace icc caches/code --seq-len 4096 --batch-size 1024 --losses losses.npy
     """
-    from headrace.analysis.probe import probe_cache
+    from headrace.analysis.probe import probe_cache, save_probe
     from headrace.store.cache import TokenCache
 
     given = None if losses is None else _load(losses)
-    found = probe_cache(
-        TokenCache.open(cache), seq_len, batch_size=batch_size, block=block, losses=given, max_blocks=blocks
-    )
+    opened = TokenCache.open(cache)
+    found = probe_cache(opened, seq_len, batch_size=batch_size, block=block, losses=given, max_blocks=blocks)
+    if save:
+        typer.echo(f"saved: {save_probe(opened, seq_len, found)}", err=True)
     if as_json:
         typer.echo(json.dumps(found.to_json()))
     else:

@@ -129,7 +129,7 @@ class BlockShuffleConfig(Shuffle):
 
     Attributes:
         io_block_size: Examples in a block; None: one stored chunk.
-        window_blocks: Blocks that are mixed together. As good as a full shuffle from about the batch size on.
+        window_blocks: Blocks that are mixed together: best as many as a batch has rows, or more.
         perm_type: ``feistel`` or ``linear``.
         cache_windows: Windows of each component that the loader's memory must hold; checked before a run.
         kind: Tells this config from a braid's.

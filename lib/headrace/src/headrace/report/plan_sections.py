@@ -90,11 +90,14 @@ def order_section(plan: PlanFacts) -> Section:
             n.count(c.block_rows) if c.block_rows else n.NOTHING,
             n.count(c.chunk_tokens),
             n.size(c.open_bytes),
+            str(plan.plan.noise.get(c.name, n.NOTHING)),
         ]
         for c in plan.plan.components
     ]
-    heads = ("source", "shuffle", "strands", "rows of a block", "tokens of a chunk", "open, all hosts")
+    heads = ("source", "shuffle", "strands", "rows of a block", "tokens of a chunk", "open, all hosts", "likeness")
     blocks.append(Table(columns(*heads, left=2), rows))
+    text = "Likeness: the share of losses' variance between blocks, and what the order makes of it over a full shuffle."
+    blocks.append(Text(f"{text} headrace icc CACHE --save measures it.", quiet=True))
     return Section("order", "Quality of the order", blocks)
 
 

@@ -23,6 +23,8 @@ EPOCHS = 4.0
 Models)."""
 SHARED_READS = 1.5
 """Reads of a block in an epoch from which on hosts are said to share it."""
+EXCESS = 1.1
+"""Excess loss relative to a full shuffle from which on an order is worth a word."""
 _SIZE_OFF = 0.02
 _SHARE_OFF = 0.05
 
@@ -150,7 +152,7 @@ def _random_reads(plan: RunPlan) -> Iterator[_Advice]:
         yield (
             _fields(random, "shuffle"),
             f"{what} a chunk of {c.chunk_tokens:,} tokens for each row, up to {times:,} times what it uses",
-            "Leave shuffle out: the braided shuffle mixes as well and reads each chunk about once.",
+            "Leave shuffle out: the braided shuffle mixes batches as well and reads each chunk about once.",
         )
 
 
@@ -163,6 +165,18 @@ def _unshuffled(plan: RunPlan) -> Iterator[_Advice]:
             "is false: rows come in stored order, neighbours of one file in one batch",
             "Leave shuffle out, unless the sources were shuffled before they were tokenized.",
         )
+
+
+@_rule("warning", "excess_loss")
+def _excess_loss(plan: RunPlan) -> Iterator[_Advice]:
+    for name, noise in plan.noise.items():
+        if noise.excess > EXCESS:
+            yield (
+                f"components.{name}",
+                f"is {noise.icc:.0%} between blocks: expect {noise.excess - 1:+.0%} excess loss over a full shuffle",
+                f"Train on a copy that shuffles documents: headrace reshuffle {plan.config.components[name].caches[0]}"
+                " OUTPUT",
+            )
 
 
 @_rule("warning", "small_window")

@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from headrace.analysis.check.sizes import PlannedCaches, planned_caches
+from headrace.analysis.excess import SourceExcess, source_excess
 from headrace.analysis.simulate.forecast import Forecast, RunSteps, simulate
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.budgets import OpenBytes
@@ -79,6 +80,7 @@ class RunPlan:
     unlimited: Forecast  # the same with all the memory that hosts want
     settled: bool  # whether the steps that were looked at show the long run, and not just how it begins
     refused: str | None  # why ``forecast`` is None
+    noise: Mapping[str, SourceExcess]  # how alike neighbours are, and its price: of the sources that were measured
     row_bytes: int  # bytes of a row as it is stored
     prefetch_bytes: int  # memory for blocks on a host
     open_bytes: OpenBytes  # what the orders of all components keep open: the figure by which loaders refuse a budget
@@ -96,6 +98,7 @@ class RunPlan:
         return {
             **plain,
             "open_bytes": self.open_bytes._asdict(),
+            "noise": {name: noise._asdict() for name, noise in self.noise.items()},
             "components": [asdict(c) for c in self.components],
             "forecast": None if self.forecast is None else self.forecast.to_json(),
             "unlimited": self.unlimited.to_json(),
@@ -111,6 +114,7 @@ def plan_run(
     hosts: Sequence[int] | None = None,
     num_steps: int | None = None,
     max_rows: int = LOOKED_ROWS,
+    icc: Mapping[str, float] | None = None,
 ) -> RunPlan:
     """Resolves a config.
 
@@ -122,6 +126,7 @@ def plan_run(
         hosts: Numbers of hosts to forecast for; None: of 1, 8 and 64 those that a batch can be split over.
         num_steps: Steps of the run, in place of the config's.
         max_rows: Rows whose reads are forecast, at most.
+        icc: As in :func:`~headrace.analysis.excess.source_excess`.
 
     Raises:
         ConfigError: the config cannot be resolved: what a loader would say, without a loader.
@@ -176,6 +181,7 @@ def plan_run(
         unlimited=unlimited,
         settled=unlimited.steps * size >= 4 * strands,
         refused=refused,
+        noise=source_excess(dataset, steps, dataset.batch_schedule.max_size, icc or {}),
         row_bytes=first.row_bytes,
         prefetch_bytes=config.prefetch_bytes,
         open_bytes=OpenBytes.of(dataset),

@@ -1,0 +1,186 @@
+"""What an order costs in loss: the excess loss of training in it, relative to that of training in a full shuffle.
+
+Near a minimum, along a direction of curvature ``c``, SGD with learning rates ``r_t`` ends at ``e = sum_t a_t g_t``: the
+noises of its batches' gradients, weighted by what later steps leave of them::
+
+    a_t = r_t c prod_{s > t} (1 - r_s c)      excess loss ~ sum over directions of E e**2
+
+if noise along a direction has the variance c, as near the minimum of a log likelihood (Mandt, Hoffman and Blei 2017,
+*Stochastic gradient descent as approximate Bayesian inference*; Zhang et al. 2019, *Which algorithmic choices matter at
+which batch sizes?*). There the noises of steps are independent. Where rows of a unit of the store are alike, they are
+not: let the share ``s`` of a row's noise (its intraclass correlation, :mod:`headrace.analysis.icc`) be its unit's. Then
+
+    E e**2 ~ (1 - s) sum_rows a**2 + s sum_units (sum of a over the rows of the unit)**2
+
+which depends on the order alone: VR over an exponential window, as long as the optimiser remembers (1 / (r c) steps).
+Lengths of neighbourhood add up as in :func:`~headrace.analysis.icc.batch_noise`. In a full shuffle, two places of n are
+of one unit of b rows with probability (b - 1) / (n - 1), which gives the second sum in closed form.
+
+The loss is that on text of the same kind, so what a small corpus lacks counts, in a full shuffle too. A loss has other
+parts, which no order changes: the way from the first weights, and what the model cannot learn. Left out are noise that
+depends on where the weights are, momentum, Adam (it changes what curvatures there are), and differences between
+sources. `python scripts/bench/bench_order_training.py --check` compares it with SGD.
+
+Price: at most 2**18 places of the order are mapped, however large store and run: all of them, or a random sample, of
+which the sum over pairs of places is an unbiased estimate, known to about 1 %. 0.1 s a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from headrace.analysis.probe import saved_shares
+from headrace.data.dataset import PlannedDataset
+from headrace.data.mixture import mixture_of
+from headrace.errors import ConfigError, check_at_least, did_you_mean
+from headrace.order.order import Identity, Order
+
+MOST_PLACES = 1 << 18
+MOST_STEPS = 1 << 16
+"""Longer runs are taken as ones of so many steps: their ends, which count, differ little."""
+CURVATURES = np.logspace(-1, -4, 13)
+"""Curvature times the peak rate: an optimiser that remembers 10 to 10,000 steps."""
+
+
+def wsd_rates(steps: int, decay: float = 0.2) -> Float64[np.ndarray, " steps"]:
+    """Learning rates, 1 at their peak, that fall to 0 in a straight line over the last ``decay`` of the run.
+
+    Example:
+        >>> wsd_rates(5, decay=0.4).tolist()
+        [1.0, 1.0, 1.0, 1.0, 0.5]
+    """
+    check_at_least("steps", steps)
+    return np.minimum(1.0, (steps - np.arange(steps)) / max(decay * steps, 1.0))
+
+
+def excess_loss(
+    order: Order,
+    rows_per_step: float,
+    shares: Mapping[int, float],
+    *,
+    rates: Float64[np.ndarray, " t"] | None = None,
+    curvatures: Float64[np.ndarray, " k"] = CURVATURES,
+) -> float:
+    """Excess loss of training in an order, relative to a full shuffle: 1 is as good, 2 has twice its excess.
+
+    The module has the derivation, and says what is left out.
+
+    Args:
+        order: The order of a pass; passes follow each other.
+        rows_per_step: Rows that a step takes of it: the batch size, or a source's share of it.
+        shares: Share of a row's noise by length of neighbourhood in rows, as :func:`nested_shares` gives them.
+        rates: Learning rate of each step of the run; None: :func:`wsd_rates` over one pass.
+        curvatures: Of the loss, in units for which ``rates * curvatures`` is below 1; each counts alike.
+
+    Raises:
+        ConfigError: an empty order, shares that are negative or above 1 in all, rates times curvatures not below 1.
+
+    Example:
+        >>> from headrace.order import BraidShuffle, EraShuffle, Feistel
+        >>> n, shares = 1 << 19, {256: 0.49}
+        >>> braid = BraidShuffle(n, io_block_size=32, strands=1024, lap=128, seed=0, version=2)
+        >>> era = EraShuffle(n, era_length=4096, seed=0)
+        >>> [round(excess_loss(order, 128, shares), 1) for order in (Feistel(n, 0), braid, era)]
+        [1.0, 1.5, 6.7]
+        >>> excess_loss(braid, 128, {256: 0.0})  # rows of which neighbours are no more alike than others
+        1.0
+    """
+    check_at_least("order", len(order), cure="Give an order of one row at least.")
+    if not rows_per_step > 0:
+        raise ConfigError("must be above 0", field="rows_per_step", value=rows_per_step, cure="Give the batch size.")
+    if min(shares.values(), default=0.0) < 0 or sum(shares.values()) > 1 + 1e-9:
+        cure = "Give what nested_shares returns, or an ICC of 0 to 1 by rows in a block."
+        raise ConfigError("must be 0 or more each, and 1 at most in all", field="shares", value=dict(shares), cure=cure)
+    n = min(len(order), order.rows)
+    rates = wsd_rates(max(int(n / rows_per_step), 1)) if rates is None else np.asarray(rates, np.float64)
+    pull = rates[None] * np.asarray(curvatures, np.float64)[:, None]
+    if not (pull.size and pull.min() >= 0 and pull.max() < 1 and pull.any(axis=1).all()):
+        cure = "Give curvatures in units of 1 / rate."
+        raise ConfigError("times curvatures must be 0 or more, below 1, and not all 0", field="rates", cure=cure)
+    left = np.cumsum(np.log1p(-pull[:, ::-1]), axis=1)[:, ::-1] - np.log1p(-pull)
+    weight = pull * np.exp(left)
+    squares, sums = rows_per_step * np.square(weight).sum(axis=1), rows_per_step * weight.sum(axis=1)
+    place, factor, pairs = _places(weight, rows_per_step)
+    row = order.at(place % len(order), place // len(order))
+    alone = np.square(factor).sum(axis=1)
+    noise = full = squares.sum()
+    for unit, share in shares.items():
+        _, member = np.unique(row // unit, return_inverse=True)
+        together = sum(float(np.square(np.bincount(member, one)).sum()) for one in factor) - float(alone.sum())
+        noise += share * pairs * together
+        chance = (min(unit, n) - 1) / max(n - 1, 1)
+        full += share * chance * float((np.square(sums) - squares).sum())
+    return float(noise / full)
+
+
+class SourceExcess(NamedTuple):
+    """What is known of a source."""
+
+    icc: float  # share of the variance of its losses that lies between its blocks
+    excess: float  # excess loss that its order makes of it, relative to a full shuffle
+
+    def __str__(self) -> str:
+        return f"{self.icc:.0%} between blocks, {self.excess - 1:+.0%} excess loss"
+
+
+def source_excess(
+    dataset: PlannedDataset, steps: int | None, batch_size: int, icc: Mapping[str, float]
+) -> dict[str, SourceExcess]:
+    """What the orders of a mixture cost, of the sources whose ICC is known.
+
+    Args:
+        dataset: The mixture, or its phases, of which the first is looked at.
+        steps: Steps of the run; None: a pass over each source.
+        batch_size: Rows of a batch.
+        icc: Share of the variance between blocks of one stored chunk, by source; of others, what ``headrace icc CACHE
+            --save`` has written beside their caches.
+
+    Raises:
+        ConfigError: a share of a source that is not there, or below 0 or above 1.
+    """
+    mixture = mixture_of(dataset.at_step(0)[0])
+    if mixture is None:
+        return {}
+    for name in icc:
+        if name not in mixture.names:
+            raise ConfigError("is not a component", field=name, cure=did_you_mean(name, mixture.names))
+    with ThreadPoolExecutor(16) as pool:
+        saved = pool.map(saved_shares, mixture.components)
+    weight = mixture.weights_at(np.asarray([(steps or 1) - 1]))[0]
+    known: dict[str, SourceExcess] = {}
+    for name, component, shares, share in zip(mixture.names, mixture.components, saved, weight.tolist(), strict=True):
+        if name in icc:
+            shares = {component.default_io_block_size(): icc[name]}
+        if not shares or not share:
+            continue
+        order = component.shuffle_order() or Identity(component.rows_of_pass or component.length or 1)
+        rows = share * batch_size
+        run = steps or max(int(min(len(order), order.rows) / rows), 1)
+        excess = excess_loss(order, rows, shares, rates=wsd_rates(min(run, MOST_STEPS)))
+        known[name] = SourceExcess(sum(shares.values()), excess)
+    return known
+
+
+def _places(
+    weight: Float64[np.ndarray, "k t"], rows_per_step: float
+) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, "k m"], float]:
+    """Places to look at, what each counts for by curvature, and the factor of a sum over pairs of these."""
+    steps = weight.shape[1]
+    total = int(steps * rows_per_step)
+    if total <= MOST_PLACES:
+        place = np.arange(total)
+        return place, weight[:, np.minimum((place / rows_per_step).astype(np.int64), steps - 1)], 1.0
+    rng = np.random.default_rng(0)
+    wanted = np.sqrt((np.square(weight) / np.square(weight).sum(axis=1, keepdims=True)).sum(axis=0))
+    chance = wanted / wanted.sum()
+    step = np.searchsorted(np.cumsum(chance), rng.random(MOST_PLACES), side="right").clip(max=steps - 1)
+    place = np.minimum(((step + rng.random(MOST_PLACES)) * rows_per_step).astype(np.int64), total - 1)
+    place, times = np.unique(place, return_counts=True)
+    step = np.minimum((place / rows_per_step).astype(np.int64), steps - 1)
+    factor = weight[:, step] * rows_per_step / chance[step] * times
+    return place, factor, 1.0 / (MOST_PLACES * (MOST_PLACES - 1.0))

@@ -1,0 +1,181 @@
+"""Excess loss: its definition written the slow way, SGD with random noise, bounds, and what is saved beside caches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace import MixtureDataset, TokenSeqDataset
+from headrace.analysis import excess, excess_loss, probe_cache, wsd_rates
+from headrace.analysis.excess import source_excess
+from headrace.analysis.probe import PROBE_NAME, save_probe, saved_shares
+from headrace.errors import CacheError, ConfigError
+from headrace.order import BraidShuffle, EraShuffle, Feistel, Identity, Order, Repeat
+from headrace.store.joined import JoinedCache
+from headrace.testing import tiny_cache
+
+
+def slow_excess(order: Order, batch: int, shares: dict[int, float], rates: np.ndarray, curvatures: np.ndarray) -> float:
+    """The definition, over all pairs of places."""
+    place = np.arange(rates.size * batch)
+    row, n = order.at(place % len(order), place // len(order)), len(order)
+    ours = full = 0.0
+    for curvature in curvatures:
+        left = [np.prod(1 - curvature * rates[t + 1 :]) for t in range(rates.size)]
+        weight = np.repeat(rates * curvature * left, batch)
+        products = np.outer(weight, weight)
+        alone = np.trace(products)
+        ours, full = ours + alone, full + alone
+        for unit, share in shares.items():
+            alike = np.equal.outer(row // unit, row // unit)
+            ours += share * (products[alike].sum() - alone)
+            full += share * (products.sum() - alone) * (min(unit, n) - 1) / (n - 1)
+    return ours / full
+
+
+@given(st.integers(2, 60), st.integers(1, 7), st.integers(1, 9), st.floats(0, 1), st.integers(1, 40), st.integers(0, 9))
+def test_it_is_its_definition(n: int, batch: int, unit: int, share: float, steps: int, seed: int) -> None:
+    order = EraShuffle(n, era_length=max(n // 3, 1), seed=seed)
+    rates, curvatures = np.random.default_rng(seed).random(steps) + 0.01, np.array([0.5, 0.03])
+    shares = {unit: share / 2, 3 * unit: share / 2}
+    slow = slow_excess(order, batch, shares, rates, curvatures)
+    assert excess_loss(order, batch, shares, rates=rates, curvatures=curvatures) == pytest.approx(slow, rel=1e-9)
+
+
+def test_it_is_what_sgd_makes_of_correlated_noise() -> None:
+    """One direction, many walks at once; the order of blocks and a full shuffle."""
+    n, batch, unit, share, curvature = 4096, 16, 32, 0.6, 0.05
+    rates, rng = wsd_rates(n // batch), np.random.default_rng(0)
+    ends = {}
+    for name, order in (("era", EraShuffle(n, era_length=256, seed=0)), ("full", Feistel(n, 0))):
+        place = np.zeros(4000)
+        units = rng.normal(scale=share**0.5, size=(n // unit, place.size))
+        for step, rows in enumerate(order(np.arange(n)).reshape(-1, batch)):
+            noise = units[rows // unit] + rng.normal(scale=(1 - share) ** 0.5, size=(batch, place.size))
+            place -= rates[step] * curvature * (place - noise.mean(axis=0))
+        ends[name] = np.square(place).mean()
+    era = excess_loss(EraShuffle(n, era_length=256, seed=0), batch, {unit: share}, curvatures=np.array([curvature]))
+    full = excess_loss(Feistel(n, 0), batch, {unit: share}, curvatures=np.array([curvature]))
+    assert era > 3 * full
+    assert era / full == pytest.approx(ends["era"] / ends["full"], rel=0.12)
+
+
+def test_a_full_shuffle_is_one_and_rows_that_are_not_alike_make_any_order_one() -> None:
+    n = 1 << 14
+    full = [excess_loss(Feistel(n, seed), 16, {64: 0.5}) for seed in range(20)]
+    assert np.mean(full) == pytest.approx(1.0, abs=0.01)
+    assert excess_loss(Identity(n), 16, {64: 0.0}) == 1.0
+    assert excess_loss(Identity(n), 16, {1: 0.9}) == pytest.approx(1.0)
+
+
+def test_a_sample_of_places_says_what_all_of_them_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 1 << 17
+    for order in (Identity(n), EraShuffle(n, era_length=4096, seed=0), Feistel(n, 0)):
+        exact = excess_loss(order, 32, {64: 0.3, 256: 0.3})
+        with monkeypatch.context() as patch:
+            patch.setattr(excess, "MOST_PLACES", 1 << 15)
+            assert excess_loss(order, 32, {64: 0.3, 256: 0.3}) == pytest.approx(exact, rel=0.06)
+
+
+class Counting(Order):
+    """The stored order, which counts the places that it is asked for."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n, n)
+        self.asked = 0
+
+    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        self.asked += i.size
+        return i
+
+
+@pytest.mark.parametrize("n", [10**8, 10**12, 1 << 62])
+def test_places_are_bounded_whatever_the_size(n: int) -> None:
+    order = Counting(n)
+    assert excess_loss(order, 4096, {32: 0.5}, rates=wsd_rates(20_000)) > 3
+    assert order.asked <= excess.MOST_PLACES
+
+
+def test_a_braid_over_large_blocks_costs_more_and_epochs_of_full_shuffles_nothing() -> None:
+    n = 1 << 18
+
+    def braid(block: int) -> float:
+        order = BraidShuffle(n, io_block_size=block, strands=512, lap=64, seed=0, version=2)
+        return excess_loss(order, 64, {256: 0.5})
+
+    assert 1.05 < braid(8) < braid(64)
+    epochs = Repeat(Feistel(4096, 0))
+    assert excess_loss(epochs, 64, {64: 0.5}, rates=wsd_rates(500)) == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("order", "batch", "shares", "rates", "field"),
+    [
+        (Identity(0), 1, {2: 0.5}, None, "order"),
+        (Identity(9), 0, {2: 0.5}, None, "rows_per_step"),
+        (Identity(9), float("nan"), {2: 0.5}, None, "rows_per_step"),
+        (Identity(9), 1, {2: 0.5, 4: 0.6}, None, "shares"),
+        (Identity(9), 1, {2: -0.1}, None, "shares"),
+        (Identity(9), 1, {2: 0.1}, np.array([10.0]), "rates"),
+        (Identity(9), 1, {2: 0.1}, np.zeros(3), "rates"),
+        (Identity(9), 1, {2: 0.1}, np.zeros(0), "rates"),
+    ],
+)
+def test_what_cannot_be_is_refused(order, batch, shares, rates, field) -> None:
+    with pytest.raises(ConfigError) as refused:
+        excess_loss(order, batch, shares, rates=rates)
+    assert refused.value.field == field
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> MixtureDataset:
+    """Two sources, of which the first is shuffled in eras and the second not at all."""
+    a, b = (TokenSeqDataset(tiny_cache(tmp_path / "ab"[k], documents=4000, seed=k), seq_len=8) for k in (0, 1))
+    return MixtureDataset({"a": a.era_shuffle(512, seed=0), "b": b}, {"a": 3, "b": 1}, batch_size=16)
+
+
+def test_sources_whose_icc_is_given_or_saved(mixture: MixtureDataset) -> None:
+    assert source_excess(mixture, 500, 16, {}) == {}
+    given_icc = source_excess(mixture, 500, 16, {"a": 0.5})
+    assert given_icc["a"].icc == 0.5
+    assert given_icc["a"].excess > 1.5
+    cache = mixture.components[1].caches()[0]
+    rows = cache.num_tokens // 8
+    values = np.repeat(np.random.default_rng(0).normal(size=rows // 64 + 1), 64)[:rows]
+    probe = probe_cache(cache, 8, batch_size=16, block=16, losses=values)
+    save_probe(cache, 8, probe)
+    known = source_excess(mixture, None, 16, {"a": 0.0})
+    assert list(known) == ["a", "b"]
+    assert known["a"] == (0.0, 1.0)
+    assert known["b"].icc == pytest.approx(1.0, abs=0.1)
+    assert known["b"].excess > 5
+    with pytest.raises(ConfigError, match="c"):
+        source_excess(mixture, None, 16, {"c": 0.5})
+
+
+def test_what_is_saved_counts_in_rows_of_the_reader_until_the_cache_changes(tmp_path: Path) -> None:
+    a, b = (tiny_cache(tmp_path / name, documents=2000, seed=seed) for seed, name in enumerate("ab"))
+    probe = probe_cache(a, 8, batch_size=16, block=16, losses=np.arange(a.num_tokens // 8) * 1.0)
+    url = save_probe(a, 8, probe)
+    assert saved_shares(TokenSeqDataset(a, seq_len=8)) == probe.nested
+    assert saved_shares(TokenSeqDataset(a, seq_len=16)) == {unit // 2: s for unit, s in probe.nested.items()}
+    assert saved_shares(TokenSeqDataset(b, seq_len=8)) == {}
+    joined = TokenSeqDataset(JoinedCache([a, b]), seq_len=8)
+    assert saved_shares(joined) == {}  # half of it was not measured
+    save_probe(b, 8, probe)
+    assert saved_shares(joined)[16] == pytest.approx(probe.nested[16])
+    Path(url).write_text(json.dumps(json.loads(Path(url).read_text()) | {"fingerprint": "another"}))
+    assert saved_shares(TokenSeqDataset(a, seq_len=8)) == {}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"fingerprint": "", "seq_len": 0, "nested": {}}'])
+def test_a_damaged_file_is_an_error_with_a_cure(tmp_path: Path, text: str) -> None:
+    cache = tiny_cache(tmp_path / "cache")
+    (Path(cache.path) / PROBE_NAME).write_text(text)
+    with pytest.raises(CacheError, match="--save"):
+        saved_shares(TokenSeqDataset(cache, seq_len=8))
