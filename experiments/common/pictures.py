@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-COLORS = ("#222222", "#ddaa33", "#88ccee", "#4477aa", "#aa3377", "#cc6699", "#999999")
+COLORS = ("#222222", "#ddaa33", "#88ccee", "#4477aa", "#aa3377", "#cc6699", "#999999", "#44aa99")
 
 
 def new_figure(title: str, *, width: float = 8, height: float = 4) -> Figure:

@@ -151,15 +151,20 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def parse(description: str | None, argv: Sequence[str] | None) -> argparse.Namespace:
-    """The flags that every experiment has."""
+def parse(description: str | None, argv: Sequence[str] | None, *, seeds: int | None = None) -> argparse.Namespace:
+    """The flags that every experiment has; ``--seeds`` where a number of them is usual (two with ``--quick``)."""
     parser = argparse.ArgumentParser(
         description=(description or "").strip(), formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a toy of it, in seconds; decides nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the record goes; the picture goes beside it")
     parser.add_argument("--work", type=Path, default=WORK, help="folder for corpora and finished runs")
-    return parser.parse_args(argv)
+    if seeds is not None:
+        parser.add_argument("--seeds", type=int, help=f"seeds of the arms that are close, {seeds} by default")
+    args = parser.parse_args(argv)
+    if seeds is not None and args.seeds is None:
+        args.seeds = 2 if args.quick else seeds
+    return args
 
 
 def finish(args: argparse.Namespace, home: Path, record: Record, draw: Callable[[Path], None]) -> None:

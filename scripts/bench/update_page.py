@@ -1,7 +1,7 @@
-"""Bring the tables of docs/performance.md up to date with the records in docs/bench.
+"""Bring the tables of docs/performance.md and docs/order.md up to date with the records in docs/bench.
 
-    python scripts/bench/update_page.py            write the page
-    python scripts/bench/update_page.py --check    exit status 1 if it differs from what it would write
+    python scripts/bench/update_page.py            write the pages
+    python scripts/bench/update_page.py --check    exit status 1 if one differs from what it would write
 
 What stands between ``<!-- bars peers,peers_latency -->`` (or ``<!-- table peers 0 -->``, ``<!-- notes peers -->``) and
 the next ``<!-- end -->`` is made from those records; all else is written by hand.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, RECORDS = ROOT / "docs" / "performance.md", ROOT / "docs" / "bench"
+PAGES, RECORDS = [ROOT / "docs" / name for name in ("performance.md", "order.md")], ROOT / "docs" / "bench"
 _PART = re.compile(r"<!-- (bars|table|notes) (\S+) ?(\d*) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -63,16 +63,15 @@ def _cell(value: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit status 1 if the page is not up to date"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page is not up to date")
     check = parser.parse_args().check
-    page = PAGE.read_text()
-    updated = update(page)
-    if not check:
-        PAGE.write_text(updated)
-    elif updated != page:
-        sys.exit("docs/performance.md does not say what docs/bench does: python scripts/bench/update_page.py")
+    for path in PAGES:
+        page = path.read_text()
+        updated = update(page)
+        if not check:
+            path.write_text(updated)
+        elif updated != page:
+            sys.exit(f"docs/{path.name} does not say what docs/bench does: python scripts/bench/update_page.py")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import math
 import pytest
 
 NAME = "001_shuffle_ablation"
-ARMS = ["full", "era", "block_k8", "block_k32", "braid", "braid_k32", "none"]
+ARMS = ["full", "era", "block_k8", "block_k32", "braid", "braid_k32", "none", "braid_shuffled"]
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,9 @@ def test_quick_run_has_every_figure_of_every_arm(quick):
             figure["fewer_reads"], record["figures"]["full"]["reads_per_example"] / figure["reads_per_example"]
         )
         assert math.isfinite(figure["val_loss"]["mean"])
-        assert set(figure["gate"]) == {"fewer_reads", "loss_within_seed_sd", "passed"}
+        assert set(figure["gate"]) == {"fewer_reads", "excess_within_two_errors", "known_to_a_hundredth", "passed"}
+        assert figure["excess_loss"] == figure["val_loss"]["difference"]
+        assert figure["predicted"] > 0
         for run in record["runs"][arm]:
             assert len(run["val_curve"]) == 4
             assert run["val_curve"][-1] == [run["steps"], run["val_loss"]]

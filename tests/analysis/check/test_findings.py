@@ -111,6 +111,17 @@ def test_memory_that_some_numbers_of_hosts_lack_is_a_warning():
     assert "hosts or more" in some.cure
 
 
+def test_a_plain_store_of_neighbours_that_are_alike_costs_loss_until_it_is_shuffled():
+    components = {n: ComponentConfig(f"no/{n}", expected_tokens=1e9) for n in "ab"}
+    config = LmDataConfig(components, seq_len=2048, batch_size=64, num_steps=4000)
+    (finding,) = (f for f in findings(plan_run(config, hosts=[1], icc={"a": 0.45, "b": 0.0})) if "excess" in f.rule)
+    assert (finding.level, finding.field) == ("warning", "components.a")
+    assert "is 45% between blocks: expect +" in finding.problem
+    assert "headrace reshuffle no/a OUTPUT" in finding.cure
+    full = LmDataConfig(components, seq_len=2048, batch_size=64, num_steps=4000, shuffle=True)
+    assert not [f for f in findings(plan_run(full, hosts=[1], icc={"a": 0.45})) if "excess" in f.rule]
+
+
 def test_problems_come_first():
     config = LmDataConfig(
         {"a": ComponentConfig("no/a", expected_tokens=1e9)}, batch_size=64, num_steps=10, shuffle=True

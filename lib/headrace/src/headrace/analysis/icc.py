@@ -4,9 +4,9 @@ Give each row a value, its loss say. If rows of one block resemble each other (a
 corpus that was written source by source), a part of the variance lies between blocks: the intraclass correlation, ICC
 (Searle, Casella and McCulloch 1992, *Variance Components*, chapter 3). An order that puts neighbours into one batch
 then has batches whose means differ more than those of a full shuffle: by ``1 + ICC (VR - 1)``, with VR of
-:func:`variance_ratio`; with one-pass SGD, excess loss was seen to follow it. Where nothing lies between blocks, any
-order will do. (Displacement, inversions and rank correlation cannot tell a good order from one in which every batch is
-a single block.)
+:func:`variance_ratio`. What training loses by it follows from all the batches that an optimiser remembers:
+:mod:`headrace.analysis.excess`. Where nothing lies between blocks, any order will do. (Displacement, inversions and
+rank correlation cannot tell a good order from one in which every batch is a single block.)
 
 Blocks may resemble their neighbours too, so :func:`nested_shares` looks at several lengths at once: rows in blocks,
 blocks in stretches of blocks, and so on. Each length has a share of the variance and a VR of its own, and

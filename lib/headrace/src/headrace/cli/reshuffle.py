@@ -40,7 +40,7 @@ def command(
     restart: Annotated[bool, typer.Option("--restart", help="Delete what is in OUTPUT and begin anew.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a token cache with its documents shuffled, so that any order that reads it trains like a full shuffle.
+    """Copy a token cache with its documents shuffled, so that reading it block by block trains like a full shuffle.
 
     All leaves go with their documents. Filters and hold-outs of documents keep speaking of the documents of CACHE.
     Interrupted, by whatever, it goes on where it was when the same command is run again, and the result is the same to

@@ -1,7 +1,7 @@
 """``reshuffle``: a copy of a cache whose documents lie in a shuffled order, all leaves with them.
 
-In a shuffled store neighbours have nothing to do with each other, so any order that reads it block by block trains like
-a full shuffle (docs/order.md). What lies on disk decides what is left to do::
+In a shuffled store neighbouring documents have nothing to do with each other, so an order that reads it block by block
+trains like a full shuffle (measured: docs/order.md). What lies on disk decides what is left to do::
 
     ledger.json, finished: false   the plan: parts, and the runs and slices that follow from the memory
     runs/                          documents on their way (:mod:`headrace.ingest.shuffle_parts`)

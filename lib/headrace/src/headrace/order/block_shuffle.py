@@ -4,7 +4,8 @@ The order of seed 004 and of Levanter's ``BlockShufflingDataset`` (marin issue 2
 blocks is read and mixed together, so a reader touches each block once per epoch while its window is open. The partial
 block at the end, if any, stays at the end, permuted within itself.
 
-Quality reaches that of a full shuffle once ``window_blocks`` is about the batch size in examples.
+Single batches mix like those of a full shuffle once ``window_blocks`` is about the batch size in examples; over more
+batches windows show, and cost loss where neighbours are alike (:mod:`headrace.analysis.excess`).
 
 Era shuffle: consecutive eras of a fixed length, each permuted within itself. Levanter's older locality shuffle, kept as
 a baseline and for users who have it in their configs: its reads are sequential, but it never mixes examples that lie

@@ -75,8 +75,8 @@ class Shuffle(abc.ABC):
 
 @dataclass(frozen=True)
 class BraidShuffleConfig(Shuffle):
-    """Braided shuffle (order/braid/shuffle.py): mixes like a full shuffle, reads each block about once on any number of
-    hosts.
+    """Braided shuffle (order/braid/shuffle.py): mixes batches like a full shuffle, reads each block about once on any
+    number of hosts.
 
     Attributes:
         strands: Blocks open at a time, over all components and hosts; None: 8 x the batch size.

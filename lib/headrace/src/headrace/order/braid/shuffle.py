@@ -1,4 +1,4 @@
-"""Braided shuffle: mixes like a full shuffle, and each stored block is read about once, whatever the number of hosts.
+"""Braided shuffle: batches are mixed like a full shuffle's, and each stored block is read about once, on any hosts.
 
 With H hosts, every row of a batch lands on some host. If a window of K open blocks is mixed freely (block shuffle),
 every host reads every block: H times the reads, and K blocks of cache on each. A braid opens the same K blocks, one for
@@ -36,7 +36,8 @@ laps of round(rho), 2.46 with one lap over all strands (scripts/bench/bench_brai
 
 Invariants: a bijection for every n, block size, strands, lap and epoch; O(1) memory in n, and a table of at most 1 MiB
 where blocks are few (:mod:`headrace.order.braid.spec`); successive draws come from
-different strands, so VR_w <= 1 up to chance for w up to K (see analysis/icc).
+different strands, so VR_w <= 1 up to chance for w up to K (see analysis/icc). Over longer windows VR tends to the rows
+of a block: what that costs in loss is told by analysis/excess.
 Price: one keyed permutation and about 100 vector operations, 0.5 us an index in batches of 1,024 rows, any n.
 """
 
