@@ -104,6 +104,16 @@ def test_a_mixture_within_a_mixture_shares_its_weight():
     assert {n: c.weight for n, c in config.components.items()} == {"a": 1, "m/x": 1.5, "m/y": 0.5}
     _, config = translated({**raw, "train_weights": [[0, {"a": 1}], [8, {"m": 4}]]})
     assert [stage.weights for stage in config.stages] == [{"a": 1}, {"m/x": 3, "m/y": 1}]
+    _, config = translated({**raw, "train_weights": [{"start": 0, "value": {"a": 1}}, {"start": 8, "value": {"m": 4}}]})
+    assert config.stages[1].weights == {"m/x": 3, "m/y": 1}
+    _, config = translated({"components": {"m": {**inner, "components": {"x": {}, "y": {}}, "cache_dir": "gs://b/m"}}})
+    assert [c.cache for c in config.components.values()] == ["gs://b/m/x/train", "gs://b/m/y/train"]
+    for wrong in ({"a": "x"}, [[0, {"m": "x"}]]):
+        with pytest.raises(ConfigError, match="not a number"):
+            translate({**raw, "train_weights": wrong})
+    inner["train_weights"] = {"x": "much"}
+    with pytest.raises(ConfigError, match=r"components\.m\.train_weights\.x.*not a number"):
+        translate(raw)
     inner["train_weights"] = [[0, {"x": 1}], [9, {"y": 1}]]
     with pytest.raises(ConfigError, match=r"components\.m\.train_weights.*changes during the run"):
         translate(raw)

@@ -290,6 +290,20 @@ def test_older_and_later_configs():
         ({"components": {"web": {}}, "train_weights": {"wbe": 1}}, "train_weights.wbe", "Did you mean 'web'?"),
         ({"components": {"a": {}}, "train_weights": [[0]]}, "train_weights[0]", "Write [1000, value]."),
         ({"components": {"a": {}}, "train_weights": {"a": "x"}}, "train_weights.a", None),
+        ({"data": {"components": {}}, "trainer": {"num_train_steps": "10k"}}, "trainer.num_train_steps", None),
+        ({"data": {"components": {}}, "trainer": {"train_batch_size": {"start": 0}}}, "trainer.train_batch_size", None),
+        ({"data": {"components": {}}, "train_seq_len": "4k"}, "train_seq_len", None),
+        ({"components": {"a": {"pack": "yes"}}}, "components.a.pack", None),
+        ({"components": {"a": {"flat_cache": "no"}}}, "components.a.flat_cache", None),
+        (
+            {"components": {"a": {"source": {"train_urls": "x.jsonl"}}}},
+            "components.a.source.train_urls",
+            "Write [x.jsonl]",
+        ),
+        ({"components": {"a": {"source": {"type": "hf"}}}}, "components.a.source.id", None),
+        ({"components": {}, "block_cross_document_attention": 3}, "block_cross_document_attention", None),
+        ({"components": {}, "target_budget": "1T", "experiment_budget": 1}, "target_budget", None),
+        ({"components": {"a": {}}, "max_train_batches": {"a": "x"}}, "max_train_batches.a", None),
         ({"shuffle": {"window": 3}}, "shuffle.window", "Did you mean 'window_blocks'?"),
         ({"trainer": {}}, "data", "no data config beside it"),
     ],
@@ -299,6 +313,24 @@ def test_what_levanter_would_not_read_is_refused_with_its_place(raw, field, cure
         translate(raw)
     assert caught.value.field == field
     assert cure is None or cure in (caught.value.cure or "")
+
+
+def test_values_that_yaml_takes_for_texts_are_what_levanter_reads():
+    data = {"components": {"a": {"cache_dir": "c/a", "flat_cache": "True"}}, "block_cross_document_attention": "false"}
+    found = translate({"data": data, "trainer": {"num_train_steps": "1e4", "train_batch_size": "8"}}).config
+    assert (found["split_documents"], found["components"]["a"]["cache"]) == (False, "c/a")
+    assert (found["num_steps"], found["batch_size"]) == (10_000, 8)
+
+
+def test_ready_ids_have_no_end_of_text_to_keep_documents_apart_by():
+    raw = {"tokenizer": "passthrough", "vocab_size": 9, "components": {"a": {"cache_dir": "c/a"}}}
+    assert translate(raw).config["split_documents"] is False
+    assert translate({**raw, "components": {"a": {"cache_dir": "c/a", "pack": True}}}).config["split_documents"] is True
+
+
+def test_the_first_stage_holds_from_the_start():
+    raw = {"components": {"a": {}, "b": {}}, "train_weights": [[4, {"a": 1}], [8, {"b": 1}]]}
+    assert [stage["step"] for stage in translate(raw).config["stages"]] == [0, 8]
 
 
 def test_chats_that_levanter_trains_on_as_a_whole_are_not_masked():

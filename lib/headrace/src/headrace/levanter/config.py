@@ -111,6 +111,7 @@ class HeadraceDataConfig:
             position_axis=Pos.name,
             row_order="locality" if config.row_order == "locality" else "stream",
             prefetch_bytes=config.prefetch_bytes,
+            row_exchange=config.exchange_setting,
         )
         open_run_beside(self.run_dir, made)
         return made

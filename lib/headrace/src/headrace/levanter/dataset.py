@@ -33,7 +33,7 @@ from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
 from headrace.feed.plan import global_rows
 from headrace.levanter.leaving import stop_loaders_at_exit
 from headrace.metrics import ReadStats
-from headrace.mix.schedule import BatchSchedule, RowOrder
+from headrace.mix.schedule import BatchSchedule, ExchangeSetting, RowOrder
 from headrace.order.order import check_indices
 
 
@@ -49,6 +49,7 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         row_order: As for headrace's loader; datasets that do not say where rows lie come in the order of the stream.
         prefetch_bytes: Budget of headrace's own loader, where :func:`~headrace.levanter.loader.own_loader` puts it in
             the place of Levanter's.
+        row_exchange: As for that loader.
 
     Raises:
         ConfigError: the length of rows changes during the run, which Levanter's position axis cannot; the batch size is
@@ -64,6 +65,7 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         position_axis: str = "position",
         row_order: RowOrder = "locality",
         prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
+        row_exchange: ExchangeSetting = "auto",
     ) -> None:
         self._order = BatchOrder(dataset, batch_size, row_order)
         planned = self._order.planned
@@ -77,6 +79,7 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         self.dataset, self.schedule = self._order.dataset, self._order.schedule
         self.row_order: RowOrder = self._order.row_order
         self.prefetch_bytes = prefetch_bytes
+        self.row_exchange: ExchangeSetting = row_exchange
         self.read_stats = ReadStats()
         self._named, self.position_axis = named, position_axis
         stop_loaders_at_exit()

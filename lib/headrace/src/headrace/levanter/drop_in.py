@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -16,12 +17,15 @@ from typing import Any
 import draccus
 import numpy as np
 import yaml
+from levanter import tokenizers
 from levanter.data.mixture import MixtureDataset
 from levanter.data.text.datasets import DirectDatasetComponent, LmDataConfig
 
 from headrace.config.lm_data import LmDataConfig as OwnConfig
 from headrace.config.parsing import decode, with_overrides
+from headrace.data.mixture import MixtureDataset as OwnMixture
 from headrace.errors import ConfigError
+from headrace.ingest.tokenize import TokenizerConfig
 from headrace.levanter.config import check_length, open_run_beside
 from headrace.levanter.dataset import HeadraceDataset
 from headrace.levanter.loader import check_schedule, headrace_schedule
@@ -32,7 +36,6 @@ from headrace.store.ledger import LEDGER_NAME
 from headrace.store.levanter.layout import LEDGER_NAME as LEVANTERS_LEDGER
 
 COMPONENT = "headrace"
-_DECISIVE = ("num_validation_sequences", "prior_context_phases")
 _LOG = logging.getLogger(__name__)
 
 
@@ -142,19 +145,23 @@ def fed(
     """
     direct = [n for n, one in config.components.items() if isinstance(one, DirectDatasetComponent)]
     trained = [n for n in direct if _has_weight(config, n)]
-    if trained or COMPONENT in config.components:
+    if trained:
         raise ConfigError(
             "cannot be fed: its examples are made in Python",
-            field=f"data.components.{(trained or [COMPONENT])[0]}",
+            field=f"data.components.{trained[0]}",
             cure="Give it no weight, or mix its examples with headrace.MixtureDataset.",
         )
+    if COMPONENT in config.components:
+        cure = "Call it otherwise, and name its folder with cache_dir; a config that was fed before is not fed again."
+        raise ConfigError("is the name of what is fed", field=f"data.components.{COMPONENT}", cure=cure)
     cached = {name: one for name, one in config.components.items() if name not in direct}
     own = _translated(
         replace(config, components=cached, train_weights=_weights_of(config, cached)), seq_len, batch_size, seed
     )
     own = decode(OwnConfig, with_overrides(own, settings))
     _build_missing(config, own)
-    rows = _rows(own, own.dataset(), named=False)
+    own, dataset = _opened(config, own)
+    rows = _rows(own, dataset, named=False)
     given = {field.name: getattr(config, field.name) for field in fields(LmDataConfig)}
     sizes = [batch_size] if isinstance(batch_size, int) else list(batch_size.values())
     changes: dict[str, Any] = {
@@ -174,7 +181,7 @@ def _translated(config: LmDataConfig, seq_len: int, batch_size: int | Mapping[in
     data = yaml.safe_load(str(draccus.dump(config)))
     found = translate({"data": data, "train_seq_len": seq_len, "trainer": trainer})
     for note in found.notes:
-        if note.kind == "missing" and note.field.split(".")[1] in _DECISIVE:
+        if note.decides:
             raise ConfigError("has no counterpart", field=note.field, cure=note.text)
         _LOG.info("%s", note)
     found.config.pop("tokenizer", None)
@@ -183,6 +190,20 @@ def _translated(config: LmDataConfig, seq_len: int, batch_size: int | Mapping[in
         if found.config.get("cache_catalog"):
             component["cache"] = _listed_caches(config, name)
     return found.config
+
+
+def _opened(config: LmDataConfig, own: OwnConfig) -> tuple[OwnConfig, OwnMixture]:
+    """The rows; where caches of Levanter's or Marin's do not tell that one tokenizer made them, the config tells it."""
+    try:
+        return own, own.dataset()
+    except ConfigError as error:
+        name, unsure = config.tokenizer, error.field.rpartition(".")[2] in ("cache", "split_documents")
+        if not unsure or own.tokenizer is not None or name == "passthrough":
+            raise
+    stage = tokenizers._stage_tokenizer  # pyright: ignore[reportPrivateUsage]
+    folder = name if os.path.isdir(name) else stage(name)
+    own = replace(own, tokenizer=TokenizerConfig(folder, eos=config.the_tokenizer.eos_token))
+    return own, own.dataset()
 
 
 def _listed_caches(config: LmDataConfig, name: str) -> str | list[str]:
@@ -237,6 +258,7 @@ def _rows(own: OwnConfig, dataset: Any, *, named: bool = True, position_axis: st
         position_axis=position_axis,
         row_order="locality" if own.row_order == "locality" else "stream",
         prefetch_bytes=own.prefetch_bytes,
+        row_exchange=own.exchange_setting,
     )
 
 

@@ -197,6 +197,7 @@ def own_loader() -> Iterator[None]:
             position_axis=dataset.position_axis,
             prefetch_bytes=dataset.prefetch_bytes,
             row_order=dataset.row_order,
+            row_exchange=dataset.row_exchange,
         )
 
     Trainer.data_loader = data_loader

@@ -28,6 +28,7 @@ except ImportError as error:
     sys.exit(str(wrong_levanter(error, "headrace.levanter.train_lm")))
 
 from headrace.config.parsing import read_mapping
+from headrace.errors import ConfigError
 from headrace.levanter.config import HeadraceDataConfig
 from headrace.levanter.drop_in import fed
 from headrace.levanter.loader import headrace_schedule, own_loader
@@ -128,6 +129,9 @@ def of_today_in(arguments: list[str]) -> Iterator[bool]:
     Args:
         arguments: Those of the command line; the path becomes that of a copy, while it is needed.
     """
+    if "--configs" in arguments:
+        cure = "Write one that has `data: !include DATA.yaml`, and give it as --config_path."
+        raise ConfigError("is several files, and one is read here", field="--configs", cure=cure)
     at = next((n + 1 for n, one in enumerate(arguments) if one in ("--config_path", "--config")), 0)
     raw = read_mapping(arguments[at], foreign=True) if 0 < at < len(arguments) else {}
     if "config" in (raw.get("data") or {"config": None}):
@@ -142,7 +146,8 @@ def of_today_in(arguments: list[str]) -> Iterator[bool]:
 
 def run() -> None:
     """The command line."""
-    arguments = sys.argv[1:]
+    joined = ("--config_path=", "--config=")
+    arguments = [part for one in sys.argv[1:] for part in (one.split("=", 1) if one.startswith(joined) else [one])]
     with of_today_in(arguments) as stock:
         levanter.config.main(main_of_stock if stock else main, args=arguments)()
 

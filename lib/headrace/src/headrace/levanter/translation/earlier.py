@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import ConfigError
-from headrace.levanter.translation.fields import SOURCES, mapping_at
+from headrace.levanter.translation.fields import SOURCES, mapping_at, number_at, points
 from headrace.levanter.translation.notes import Translation
 
 _CACHE = ("cache_dir", "format", "tags", "pack", "flat_cache", "split")
@@ -102,6 +102,9 @@ def _unnested(into: Translation, data: dict[str, Any], prefix: str) -> dict[str,
             continue
         inner = _data_of_today(into, mapping_at(value, path), f"{path}.")
         children = mapping_at(inner["components"], f"{path}.components")
+        if inner.get("cache_dir"):
+            for child, one in children.items():
+                children[child] = {"cache_dir": f"{inner['cache_dir']}/{child}", **mapping_at(one, f"{path}.{child}")}
         weights = inner.get("train_weights") or dict.fromkeys(children, 1.0)
         if not isinstance(weights, Mapping):
             raise ConfigError(
@@ -109,22 +112,23 @@ def _unnested(into: Translation, data: dict[str, Any], prefix: str) -> dict[str,
                 field=f"{path}.train_weights",
                 cure="Write the products of both weights in the outer train_weights.",
             )
-        total = sum(float(w) for w in weights.values())
-        shares[name] = {f"{name}/{child}": float(w) / total for child, w in weights.items() if w}
+        weights = {child: number_at(weight, f"{path}.train_weights.{child}") for child, weight in weights.items()}
+        total = sum(weights.values())
+        shares[name] = {f"{name}/{child}": weight / total for child, weight in weights.items() if weight}
         found |= {f"{name}/{child}": one for child, one in children.items()}
         into.differs(path, f"a mixture within the mixture: its {len(children)} components share its weight")
-    weights = data.get("train_weights")
+    weights, place = data.get("train_weights"), f"{prefix}train_weights"
     if isinstance(weights, list):
-        weights = [[*entry[:1], _spread(entry[1], shares)] for entry in weights]
+        weights = [[step, _spread(entry, shares, place)] for step, entry in points(weights, place)]
     else:
-        weights = _spread(weights or dict.fromkeys(components, 1.0), shares)
+        weights = _spread(weights or dict.fromkeys(components, 1.0), shares, place)
     return {**data, "components": found, "train_weights": weights}
 
 
-def _spread(weights: Mapping[str, float], shares: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def _spread(weights: object, shares: Mapping[str, Mapping[str, float]], path: str) -> dict[str, float]:
     return {
-        part: weight * share
-        for name, weight in weights.items()
+        part: number_at(weight, f"{path}.{name}") * share
+        for name, weight in mapping_at(weights, path).items()
         for part, share in shares.get(name, {name: 1.0}).items()
     }
 

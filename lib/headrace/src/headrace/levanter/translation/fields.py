@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from headrace.errors import ConfigError, check_choice, did_you_mean
+from headrace.mix.schedule import whole_number
 
 DATA = (
     "tokenizer",
@@ -104,6 +105,36 @@ def check_known(fields: Mapping[str, Any], known: Sequence[str], path: str) -> N
         if name not in known:
             at = f"{path}.{name}" if path else name
             raise ConfigError("is no field of Levanter's", field=at, value=fields[name], cure=did_you_mean(name, known))
+
+
+def number_at(value: object, path: str) -> float:
+    """A number. Raises ConfigError, with its path, if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError("is not a number", field=path, value=value)
+    return float(value)
+
+
+def whole_at(value: object, path: str) -> int:
+    """A whole number, also one that YAML takes for a text, as ``1e4``. Raises ConfigError if it is none."""
+    number = int(value) if isinstance(value, str) and value.isdecimal() else whole_number(value)
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise ConfigError("is not a whole number", field=path, value=value)
+    return number
+
+
+def flag_at(value: object, path: str) -> bool:
+    """True or false, also in quotes, as Levanter reads it. Raises ConfigError if it is neither."""
+    flag = {"true": True, "false": False}.get(str(value).lower())
+    if flag is None:
+        raise ConfigError("is neither true nor false", field=path, value=value)
+    return flag
+
+
+def texts_at(value: object, path: str) -> list[str]:
+    """A list of texts; none of None. Raises ConfigError for a text alone."""
+    if value is not None and not isinstance(value, list):
+        raise ConfigError("is not a list", field=path, value=value, cure=f"Write [{value}].")
+    return [str(one) for one in cast("list[Any]", value or [])]
 
 
 def points(value: object, path: str) -> list[tuple[int, Any]]:

@@ -18,11 +18,13 @@ class Note:
         field: Levanter's field, dotted.
         kind: ``differs``: it is there, and works otherwise; ``missing``: there is no counterpart.
         text: What differs, and what to write.
+        decides: Whether other tokens would be trained on, or with other weights, so that the drop-in refuses it.
     """
 
     field: str
     kind: Literal["differs", "missing"]
     text: str
+    decides: bool = False
 
     def __str__(self) -> str:
         return redact(f"{self.kind} {self.field}: {self.text}")
@@ -40,13 +42,13 @@ class Translation:
     config: dict[str, Any] = field(default_factory=dict[str, Any])
     notes: list[Note] = field(default_factory=list[Note])
 
-    def differs(self, path: str, text: str) -> None:
+    def differs(self, path: str, text: str, *, decides: bool = False) -> None:
         """Notes that something works otherwise."""
-        self.notes.append(Note(path, "differs", text))
+        self.notes.append(Note(path, "differs", text, decides))
 
-    def missing(self, path: str, text: str) -> None:
+    def missing(self, path: str, text: str, *, decides: bool = False) -> None:
         """Notes that something has no counterpart."""
-        self.notes.append(Note(path, "missing", text))
+        self.notes.append(Note(path, "missing", text, decides))
 
     def to_yaml(self) -> str:
         """The config, with the notes as comments before it."""

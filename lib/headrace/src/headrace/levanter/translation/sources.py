@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from headrace.errors import ConfigError
-from headrace.levanter.translation.fields import COMPONENTS, FORMATS, SOURCES, chosen
+from headrace.levanter.translation.fields import COMPONENTS, FORMATS, SOURCES, chosen, flag_at, texts_at, whole_at
 from headrace.levanter.translation.notes import Translation
 
 _TEXT = {"text_key": "text", "type": "text"}  # written out for every source, and read by nobody
@@ -35,8 +35,11 @@ def component(
         into.missing(f"{path}.tags", f"evaluation by tags {fields['tags']} stays with Levanter")
     if fields.get("split", "validation") != "validation":
         into.missing(f"{path}.split", f"evaluation on the split {fields['split']!r} stays with Levanter")
-    result: dict[str, Any] = {"cache": base if fields.get("flat_cache") else _join(base, "train")}
+    flat = flag_at(fields.get("flat_cache", False), f"{path}.flat_cache")
+    result: dict[str, Any] = {"cache": base if flat else _join(base, "train")}
     form, said = chosen(fields.get("format") or {}, FORMATS, "text", f"{path}.format")
+    if "mask_user_turns" in said:
+        said["mask_user_turns"] = flag_at(said["mask_user_turns"], f"{path}.format.mask_user_turns")
     if form == "chat" and not said.get("mask_user_turns", True):
         result["loss_mask"] = "none"  # Levanter's caches have the mask all the same
     if fields.get("source") is not None:
@@ -47,7 +50,7 @@ def component(
         _format(into, form, said, chat_template, f"{path}.format")
     pack = next((p for p in (fields.get("pack"), said.get("pack")) if p is not None), form == "chat")
     if pack or form == "chat":  # a chat that is not packed is padded to a row of its own
-        result["packing"] = _packing(pack, said, f"{path}.format.slice_strategy")
+        result["packing"] = _packing(pack, said, path)
         into.differs(
             f"{path}.pack",
             "neighbours are packed into rows as in Levanter, where a document that is dropped also ends its row;"
@@ -60,13 +63,14 @@ def _packing(pack: bool | int | str, said: Mapping[str, Any], path: str) -> dict
     """How documents share rows: Levanter's ``pack``, up to 64 documents or so many as it says, and what becomes of
     those that are longer than a row, its ``slice_strategy``.
     """
-    strategy = str(said.get("slice_strategy", "left"))
+    strategy, place = str(said.get("slice_strategy", "left")), f"{path}.format.slice_strategy"
     policies = {"left": "truncate", "right": "truncate_start", "raise": "error", "drop": "drop"}
     if strategy not in policies:
-        raise ConfigError("is none of Levanter's", field=path, value=strategy, cure="left, right, raise or drop.")
+        raise ConfigError("is none of Levanter's", field=place, value=strategy, cure="left, right, raise or drop.")
     if not pack or pack == "pad":
         return {"algorithm": "next_fit", "long": "error", "max_documents": 1}
-    return {"algorithm": "next_fit", "long": policies[strategy], "max_documents": 64 if pack is True else int(pack)}
+    most = 64 if pack is True else whole_at(pack, f"{path}.pack")
+    return {"algorithm": "next_fit", "long": policies[strategy], "max_documents": most}
 
 
 def _source(into: Translation, raw: object, path: str) -> dict[str, Any]:
@@ -81,12 +85,14 @@ def _source(into: Translation, raw: object, path: str) -> dict[str, Any]:
                 "a validation split of its own: build a cache of these files, and evaluate on it; or hold out of the"
                 " training data with validation: {one_in: 100}",
             )
-        return {"paths": list(fields.get("train_urls") or []), "format": "auto"}
+        return {"paths": texts_at(fields.get("train_urls"), f"{path}.train_urls"), "format": "auto"}
     splits = fields.get("splits")
     if splits is not None and "train" not in splits:
         into.missing(f"{path}.splits", f"{splits} has no train: there is nothing to train on")
     query = {"name": fields.get("name"), "split": "train", "revision": fields.get("revision")}
-    if fields.get("stream", True):
+    if fields.get("id") is None:
+        raise ConfigError("is missing", field=f"{path}.id", cure="Levanter asks for it, too.")
+    if flag_at(fields.get("stream", True), f"{path}.stream"):
         query["streaming"] = "true"
     return {"paths": [f"hf://{fields.get('id')}?{urlencode({k: v for k, v in query.items() if v})}"], "format": "hf"}
 
@@ -99,7 +105,8 @@ def _format(
         return {"text_field": said.get("text_key", "text")}
     if form == "prebuilt":
         if said.get("loss_weight_transform") is not None:
-            into.missing(f"{path}.loss_weight_transform", "apply it to the weights before they are written")
+            text = "apply it to the weights before they are written"
+            into.missing(f"{path}.loss_weight_transform", text, decides=True)
         fields = {"tokens": said.get("input_ids_key", "input_ids")}
         if said.get("loss_weights_key"):
             fields["loss_mask"] = said["loss_weights_key"]
@@ -107,6 +114,7 @@ def _format(
                 f"{path}.loss_weights_key",
                 "a mask of 0 and 1 is kept and trained by, other weights are refused; of a cache that exists no leaf of"
                 " weights is read",
+                decides=True,
             )
         return {"kind": "tokens", "fields": fields}
     if form == "supervised":
@@ -114,6 +122,7 @@ def _format(
             path,
             f"records of {said.get('input_key', 'input')!r} and {said.get('target_key', 'target')!r}: write them as"
             " conversations of two turns, with messages",
+            decides=True,
         )
         return {"kind": "chat"}
     _of_chats(into, said, path)
@@ -170,7 +179,9 @@ def concat(
         into.missing(path, "caches of several sources: build each by itself, headrace build SOURCE -o CACHE")
     alike = [{key: value for key, value in part.items() if key not in ("cache", "source")} for part in parts]
     if any(one != alike[0] for one in alike):
-        into.missing(path, f"its children are packed or masked differently; here all are as the first: {alike[0]}")
+        text = f"its children are packed or masked differently, here all are as {next(iter(children))!r} is: make each"
+        text += " a component of its own, with its share of the weight"
+        into.missing(path, text, decides=True)
     into.differs(path, f"one component over {len(parts)} caches, whose rows are numbered through all of them")
     return {"cache": [part["cache"] for part in parts], **alike[0]}
 

@@ -19,8 +19,11 @@ from headrace.levanter.translation.fields import (
     TRAINING,
     check_known,
     chosen,
+    flag_at,
     mapping_at,
+    number_at,
     points,
+    whole_at,
 )
 from headrace.levanter.translation.notes import Translation
 from headrace.levanter.translation.sources import component, concat
@@ -60,7 +63,7 @@ def translate(raw: Mapping[str, Any], *, sizes: Sizes | None = None) -> Translat
     _components(into, data, prefix)
     _weights(into, data, prefix)
     into.config["shuffle"] = _shuffle(into, data, prefix)
-    into.config["split_documents"] = bool(data.get("block_cross_document_attention", True))
+    into.config["split_documents"] = _keeps_documents_apart(into, data, prefix)
     if into.config["split_documents"]:
         into.differs(
             f"{prefix}block_cross_document_attention",
@@ -89,24 +92,24 @@ def _run(into: Translation, raw: Mapping[str, Any]) -> tuple[dict[str, Any], str
     if length is None:
         into.differs("train_seq_len", "not said, so it is the model's own: set seq_len")
     else:
-        into.config["seq_len"] = int(length)
+        into.config["seq_len"] = whole_at(length, "train_seq_len")
     batch = trainer.get("train_batch_size")
     if isinstance(batch, list):
         into.config["batch_size"] = dict(points(cast("list[Any]", batch), "trainer.train_batch_size"))
-    elif batch is not None and int(batch) > 0:  # -1: rows of a device by devices
-        into.config["batch_size"] = int(batch)
+    elif batch is not None and (rows := whole_at(batch, "trainer.train_batch_size")) > 0:  # -1: rows a device
+        into.config["batch_size"] = rows
     else:
         into.differs("trainer.train_batch_size", "not said in rows: set batch_size as the trainer has it")
     if trainer.get("num_train_steps") is not None:
-        into.config["num_steps"] = int(trainer["num_train_steps"])
+        into.config["num_steps"] = whole_at(trainer["num_train_steps"], "trainer.num_train_steps")
     if fraction := given.get("validation_split_fraction"):
-        into.config["validation"] = {"fraction": float(fraction)}
+        into.config["validation"] = {"fraction": number_at(fraction, "validation_split_fraction")}
         into.differs(
             "validation_split_fraction",
             "whole blocks of each component, by a keyed hash; Levanter evaluates",
         )
     seed = given.get("data_seed")
-    into.config["seed"] = int(trainer.get("seed") or 0) if seed is None else int(seed)
+    into.config["seed"] = whole_at(trainer.get("seed") or 0 if seed is None else seed, "data_seed or trainer.seed")
     return mapping_at(given["data"], "data"), "data."
 
 
@@ -149,9 +152,9 @@ def _stages_of(data: Mapping[str, Any], raw: Mapping[str, Any], prefix: str) -> 
         for name, weight in named.items():
             if name not in raw:
                 raise ConfigError("is not a component", field=f"{at}.{name}", cure=did_you_mean(name, raw))
-            if isinstance(weight, bool) or not isinstance(weight, int | float):
-                raise ConfigError("is not a number", field=f"{at}.{name}", value=weight)
-        stages.append((step, {name: float(weight) for name, weight in named.items() if weight}))
+            named[name] = number_at(weight, f"{at}.{name}")
+        step = step if stages else 0  # Levanter's first stage holds from the start, whatever its step
+        stages.append((step, {name: weight for name, weight in named.items() if weight}))
     return stages
 
 
@@ -175,6 +178,13 @@ def _weights(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
         f"not needed: counts are exact at every step, where Levanter's are in each {block} rows"
         + (", and stages begin at any step" if len(stages) > 1 else ""),
     )
+
+
+def _keeps_documents_apart(into: Translation, data: Mapping[str, Any], prefix: str) -> bool:
+    """Whether attention ends with a document: Levanter goes by packs and by an end of text, which ready ids lack."""
+    apart = flag_at(data.get("block_cross_document_attention", True), f"{prefix}block_cross_document_attention")
+    known = data.get("tokenizer") != "passthrough" or any("packing" in c for c in into.config["components"].values())
+    return apart and known
 
 
 def _shuffle(into: Translation, data: Mapping[str, Any], prefix: str) -> Any:
@@ -226,7 +236,7 @@ def _tokenizer(into: Translation, data: Mapping[str, Any], prefix: str, sizes: S
             )
         into.config["tokenizer"] = {"path": f"ids:{size}", "bos": "none", "eos": "none"}
         return
-    eos = "auto" if data.get("enforce_eos", True) else "none"
+    eos = "auto" if flag_at(data.get("enforce_eos", True), f"{prefix}enforce_eos") else "none"
     into.config["tokenizer"] = {"path": name, "bos": "auto", "eos": eos}
     into.differs(path, f"names of models are not looked up: give the path of its tokenizer.json in place of {name!r}")
     if eos == "none":
@@ -235,7 +245,9 @@ def _tokenizer(into: Translation, data: Mapping[str, Any], prefix: str, sizes: S
 
 def _budget(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
     """Simulated epochs: each source is cut to the share that one budget is of the other."""
-    experiment, target = (int(data[f"{name}_budget"]) for name in ("experiment", "target"))
+    experiment, target = (
+        whole_at(data[f"{name}_budget"], f"{prefix}{name}_budget") for name in ("experiment", "target")
+    )
     path, fraction = f"{prefix}experiment_budget", experiment / max(target, 1)
     if not 0 < experiment <= target:
         raise ConfigError(
@@ -272,19 +284,21 @@ def _limits(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
         into.differs(f"{prefix}{name}", "does nothing in Levanter without the other of the two budgets; left out")
     for name, batches in cut_rows.items():
         path = f"{prefix}max_train_batches.{name}"
+        rows = whole_at(batches, path) * (first or 0)
         if name not in into.config["components"]:
             into.differs(path, f"{name!r} is no component that is trained on; left out, as Levanter does")
         elif first is None:
             into.missing(path, f"{batches} batches of rows: set components.{name}.subset: {{rows: BATCHES x BATCH}}")
         else:
-            into.config["components"][name]["subset"] = {"rows": batches * first, **_subset_choice(into)}
-            into.differs(path, f"a subset of {batches * first:,} rows, again and again; {WHICH_ROWS}")
+            into.config["components"][name]["subset"] = {"rows": rows, **_subset_choice(into)}
+            into.differs(path, f"a subset of {rows:,} rows, again and again; {WHICH_ROWS}")
     held = mapping_at(data.get("num_validation_sequences") or {}, f"{prefix}num_validation_sequences")
     for name, rows in held.items():
         into.missing(
             f"{prefix}num_validation_sequences.{name}",
             f"{rows} rows held out of this component alone: validation: {{one_in: N}} holds one block in N out of every"
             " component, disjoint by construction; the whole component is trained on unless you set it",
+            decides=True,
         )
     if held and "shuffle_before_trainval_split" in data:
         into.differs(
@@ -310,6 +324,7 @@ def _without_counterpart(into: Translation, data: Mapping[str, Any], prefix: str
         into.missing(
             f"{prefix}prior_context_phases",
             "write the lengths of all phases as seq_len: {0: 4096, STEP: 32768}: sources then go on where they stopped",
+            decides=True,
         )
     if data.get("chat_template") and not any("source" in one for one in into.config["components"].values()):
         into.differs(f"{prefix}chat_template", "used when conversations are tokenized; these caches are built already")
