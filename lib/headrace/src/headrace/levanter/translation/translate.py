@@ -193,9 +193,7 @@ def _shuffle(into: Translation, data: Mapping[str, Any], prefix: str) -> Any:
         if given and data.get("permutation_type", "feistel") != "feistel":
             into.missing(f"{prefix}permutation_type", f"full shuffles are Feistel's, not {data['permutation_type']!r}")
         if given is True:
-            into.differs(
-                path, "a full shuffle reads a chunk for each row; leave shuffle out to mix batches as well for less"
-            )
+            into.differs(path, "a full shuffle reads a chunk for each row; leave shuffle out to read each about once")
         return given
     fields = mapping_at(given, path)
     check_known(fields, SHUFFLE, path)
