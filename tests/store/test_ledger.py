@@ -15,9 +15,12 @@ from headrace.store.ledger import (
     LeafRecord,
     Ledger,
     PartRecord,
+    canonical_tokenizer,
+    fingerprint_of,
     part_folder,
     read_ledger,
     read_part_record,
+    tokenizer_content,
     write_ledger,
     write_part_record,
 )
@@ -140,3 +143,28 @@ def test_a_ledger_nested_without_end(tmp_path):
 def test_no_part_lies_outside_its_cache(tmp_path, name):
     with pytest.raises(CacheCorruptError, match="no folder's name"):
         part_folder(str(tmp_path), name)
+
+
+TOKENIZER = {"model": {"vocab": {"a": 0}}, "truncation": {"max_length": 8}, "padding": None}
+
+
+def tokenizer_name(content, bos=None, eos=1):
+    return fingerprint_of(canonical_tokenizer(tokenizer_content(content)), bos, eos)
+
+
+def test_tokenizers_are_named_by_their_content():
+    written = json.dumps(TOKENIZER).encode()
+    assert tokenizer_name(written) == tokenizer_name(json.dumps(TOKENIZER, indent=2, sort_keys=True).encode())
+    assert tokenizer_name(written) == tokenizer_name(json.dumps({**TOKENIZER, "truncation": None}).encode())
+    others = [
+        tokenizer_name(written.replace(b'"a"', b'"b"')),
+        tokenizer_name(written, bos=0),
+        tokenizer_name(written, eos=None),
+    ]
+    assert len({tokenizer_name(written), *others}) == 4
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"null", b"\xff"])
+def test_what_is_no_tokenizer(content):
+    with pytest.raises(ValueError):
+        tokenizer_name(content)

@@ -5,7 +5,6 @@ between two caches, by their ledgers alone.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,15 +50,27 @@ def command(
 
     with counting("checking", show=not as_json and deep) as (expect, advance):
         report = verify(cache, deep=deep, expect=expect, advance=advance)
+    repair = _repair_command(cache) if report.damages else ""
     if as_json:
-        typer.echo(json.dumps(report.to_json()))
+        typer.echo(json.dumps({**report.to_json(), "repair": repair}))
     else:
-        _show(Console(highlight=False, soft_wrap=True), report)
+        _show(Console(highlight=False, soft_wrap=True), report, repair)
     if report.damages:
         raise typer.Exit(1)
 
 
-def _show(console: Console, report: VerifyReport) -> None:
+def _repair_command(cache: str) -> str:
+    """The command that mends what sources are there for; empty if the cache was not built by one."""
+    from headrace.cli.inspect import build_command
+    from headrace.store.ledger import read_ledger
+
+    ledger = read_ledger(cache)
+    if ledger is None or "paths" not in ledger.metadata:
+        return ""
+    return f"{build_command(cache, ledger)} --repair"
+
+
+def _show(console: Console, report: VerifyReport, repair: str) -> None:
     from rich.text import Text
 
     for damage in report.damages:
@@ -74,13 +85,8 @@ def _show(console: Console, report: VerifyReport) -> None:
         return
     parts = report.damaged_parts
     console.print(Text.assemble(("damaged ", "bold red"), f"{what}: {len(parts):,} parts with damage."))
-    if any(d.sources for d in report.damages):
-        console.print(
-            Text(
-                f"To build just these anew: the command it was built with (headrace inspect {shlex.quote(report.path)})"
-            )
-            + Text(" and --repair.")
-        )
+    if repair:
+        console.print(Text(f"To build just these anew: {repair}"))
 
 
 def _line(damage: Damage) -> Text:
@@ -92,7 +98,10 @@ def _line(damage: Damage) -> Text:
     sources = ", ".join(damage.sources[:_SHOWN_SOURCES])
     more = len(damage.sources) - _SHOWN_SOURCES
     rebuilt = f"; rebuilt from {sources}" + (f" and {more} more" if more > 0 else "") if sources else ""
-    return Text.assemble((f"part {damage.part} ", "bold"), f"{where}: {damage.problem}{chunks}{rebuilt}")
+    lost = ", ".join(f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in damage.documents)
+    documents = f", documents {lost}" if lost else ""
+    part = f"part {damage.part} " if damage.part else ""
+    return Text.assemble((part, "bold"), f"{where}: {damage.problem}{chunks}{documents}{rebuilt}")
 
 
 @dataclass(frozen=True)

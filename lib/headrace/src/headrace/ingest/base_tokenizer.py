@@ -14,7 +14,6 @@ ends its documents with another token. Those that Marin tokenized keep nothing; 
 from __future__ import annotations
 
 import abc
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -26,6 +25,7 @@ from headrace.errors import ConfigError, did_you_mean
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.layout import token_dtype
+from headrace.store.ledger import fingerprint_of
 from headrace.store.levanter.layout import NAMED_ONLY, UNNAMED, VOCABULARY_SAID
 
 FILE_NAME = "tokenizer.json"
@@ -208,12 +208,6 @@ def resolve_special(
             "is not a token of this tokenizer", field=role, value=wanted, cure=did_you_mean(wanted, special)
         )
     return wanted, int(found)
-
-
-def fingerprint_of(canonical: bytes, bos_id: int | None, eos_id: int | None) -> str:
-    """The fingerprint of a tokenizer: of a text that tells it from others, and of its policy."""
-    policy = json.dumps({"bos_id": bos_id, "eos_id": eos_id}).encode()
-    return "sha256:" + hashlib.sha256(canonical + b"\n" + policy).hexdigest()
 
 
 class ByteTokenizer(Tokenizer):

@@ -278,7 +278,7 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
     files.remove_tree(files.join(output, ATTEMPTS_FOLDER))  # a builder was killed while a part was built twice
     ledger, tasks, done = _begin(output, wanted, begun, work.listed)
     content = work.tokenizer.content
-    if content is not None and not files.exists(tokenizer_file):
+    if content is not None and files.read_bytes(tokenizer_file) != content:
         files.write_atomic(tokenizer_file, content)
     job = replace(work.job, tokenizer=ledger.tokenizer)
     missing = [t for t in tasks if t.name not in done]

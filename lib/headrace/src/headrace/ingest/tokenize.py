@@ -41,11 +41,11 @@ from headrace.ingest.base_tokenizer import (
     Placed,
     Tokenizer,
     declared_tokens,
-    fingerprint_of,
     resolve_special,
 )
 from headrace.ingest.records import BadRecordError, one_line
 from headrace.store import files
+from headrace.store.ledger import canonical_tokenizer, fingerprint_of, tokenizer_content
 
 PIECE_CHARS = 1 << 18
 MAX_PIECE_CHARS = 1 << 22
@@ -174,14 +174,14 @@ class FileTokenizer(Tokenizer):
         # Set or not, it is on by default; set, the library does not warn each time that a process forks later.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         self.path, self.content = path, content
-        canonical, self._tokenizer = _parse(content, path)
+        text, self._tokenizer = _parse(content, path)
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = [str(token.content) for _, token in sorted(added.items()) if token.special]
         declared = declared or {}
         self.bos, self.bos_id = resolve_special("bos", bos, self.special, BOS_NAMES, self.id_of, declared.get("bos"))
         self.eos, self.eos_id = resolve_special("eos", eos, self.special, EOS_NAMES, self.id_of, declared.get("eos"))
-        self.fingerprint = fingerprint_of(canonical, self.bos_id, self.eos_id)
+        self.fingerprint = fingerprint_of(text, self.bos_id, self.eos_id)
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         # The library hands out lists of ints; array.fromlist is the fastest way out of one (5 ns an id; numpy 13).
@@ -257,12 +257,9 @@ def _refusals() -> Iterator[None]:
 
 def _parse(content: bytes, path: str) -> tuple[bytes, tokenizers.Tokenizer]:
     try:
-        data = json.loads(content)
-        # Both change what is encoded, unasked, or nothing at all: off, and no part of the fingerprint.
-        data |= {"truncation": None, "padding": None}
-        canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        data = tokenizer_content(content)
         with _panics_as_errors():
-            return canonical.encode(), tokenizers.Tokenizer.from_str(json.dumps(data, ensure_ascii=False))
+            return canonical_tokenizer(data), tokenizers.Tokenizer.from_str(json.dumps(data, ensure_ascii=False))
     except Exception as error:  # the library raises plain Exception
         raise ConfigError(
             f"is not a file of the tokenizers library ({error})",

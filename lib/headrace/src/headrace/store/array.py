@@ -44,7 +44,7 @@ import tensorstore as ts
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, ReadError
 from headrace.store import files, retry
 from headrace.store.failures import reason
-from headrace.store.layout import CacheLayout, StoredLayout
+from headrace.store.layout import OWNER, CacheLayout, StoredLayout, owner_in
 from headrace.store.mapped import MappedArray, map_array
 from headrace.store.requests import Store, arrived, get, read_context, submit
 from headrace.store.sharded import ShardedArray
@@ -210,14 +210,17 @@ class StoredArray:
     Args:
         url: Folder of the array (the one that holds ``zarr.json``).
         length: Number of elements, from the ledger: opening needs no request for it.
+        layout: How they are stored.
+        digest: Of the leaf, from the ledger: an array that says that it is of another one is refused.
     """
 
     _MISSING_IS_ZERO = False  # a lost shard is an error, not a run of zeros
 
-    def __init__(self, url: str, length: int, layout: CacheLayout) -> None:
+    def __init__(self, url: str, length: int, layout: CacheLayout, digest: str = "") -> None:
         self.url = url
         self.length = length
         self.layout = layout
+        self._digest = digest
         # Nothing else is worked out here: a run may open a million arrays, and read few of them.
         self._working_folder = os.getcwd()  # what a relative path means
         self._store: Any = None
@@ -291,6 +294,11 @@ class StoredArray:
     def received(self, values: np.ndarray, start: int) -> None:
         """Sees what was read from ``start`` on before anybody else; a subclass may check and change it."""
 
+    @property
+    def owner(self) -> str:
+        """What its ``zarr.json`` has to say, if it says anything; empty if nobody knows."""
+        return owner_of(self.url, self._digest) if self._digest else ""
+
     def mapped(self) -> MappedArray | None:
         """The array's chunks in place, if they are local and uncompressed; None: they have to be read.
 
@@ -301,7 +309,7 @@ class StoredArray:
             return None
         with self._lock:
             if not self._looked:
-                self._mapped, self._looked = map_array(self._folder, self.dtype, self.length), True
+                self._mapped, self._looked = map_array(self._folder, self.dtype, self.length, self.owner), True
             return self._mapped
 
     def _read_over_http(self, out: np.ndarray, start: int) -> ArrayFuture:
@@ -339,7 +347,7 @@ class StoredArray:
         except (ValueError, KeyError, TypeError, AttributeError):
             return None  # another kind of array: TensorStore says what is wrong with it, if anything
         if self._store is None:  # else it was checked already
-            self._check_found(array.length, array.dtype.name)
+            self._check_found(array.length, array.dtype.name, stored.owner)
         return array
 
     def _opened(self) -> Any:
@@ -350,7 +358,7 @@ class StoredArray:
                     store = self._open().result()
                 except (ValueError, OSError) as error:
                     raise self._not_opened(error) from error
-                self._check_found(int(store.shape[0]), store.dtype.name)
+                self._check_store(store)
                 self._store = store
             return self._store
 
@@ -361,7 +369,7 @@ class StoredArray:
                 store = await arrived(self._open())
             except (ValueError, OSError) as error:
                 raise self._not_opened(error) from error
-            self._check_found(int(store.shape[0]), store.dtype.name)
+            self._check_store(store)
             self._store = store
         return self._store
 
@@ -381,13 +389,25 @@ class StoredArray:
             f"cannot be opened ({store_error(error, self.url)})", field="array", value=self.url, cure=cure
         )
 
-    def _check_found(self, length: int, dtype: str) -> None:
+    def _check_store(self, store: Any) -> None:
+        attributes = store.spec().to_json()["metadata"].get("attributes", {})
+        self._check_found(int(store.shape[0]), store.dtype.name, str(attributes.get(OWNER, "")))
+
+    def _check_found(self, length: int, dtype: str, owner: str) -> None:
         found, recorded = f"{length} elements of {dtype}", f"{self.length} elements of {self.dtype.name}"
         if found != recorded:
             cure = "Parts and ledger are of different builds: copy the cache again, or build it again."
             raise CacheCorruptError(
                 f"holds {found}, but the ledger has {recorded}", field="array", value=self.url, cure=cure
             )
+        if owner and self.owner and owner != self.owner:
+            cure = "Copy that part again, or build it again: headrace verify names it, and what rebuilds it."
+            raise CacheCorruptError("is of another part, or of another cache", field="array", value=self.url, cure=cure)
+
+
+def owner_of(url: str, digest: str) -> str:
+    """What an array of a leaf with this digest says in its ``zarr.json``."""
+    return f"{digest} {url.rstrip('/').rsplit('/', 1)[-1]}"
 
 
 async def _object_of(raw: bytes) -> dict[str, Any]:
@@ -395,4 +415,5 @@ async def _object_of(raw: bytes) -> dict[str, Any]:
     metadata = json.loads(raw)
     if not isinstance(metadata, dict):
         raise ValueError("DATA_LOSS: zarr.json is no object")
+    owner_in(cast("dict[str, Any]", metadata))
     return cast("dict[str, Any]", metadata)

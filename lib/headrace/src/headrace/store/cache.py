@@ -273,12 +273,14 @@ class TokenCache:
         return self._tokens.lengths(start, stop)
 
     def _own_part(self, name: str, dtype: str, kind: LeafKind, record: PartRecord) -> LeafPart:
-        elements = record.tokens if name == TOKENS else record.leaves[name].elements
-        data = StoredArray(data_url(self.path, record.name, name), elements, self._layouts[name])
+        elements, digest = record.tokens, record.digest
+        if name != TOKENS:
+            elements, digest = record.leaves[name].elements, record.leaves[name].digest
+        data = StoredArray(data_url(self.path, record.name, name), elements, self._layouts[name], digest)
         offsets = None
         if kind == "ragged":
             url = offsets_url(self.path, record.name, name)
-            offsets = StoredArray(url, record.documents + 1, self._offsets_layout)
+            offsets = StoredArray(url, record.documents + 1, self._offsets_layout, digest)
         return LeafPart(record.documents, data, offsets)
 
     def _part(self, record: PartRecord) -> CachePart:

@@ -30,7 +30,7 @@ from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
 from headrace.store.leaf import CacheLeaf, fitting
 from headrace.store.lease import check_vacant, lease
 from headrace.store.ledger import LeafRecord, Ledger, PartRecord, read_ledger, write_ledger, write_part_record
-from headrace.store.ragged import created_array, data_url, offsets_url, shard_sizes, written
+from headrace.store.ragged import created_array, data_url, name_owner, offsets_url, shard_sizes, written
 
 PART = "00000"
 _ORIGIN = "consolidated_from"
@@ -129,10 +129,12 @@ def _copy_leaf(leaf: CacheLeaf, output: str, layout: CacheLayout, advance: Calla
     dtype = np.dtype(stored.dtype)
     values = (fitting(block, dtype, url) for block in leaf.blocks())
     _copy_array(url, stored, leaf.num_elements, values, digest, advance)
+    urls = [url]
     if leaf.kind == "ragged":
         ends = chain([np.zeros(1, np.int64)], leaf.ends())
-        url = offsets_url(output, PART, leaf.name)
-        _copy_array(url, stored.offsets(), leaf.num_documents + 1, ends, digest, None)
+        urls.append(offsets_url(output, PART, leaf.name))
+        _copy_array(urls[-1], stored.offsets(), leaf.num_documents + 1, ends, digest, None)
+    name_owner(f"sha256:{digest.hexdigest()}", *urls)
     return LeafRecord(leaf.num_elements, f"sha256:{digest.hexdigest()}")
 
 

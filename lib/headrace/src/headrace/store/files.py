@@ -222,8 +222,9 @@ def read_as(url: str, parse: Callable[[bytes], T]) -> T | None:
         raw = read_bytes(url)
         return None if raw is None else parse(raw)
 
-    most = 1 if is_local(url) else retry.policy().damaged_attempts
-    return retry.with_retries(ask, lambda error: isinstance(error, CacheCorruptError), most)
+    if is_local(url):
+        return ask()
+    return retry.with_retries(ask, lambda error: isinstance(error, CacheCorruptError), retry.policy().damaged_attempts)
 
 
 def check_writable(output: str) -> None:

@@ -11,6 +11,8 @@ bytes, zstd saves about a quarter of that and halves the speed of reading (docs/
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
@@ -175,6 +177,28 @@ class CacheLayout:
         }
 
 
+OWNER, _DIGEST = "headrace_owner", "headrace_digest"
+
+
+def attributes_of(metadata: dict[str, Any], owner: str) -> dict[str, str]:
+    """What ``zarr.json`` keeps beside the description of an array: whose the array is (the digest of its leaf in its
+    part, and ``data`` or ``offsets``), and a digest of all that it says. Older arrays have neither.
+    """
+    said = json.dumps({**metadata, "attributes": owner}, sort_keys=True)
+    return {OWNER: owner, _DIGEST: hashlib.sha256(said.encode()).hexdigest()[:32]}
+
+
+def owner_in(metadata: dict[str, Any]) -> str:
+    """Whose an array is, by its ``zarr.json``; empty if it does not say. ValueError if it is not as it was written."""
+    attributes = metadata.get("attributes") or {}
+    if OWNER not in attributes and _DIGEST not in attributes:
+        return ""
+    owner = str(attributes.get(OWNER, ""))
+    if attributes != attributes_of(metadata, owner):
+        raise ValueError("it is not as it was written: its digest is of another text")
+    return owner
+
+
 @dataclass(frozen=True)
 class StoredLayout:
     """What ``zarr.json`` says of a one-dimensional array, whoever wrote it."""
@@ -187,6 +211,7 @@ class StoredLayout:
     index_codecs: list[dict[str, Any]]  # of the index of a file; empty without sharding
     index_last: bool  # the index ends the file; else it begins it
     plain: bool  # sharded in whole chunks and nothing else: keys, grid, and zeros where nothing is stored
+    owner: str = ""  # what it is a part of: see :data:`OWNER`
 
     @classmethod
     def parse(cls, metadata: dict[str, Any]) -> StoredLayout:
@@ -195,9 +220,14 @@ class StoredLayout:
         (shard,) = metadata["chunk_grid"]["configuration"]["chunk_shape"]
         dtype, codecs = str(metadata["data_type"]), metadata["codecs"]
         sharding = next((c["configuration"] for c in codecs if c["name"] == "sharding_indexed"), None)
+        owner = owner_in(metadata)
+        if not all(type(n) is int and n >= least for n, least in ((length, 0), (shard, 1))):
+            raise ValueError("its sizes are no whole numbers")
         if sharding is None:
-            return cls(length, dtype, shard, shard, codecs, [], False, False)
+            return cls(length, dtype, shard, shard, codecs, [], False, False, owner)
         (chunk,) = sharding["chunk_shape"]
+        if type(chunk) is not int or chunk < 1 or not all(isinstance(c["name"], str) for c in sharding["codecs"]):
+            raise ValueError("its chunks are none")
         keys = metadata.get("chunk_key_encoding", {"name": "default"})
         plain = (
             not metadata.get("storage_transformers")
@@ -210,7 +240,7 @@ class StoredLayout:
         )
         index_last = sharding.get("index_location", "end") == "end"
         index_codecs = sharding.get("index_codecs", [_LITTLE, _CRC])
-        return cls(length, dtype, shard, chunk, sharding["codecs"], index_codecs, index_last, plain)
+        return cls(length, dtype, shard, chunk, sharding["codecs"], index_codecs, index_last, plain, owner)
 
     @property
     def index_bytes(self) -> int:

@@ -195,6 +195,29 @@ def write_part_record(root: str, record: PartRecord) -> None:
     files.write_atomic(files.join(part_folder(root, record.name), PART_RECORD_NAME), _dump(record))
 
 
+def tokenizer_content(content: bytes) -> dict[str, Any]:
+    """What a ``tokenizer.json`` holds, less what cuts and pads: that changes what is encoded, unasked, or nothing.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
+    held = json.loads(content)
+    if not isinstance(held, dict):
+        raise ValueError("it is no JSON object")
+    return {**held, "truncation": None, "padding": None}
+
+
+def canonical_tokenizer(content: dict[str, Any]) -> bytes:
+    """The same bytes for the same content."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def fingerprint_of(canonical: bytes, bos_id: int | None, eos_id: int | None) -> str:
+    """The fingerprint of a tokenizer: of a text that tells it from others, and of its policy."""
+    policy = json.dumps({"bos_id": bos_id, "eos_id": eos_id}).encode()
+    return "sha256:" + hashlib.sha256(canonical + b"\n" + policy).hexdigest()
+
+
 def _dump(record: msgspec.Struct) -> bytes:
     return (json.dumps(msgspec.to_builtins(record), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 

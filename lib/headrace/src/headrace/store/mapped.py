@@ -187,9 +187,9 @@ class MappedArray:
         return np.where(sound, offset.astype(np.int64), -1)
 
 
-def map_array(folder: Path, dtype: np.dtype[Any], length: int) -> MappedArray | None:
-    """The array in a local folder, of this dtype and length by the ledger, as mapped chunks; None if it has to be read
-    through TensorStore.
+def map_array(folder: Path, dtype: np.dtype[Any], length: int, owner: str = "") -> MappedArray | None:
+    """The array in a local folder, of this dtype, length and owner by the ledger, as mapped chunks; None if it has to
+    be read through TensorStore.
     """
     if native() is None or _is_remote(folder):
         return None
@@ -198,6 +198,7 @@ def map_array(folder: Path, dtype: np.dtype[Any], length: int) -> MappedArray | 
         as_in_memory = (
             stored.plain
             and stored.length == length
+            and (not stored.owner or not owner or stored.owner == owner)
             and np.dtype(stored.dtype) == dtype
             and stored.index_last
             and checksum_bytes(stored.codecs, dtype.itemsize) == CRC_BYTES

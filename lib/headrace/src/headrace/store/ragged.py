@@ -9,6 +9,7 @@ idempotent unit of work: written from the start or not at all, by one writer, th
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -17,8 +18,8 @@ import tensorstore as ts
 
 from headrace.errors import CacheError, ConfigError
 from headrace.store import files, retry
-from headrace.store.array import check_same_process, kvstore_spec, store_error
-from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
+from headrace.store.array import check_same_process, kvstore_spec, owner_of, store_error
+from headrace.store.layout import TOKENS, CacheLayout, LeafSpec, attributes_of
 from headrace.store.ledger import LeafRecord, PartRecord, part_folder, write_part_record
 
 _UNBOUNDED = 1 << 54  # an array grows shard by shard; its true length is set when the writer closes
@@ -150,7 +151,9 @@ class _LeafWriter:
             writer.append(offsets)
             writer.close()
             self._digest.update(offsets.astype("<i8").data)
-        return LeafRecord(self._data.length, f"sha256:{self._digest.hexdigest()}")
+        digest = f"sha256:{self._digest.hexdigest()}"
+        name_owner(digest, self._data.url, *([] if self._lengths is None else [self._offsets_url]))
+        return LeafRecord(self._data.length, digest)
 
     def _check_range(self, values: np.ndarray) -> None:
         dtype = np.dtype(self._layout.dtype)
@@ -210,6 +213,15 @@ class ArrayWriter:
         until = self._written + self._filled
         written(self._store[self._written : until].write(self._shard[: self._filled]), self.url)
         self._written, self._filled = until, 0
+
+
+def name_owner(digest: str, *urls: str) -> None:
+    """Has the arrays of a leaf say what they are of, now that its digest is known."""
+    for url in urls:
+        file = files.join(url, "zarr.json")
+        metadata = json.loads(files.read_bytes(file) or b"{}")
+        metadata["attributes"] = attributes_of(metadata, owner_of(url, digest))
+        files.write_atomic(file, json.dumps(metadata, separators=(",", ":"), sort_keys=True).encode())
 
 
 def created_array(url: str, metadata: Mapping[str, Any], *, replace: bool) -> Any:

@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -34,10 +35,13 @@ from headrace.store.ledger import (
     LEDGER_NAME,
     PART_RECORD_NAME,
     PartRecord,
+    canonical_tokenizer,
+    fingerprint_of,
     part_folder,
     read_ledger,
     read_part_record,
     shuffle_record,
+    tokenizer_content,
     write_ledger,
 )
 from headrace.store.levanter.layout import LevanterArray
@@ -51,11 +55,12 @@ _PARTS_AT_ONCE = 2
 class Damage:
     """Something that is not what was written."""
 
-    part: str
+    part: str  # empty if it is of the cache as a whole
     problem: str
     array: str = ""  # its folder; empty if it is the part as a whole
     file: str = ""  # empty if it is none in particular
     chunks: list[list[int]] = field(default_factory=list[list[int]])  # the damaged ones, as [first, last] runs
+    documents: list[list[int]] = field(default_factory=list[list[int]])  # of the cache, likewise: what may be lost
     sources: list[str] = field(default_factory=list[str])  # files from which the part is rebuilt
 
 
@@ -84,7 +89,7 @@ class VerifyReport:
     @property
     def damaged_parts(self) -> list[str]:
         """Names of the damaged parts."""
-        return sorted({d.part for d in self.damages})
+        return sorted({d.part for d in self.damages} - {""})
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "damaged_parts": self.damaged_parts}
@@ -127,7 +132,12 @@ def verify(
     sources: dict[str, list[str]] = {}
     for source in cache.ledger.sources:
         sources.setdefault(str(source.get("part")), []).append(str(source["path"]))
-    damages = [replace(d, sources=list(dict.fromkeys(sources.get(d.part, [])))) for damages in found for d in damages]
+    damages = [
+        replace(d, sources=list(dict.fromkeys(sources.get(d.part, []))), documents=_documents(cache, k, d))
+        for k, part in enumerate(found)
+        for d in part
+    ]
+    damages += _look_at_tokenizer(cache)
     shuffled = shuffle_record(cache.ledger, path) if finished else None
     if shuffled is not None:
         documents = sum(count for _, count in shuffled.parts)
@@ -207,6 +217,37 @@ def _look(cache: TokenCache, number: int, leaves: list[tuple[str, LeafPart]], re
         for array in filter(None, (leaf.data, leaf.offsets)):
             found += [Damage(record.name, problem, array.url, file) for file, problem in file_findings(array)]
     return found
+
+
+def _look_at_tokenizer(cache: TokenCache) -> list[Damage]:
+    """Whether the cache's copy of the tokenizer is the one that its ledger names."""
+    record = cache.ledger.tokenizer
+    if not record.get("file"):
+        return []
+    url = files.join(cache.path, str(record["file"]))
+    raw = files.read_bytes(url)
+    try:
+        text = b"" if raw is None else canonical_tokenizer(tokenizer_content(raw))
+        same = fingerprint_of(text, record.get("bos_id"), record.get("eos_id")) == record.get("fingerprint")
+    except (ValueError, RecursionError):
+        same = False
+    problem = "is missing" if raw is None else "" if same else "is not the tokenizer that the cache was built with"
+    return [Damage("", problem, file=url)] if problem else []
+
+
+def _documents(cache: TokenCache, number: int, damage: Damage) -> list[list[int]]:
+    """The documents that a damage touches: those of the chunks, if they can be told, or of the part."""
+    part = cache.parts[number]
+    first = sum(p.record.documents for p in cache.parts[:number])
+    count = part.record.documents
+    if damage.chunks and damage.array == part.data.url:
+        with suppress(HeadraceError):
+            ends = part.offsets.read(1, count + 1).result()
+            size = part.data.chunk_elements
+            spans = np.array(damage.chunks) * size + [0, size - 1]
+            touched = np.searchsorted(ends, np.minimum(spans, part.data.length - 1), side="right") + first
+            return [[int(a), int(b)] for a, b in touched]
+    return [[first, first + count - 1]] if count else []
 
 
 def _read(
@@ -304,10 +345,14 @@ def file_findings(array: StoredArray) -> list[tuple[str, str]]:
     try:
         stored = StoredLayout.parse(json.loads(raw))
         longer = stored.length > array.length and not sparse
+        if array.owner and not stored.owner and b"headrace_" in raw:
+            raise ValueError("it is not as it was written")
+        if array.owner and stored.owner not in ("", array.owner):
+            return [(url, "is of another part, or of another cache")]
         if stored.dtype != array.dtype.name or stored.length < array.length or longer:
             expected = f"{array.length} of {array.dtype.name}"
             raise ValueError(f"it holds {stored.length} of {stored.dtype}, and the ledger has {expected}")
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         return [(url, f"is not the description of the array ({error})")]
     shards = -(-array.length // stored.shard)
     sizes = shard_sizes(array.url, shards)

@@ -99,7 +99,7 @@ class LevanterArray(StoredArray):
                 cure = "Check that the cache was copied whole; build it again if not."
                 raise ReadError(f"shard file c/{shard} is missing", field="array", value=self.url, cure=cure)
 
-    def _check_found(self, length: int, dtype: str) -> None:
+    def _check_found(self, length: int, dtype: str, owner: str) -> None:
         if dtype != self.dtype.name or length < self.length:
             cure = "Shards and ledger are of different builds: copy the cache again, or build it again."
             problem = f"holds {length} elements of {dtype}, not {self.length} of {self.dtype.name}"
