@@ -2,6 +2,7 @@
 
 import threading
 
+from headrace.feed import host_board
 from headrace.feed.host_board import GateEntry, HostBoard, describe_error, user_line
 
 
@@ -61,6 +62,30 @@ def test_an_entry_that_stands_still_grows_old():
     assert board.read()[1].silent_s >= 0.02
     board.renew()
     assert board.read()[1].silent_s == 0
+
+
+def test_while_the_store_does_not_answer_the_process_that_has_it_is_silent_and_nobody_else(monkeypatch):
+    monkeypatch.setattr(host_board, "_ANSWER_S", 0.05)
+    store, thawed = Store(), threading.Event()
+    board = HostBoard(store, 1)
+    board.close()
+    board.renew()
+    assert board.read().keys() == {1}
+    answer = store.key_value_dir_get
+    monkeypatch.setattr(store, "key_value_dir_get", lambda folder: thawed.wait() and answer(folder))
+    monkeypatch.setattr(store, "key_value_set", lambda *args, **kwargs: thawed.wait())
+    try:
+        silent_s = [board.read()[0].silent_s for _ in range(3)]
+        assert 0.05 <= silent_s[0] < silent_s[1] < silent_s[2]
+        board.renew()  # comes back
+        entries = board.read()
+        assert entries[0].pid == 0
+        assert entries[1].silent_s < entries[0].silent_s
+    finally:
+        thawed.set()
+    monkeypatch.undo()
+    board.renew()
+    assert board.read().keys() == {1}
 
 
 def test_the_line_of_the_users_own_code():

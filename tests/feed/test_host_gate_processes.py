@@ -24,7 +24,8 @@ from headrace import DataLoader, TokenSeqDataset
 from headrace.errors import HostError
 from headrace.feed import HostBarrier
 
-root, address, number, what, lost_after_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], float(sys.argv[5])
+root, address, what = sys.argv[1:4]
+number, late, lost_after_s = int(sys.argv[4]), int(sys.argv[5]), float(sys.argv[6])
 logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
 jax.distributed.initialize(address, 4, number)
 loader = DataLoader(
@@ -41,7 +42,7 @@ try:
         for step, batch in enumerate(batches, start=5):
             jax.block_until_ready(total(batch))
             began = time.time()
-            if (step, number) == (8, 2):
+            if (step, number) == (8, late):
                 if what == "sleeps":
                     save_checkpoint()
                 if what == "is killed":
@@ -65,14 +66,14 @@ def root(tmp_path_factory):
     return root
 
 
-def run(root, what):
-    """Of each host: exit status, what it printed and said, and seconds from the last batch to its end."""
+def run(root, what, late=2):
+    """Of each host, after something befell host ``late``: exit status, what it printed and what it said."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     hosts = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(root), address, str(number), what, str(LOST_AFTER_S)],
+            [sys.executable, "-c", PROGRAM, str(root), address, what, str(number), str(late), str(LOST_AFTER_S)],
             env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -81,13 +82,13 @@ def run(root, what):
         for number in range(HOSTS)
     ]
     try:
-        others = [host.communicate() for number, host in enumerate(hosts) if number != 2]
-        hosts[2].send_signal(signal.SIGKILL if what == "is frozen" else 0)
-        outputs = [*others[:2], hosts[2].communicate(), *others[2:]]
+        outputs = {number: host.communicate() for number, host in enumerate(hosts) if number != late}
+        hosts[late].send_signal(signal.SIGKILL if what == "is frozen" else 0)
+        outputs[late] = hosts[late].communicate()
     finally:
         for host in hosts:
             host.kill()
-    return [(host.returncode, *output) for host, output in zip(hosts, outputs, strict=True)]
+    return [(host.returncode, *outputs[number]) for number, host in enumerate(hosts)]
 
 
 def test_a_host_that_sleeps_delays_the_others_and_is_named(root):
@@ -108,17 +109,19 @@ def test_a_host_that_sleeps_delays_the_others_and_is_named(root):
         assert re.search(r"STALL step 9 .*waited \d+ ms: hosts \(.*in save_checkpoint\)", printed)
 
 
-@pytest.mark.parametrize("what", ["is killed", "is frozen"])
-def test_a_host_that_is_dead_is_named_by_all_and_they_end(root, what):
-    """A killed one closes its connections; one that is frozen, or whose machine is gone, only keeps silent."""
-    hosts = run(root, what)
-    assert hosts[2][0] == -9
-    for number in (0, 1, 3):
+@pytest.mark.parametrize(("what", "late"), [("is killed", 2), ("is frozen", 2), ("is frozen", 0)])
+def test_a_host_that_is_dead_is_named_by_all_and_they_end(root, what, late):
+    """A killed one closes its connections; one that is frozen, or whose machine is gone, only keeps silent, and with
+    the first one the store of all entries does.
+    """
+    hosts = run(root, what, late)
+    assert hosts[late][0] == -9
+    for number in {0, 1, 2, 3} - {late}:
         status, printed, log = hosts[number]
         assert status == 1, log  # no abort of JAX's: that would be -6, with a stack dump
         assert "Check failure stack trace" not in log
         error = re.findall(r"headrace.errors.HostError: (.*)", log)[-1]
-        assert re.match(r"hosts: host 2 \(.*\), process \d+, has shown no sign of life for \d+ s", error)
+        assert re.match(rf"hosts: host {late} \(.*\), process \w+, has shown no sign of life for \d+ s", error)
         assert ("its connection is closed" in error) == (what == "is killed")
         assert "STEP 8" in printed
         if what == "is frozen":

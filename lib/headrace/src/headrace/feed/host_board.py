@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -33,6 +33,7 @@ BEAT_S = 1.0
 _LAST_GATES = 16
 _FAREWELL_S = 10.0
 _SOON_S = 1.0
+_ANSWER_S = 3.0
 _FOLDER = "headrace/hosts/"
 _LONGEST_TEXT = 500
 _NOT_THE_USERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -68,7 +69,7 @@ class HostEntry:
 
     Attributes:
         name: Of its host.
-        pid: Its number there.
+        pid: Its number there; 0: it is not known.
         beat: How often it has said something.
         gates: Its iterations, by the name that they have on all hosts.
         silent_s: Seconds since it last said something, as far as this process has looked.
@@ -94,6 +95,7 @@ class HostBoard:
         self.client, self.process, self.address = client, process, address
         self.has_dead = False  # a process of the job is dead: JAX's farewell would wait for it
         self._beat = 0
+        self._answered, self._entries = time.monotonic(), list[tuple[str, str]]()  # of the store, which process 0 has
         self._gates: dict[str, Callable[[], GateEntry]] = {}
         self._iterations: dict[tuple[int, ...], int] = {}
         self._last_seen: dict[int, tuple[int, float]] = {}
@@ -136,13 +138,30 @@ class HostBoard:
             self._beat += 1
             gates = {name: vars(entry()) for name, entry in self._gates.items()}
             text = json.dumps({"name": socket.gethostname(), "pid": os.getpid(), "beat": self._beat, "gates": gates})
+            self._ask(lambda: self.client.key_value_set(f"{_FOLDER}{self.process}", text, allow_overwrite=True))
+
+    def _ask(self, request: Callable[[], Any]) -> Any:
+        """What the store answers within some seconds; None if it does not: process 0, which has it, may be frozen."""
+        answer = SimpleQueue[Any]()
+
+        def ask() -> None:
+            reply = None
             with suppress(Exception):
-                self.client.key_value_set(f"{_FOLDER}{self.process}", text, allow_overwrite=True)
+                reply = request()
+                self._answered = time.monotonic()
+            answer.put(reply)
+
+        threading.Thread(target=ask, name="headrace-host-store", daemon=True).start()
+        with suppress(Empty):
+            return answer.get(timeout=_ANSWER_S)
 
     def read(self) -> dict[int, HostEntry]:
-        """The entries of all processes that have one, by process."""
+        """The entries of all processes that have one, by process; if the store does not answer, process 0 is silent."""
+        asked = time.monotonic()
+        self._entries = self._ask(lambda: self.client.key_value_dir_get(_FOLDER)) or self._entries
         now, entries = time.monotonic(), dict[int, HostEntry]()
-        for key, text in self.client.key_value_dir_get(_FOLDER):
+        unanswered_s = 0.0 if self._answered >= asked else now - self._answered
+        for key, text in self._entries:
             values = json.loads(text)
             gates = {name: GateEntry(**gate) for name, gate in values.pop("gates").items()}
             process, entry = int(key.rsplit("/", 1)[1]), HostEntry(**values, gates=gates)
@@ -150,8 +169,11 @@ class HostBoard:
             if beat != entry.beat:
                 since = now
             self._last_seen[process] = entry.beat, since
-            entry.silent_s = now - since
+            entry.silent_s = max(now - since - unanswered_s, 0)
             entries[process] = entry
+        if unanswered_s:
+            first = entries.get(0, HostEntry("which has JAX's coordination service", 0, -1))
+            entries[0] = replace(first, silent_s=unanswered_s)
         return entries
 
     def add_thread(self, run: Callable[[], None]) -> None:

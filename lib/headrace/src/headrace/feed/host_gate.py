@@ -207,7 +207,7 @@ class HostGate:
         self._dead = self._board.has_dead = True
         entry = entries.get(process)
         gate = GateEntry() if entry is None else entry.gates.get(self.name, GateEntry())
-        pid, silent_s = ("unknown", 0.0) if entry is None else (entry.pid, entry.silent_s)
+        pid, silent_s = ("unknown", 0.0) if entry is None else (entry.pid or "unknown", entry.silent_s)
         silent = f"process {pid}, has shown no sign of life for {silent_s:.0f} s {why}".rstrip()
         last = f"; at last it {gate.doing}" if gate.doing else ""
         return _host_error(f"{name_hosts([process], entries)}, {silent}{last}", process)

@@ -23,7 +23,6 @@ from levanter.data.text.datasets import DirectDatasetComponent, LmDataConfig
 
 from headrace.config.lm_data import LmDataConfig as OwnConfig
 from headrace.config.parsing import decode, with_overrides
-from headrace.data.mixture import MixtureDataset as OwnMixture
 from headrace.errors import ConfigError
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.levanter.config import check_length, open_run_beside
@@ -144,12 +143,10 @@ def fed(
         >>> train_lm.main(dataclasses.replace(run, data=data))  # doctest: +SKIP
     """
     direct = [n for n, one in config.components.items() if isinstance(one, DirectDatasetComponent)]
-    trained = [n for n in direct if _has_weight(config, n)]
-    if trained:
+    for trained in (n for n in direct if _has_weight(config, n)):
+        cure = "Give it no weight, or mix its examples with headrace.MixtureDataset."
         raise ConfigError(
-            "cannot be fed: its examples are made in Python",
-            field=f"data.components.{trained[0]}",
-            cure="Give it no weight, or mix its examples with headrace.MixtureDataset.",
+            "cannot be fed: its examples are made in Python", field=f"data.components.{trained}", cure=cure
         )
     if COMPONENT in config.components:
         cure = "Call it otherwise, and name its folder with cache_dir; a config that was fed before is not fed again."
@@ -192,12 +189,12 @@ def _translated(config: LmDataConfig, seq_len: int, batch_size: int | Mapping[in
     return found.config
 
 
-def _opened(config: LmDataConfig, own: OwnConfig) -> tuple[OwnConfig, OwnMixture]:
+def _opened(config: LmDataConfig, own: OwnConfig) -> tuple[OwnConfig, Any]:
     """The rows; where caches of Levanter's or Marin's do not tell that one tokenizer made them, the config tells it."""
     try:
         return own, own.dataset()
     except ConfigError as error:
-        name, unsure = config.tokenizer, error.field.rpartition(".")[2] in ("cache", "split_documents")
+        name, unsure = config.tokenizer, str(error.field).endswith((".cache", "split_documents"))
         if not unsure or own.tokenizer is not None or name == "passthrough":
             raise
     stage = tokenizers._stage_tokenizer  # pyright: ignore[reportPrivateUsage]
@@ -210,7 +207,8 @@ def _listed_caches(config: LmDataConfig, name: str) -> str | list[str]:
     """Where the catalog of a config says that the caches of a component lie; what the component says does not count."""
     from levanter.store import cache  # the newest release has catalogs, and the field
 
-    catalog = getattr(cache, "CacheCatalog").load(str(getattr(config, "cache_catalog")))  # noqa: B009
+    url = str(getattr(config, "cache_catalog"))  # noqa: B009
+    catalog = getattr(cache, "CacheCatalog").load(url)  # noqa: B009
     children = getattr(config.components[name], "children", None)
     names = [name] if children is None else [f"{name}/{child}" for child in children]
     entries = {one: catalog.entry("train", one) for one in names}
@@ -219,12 +217,7 @@ def _listed_caches(config: LmDataConfig, name: str) -> str | list[str]:
         absent = next(one for one, entry in entries.items() if entry is None)
         cure = "Write it again with build_cache_catalog, or leave it out."
         problem = f"has no entry for {absent!r} in train"
-        raise ConfigError(
-            problem,
-            field="data.cache_catalog",
-            value=getattr(config, "cache_catalog"),  # noqa: B009
-            cure=cure,
-        )
+        raise ConfigError(problem, field="data.cache_catalog", value=url, cure=cure)
     return folders[0] if children is None else folders
 
 
