@@ -70,7 +70,8 @@ def build_with_headrace(output: str, texts: str, tokenizer: str) -> None:
 
 def train_on_headrace(pod: TrainLmOnPodConfig) -> None:
     """Marin's training job with headrace's rows and headrace's loader."""
-    config = with_fed_data(pod.train_config, run_dir=f"{pod.output_path}/checkpoints")
+    tokenizer = f"tokenizer.path={pod.train_config.data.tokenizer}/tokenizer.json"  # Marin's caches do not name theirs
+    config = with_fed_data(pod.train_config, settings=[tokenizer], run_dir=f"{pod.output_path}/checkpoints")
     with own_loader():
         run_levanter_train_lm(dataclasses.replace(pod, train_config=config))
 
