@@ -1,7 +1,7 @@
 """Does a cheaper order cost loss? Orders of the same rows, on a corpus sorted by source.
 
     python experiments/001_shuffle_ablation/run.py            # results.json, results.png and the README's table
-    python experiments/001_shuffle_ablation/run.py --seeds 9  # more seeds of the arms that are close
+    python experiments/001_shuffle_ablation/run.py --seeds 9  # more seeds
     python experiments/001_shuffle_ablation/run.py --quick    # the same on a toy, in seconds
 
 Everything but the order is equal in all arms: documents, those held out, initial weights of a seed, number of steps,
@@ -48,6 +48,8 @@ SHUFFLED = "braid_shuffled"
 """The default braid over a copy of the store whose documents are shuffled."""
 FAR = ("era", "none")
 """Arms that two seeds decide."""
+CLOSE = (REFERENCE, "braid", SHUFFLED)
+"""Arms that take twice as many seeds as the others."""
 MOST_UNSURE = 0.01
 """Of the reference's loss: what two standard errors of an arm's excess loss may be, or nothing is decided."""
 
@@ -202,8 +204,10 @@ def main(argv: list[str] | None = None) -> Record:
             record["shares"] = {store: measured_shares(run.model, configs[store](0)) for store in (REFERENCE, SHUFFLED)}
         return record
 
-    seeds = {arm: range(min(args.seeds, 2) if arm in FAR else args.seeds) for arm in configs}
-    study = Study(HOME.name, settings, seeds, args.work)
+    many = {
+        arm: 2 * args.seeds if arm in CLOSE else min(args.seeds, 2) if arm in FAR else args.seeds for arm in configs
+    }
+    study = Study(HOME.name, settings, {arm: range(number) for arm, number in many.items()}, args.work)
     records = study.run(one, lambda line: print(line, file=sys.stderr, flush=True))
     shares = records[REFERENCE][0]["shares"]
     forecasts = {

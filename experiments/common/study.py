@@ -160,7 +160,7 @@ def parse(description: str | None, argv: Sequence[str] | None, *, seeds: int | N
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the record goes; the picture goes beside it")
     parser.add_argument("--work", type=Path, default=WORK, help="folder for corpora and finished runs")
     if seeds is not None:
-        parser.add_argument("--seeds", type=int, help=f"seeds of the arms that are close, {seeds} by default")
+        parser.add_argument("--seeds", type=int, help=f"seeds of most arms, {seeds} by default")
     args = parser.parse_args(argv)
     if seeds is not None and args.seeds is None:
         args.seeds = 2 if args.quick else seeds

@@ -16,10 +16,11 @@ which depends on the order alone: VR over an exponential window, as long as the 
 Lengths of neighbourhood add up as in :func:`~headrace.analysis.icc.batch_noise`. In a full shuffle, two places of n are
 of one unit of b rows with probability (b - 1) / (n - 1), which gives the second sum in closed form.
 
-The loss is that on text of the same kind, so what a small corpus lacks counts, in a full shuffle too. A loss has other
-parts, which no order changes: the way from the first weights, and what the model cannot learn. Left out are noise that
-depends on where the weights are, momentum, Adam (it changes what curvatures there are), and differences between
-sources. `python scripts/bench/bench_order_training.py --check` compares it with SGD.
+The loss is that on text of other units, so what a small corpus lacks counts, in a full shuffle too: where a pass is not
+much longer than what the optimiser remembers, the figure is near 1 and says little (experiments/001). Other parts of a
+loss, which no order changes, do not count: the way from the first weights, and what the model cannot learn. Left out
+are noise that depends on where the weights are, momentum, Adam (it changes curvatures), and differences of sources.
+`python scripts/bench/bench_order_training.py --check` compares it with SGD.
 
 Price: at most 2**17 places of the order are mapped, however large store and run: all of them, or a random sample, of
 which the sum over pairs of places is an unbiased estimate, known to about 2 %. 0.15 s a call.
