@@ -31,11 +31,12 @@ from headrace.store.ragged import PartWriter
 MEMORY = 448 << 20
 PROGRAM = """
 import json, resource, shutil, sys, time
-from headrace.ingest.reshuffle import reshuffle
-from headrace.ingest.shuffle_plan import ReshuffleConfig
-from headrace.store.cache import TokenCache
-from headrace.store.consolidate import consolidate
 what, source, target, memory = sys.argv[1:]
+if what != "cp":  # which needs no library
+    from headrace.ingest.reshuffle import reshuffle
+    from headrace.ingest.shuffle_plan import ReshuffleConfig
+    from headrace.store.cache import TokenCache
+    from headrace.store.consolidate import consolidate
 began, cpu = time.perf_counter(), time.process_time()
 if what == "shuffle":
     reshuffle(source, target, ReshuffleConfig(7, memory=int(memory)), engine="inline", progress=False)
