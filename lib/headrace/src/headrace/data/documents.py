@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import logging
+import tokenize
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ class DocumentFilter:
             try:
                 given = np.load(io.BytesIO(raw), allow_pickle=False)
                 return cls(given, name=field, count_not_found=count_not_found)
-            except (ValueError, EOFError, OSError) as error:
+            except (ValueError, EOFError, OSError, SyntaxError, tokenize.TokenError) as error:  # its head is Python
                 raise ConfigError(
                     f"is not a .npy file of numbers ({error})", field=field, value=url, cure=_CURE
                 ) from error

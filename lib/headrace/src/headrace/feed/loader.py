@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, NoReturn, TypeAlias, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -300,6 +300,10 @@ class DataLoader(BatchOrder):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        cure = "Send the config or the dataset, and make a loader there."
+        raise ConfigError("cannot be pickled: it holds devices and threads", field="loader", cure=cure)
 
     def _exchange(self) -> RowExchange | None:
         """Which rows an iteration reads for other processes; None: none at all."""

@@ -131,7 +131,7 @@ def read_plan(folder: str, request: PlanRequest) -> PackPlan | None:
         record = json.loads(raw)
         made_for, counts = record["request"], PackCounts(**record["counts"])
         checksum, arrays = str(record["checksum"]), dict(record["arrays"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(root, f"{PLAN_NAME} is not a plan's record ({error})") from error
     if made_for != json.loads(json.dumps(request.describe())):
         raise PlanMismatchError(
@@ -140,7 +140,10 @@ def read_plan(folder: str, request: PlanRequest) -> PackPlan | None:
             value=root,
             cure="Delete the folder; it is made again.",
         )
-    loaded = {name: _load(files.join(root, f"{name}.bin"), arrays[name]) for name in _ARRAYS if name in arrays}
+    try:
+        loaded = {name: _load(files.join(root, f"{name}.bin"), arrays[name]) for name in _ARRAYS if name in arrays}
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise _damaged(root, f"{PLAN_NAME} does not describe its arrays ({error})") from error
     if missing := {"held", "document", "size"} - set(loaded):
         raise _damaged(root, f"{PLAN_NAME} does not list {sorted(missing)}")
     bounds = np.zeros(loaded["held"].size + 1, np.int64)

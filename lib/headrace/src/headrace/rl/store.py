@@ -25,9 +25,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from headrace.errors import CacheCorruptError, CacheError, PlanMismatchError
 from headrace.rl.groups import ScoredGroup
 from headrace.store import files
+from headrace.store.ledger import prepare_types
 
 FORMAT_VERSION = 1
 _GROUPS, _BATCHES, _RUN = "groups", "batches", "run.json"
@@ -61,11 +64,12 @@ class BatchRecord:
     def from_json(cls, data: bytes, name: str) -> BatchRecord:
         """The record in a file; raises CacheCorruptError if the bytes are something else."""
         try:
-            fields: dict[str, Any] = json.loads(data)
-            fields["dropped"] = {int(k): str(v) for k, v in fields["dropped"].items()}
-            return cls(**fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return msgspec.json.decode(data, type=cls)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise CacheCorruptError("is no record of a step", field="file", value=name) from error
+
+
+prepare_types(BatchRecord)
 
 
 class RolloutStore:
@@ -115,7 +119,11 @@ class RolloutStore:
         if data is None:
             self._write(_RUN, json.dumps(run, sort_keys=True).encode())
             return
-        stored: dict[str, Any] = json.loads(data)
+        try:
+            stored = dict[str, Any](json.loads(data))
+        except (ValueError, TypeError, RecursionError) as error:
+            problem = f"does not say whose rollouts these are ({error})"
+            raise CacheCorruptError(problem, field="file", value=f"{self.folder}/{_RUN}") from error
         for name in sorted({*run, *stored}):
             if stored.get(name) != run.get(name):
                 problem = f"differs: the rollouts in {self.folder} are of a run with {stored.get(name)!r}"

@@ -170,7 +170,7 @@ class RunManifest:
         try:
             new, old = mine.pop("dataset"), theirs.pop("dataset")
             first = _phases_amended(new["phases"], old["phases"]) if "phases" in new else _mixture_amended(new, old)
-        except (KeyError, TypeError, IndexError):  # not a mixture
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError):  # not a mixture
             return None
         return first if mine == theirs else None
 
@@ -193,7 +193,7 @@ class RunManifest:
         try:
             content = json.loads(raw)
             return cls(dict(content["resolved"]), tuple(content.get("history", ())))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"is not a run's manifest ({error})", field="manifest", value=url) from error
 
 
@@ -238,7 +238,7 @@ class Anchors:
             anchors = cast(dict[str, Anchor], content["anchors"])
             until = self._until.get(content["fingerprint"], -1) if content["sha256"] == _digest(anchors) else -1
             return {int(step): anchor for step, anchor in anchors.items() if int(step) <= until}
-        except (OSError, HeadraceError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, HeadraceError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return {}
 
     def use(self, step: int | None) -> None:

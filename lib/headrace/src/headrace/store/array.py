@@ -44,7 +44,7 @@ import tensorstore as ts
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, ReadError
 from headrace.store import files, retry
 from headrace.store.failures import reason
-from headrace.store.layout import OWNER, CacheLayout, StoredLayout, owner_in
+from headrace.store.layout import OWNER, CacheLayout, StoredLayout, owner_in, owner_of
 from headrace.store.mapped import MappedArray, map_array
 from headrace.store.requests import Store, arrived, get, read_context, submit
 from headrace.store.sharded import ShardedArray
@@ -229,6 +229,12 @@ class StoredArray:
         self._lock = threading.Lock()
         self._opening: asyncio.Task[ShardedArray | None] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_store": None, "_mapped": None, "_looked": False, "_lock": None, "_opening": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
     @cached_property
     def _folder(self) -> Path | None:
         return Path(self._working_folder, files.local_path(self.url)) if files.is_local(self.url) else None
@@ -403,11 +409,6 @@ class StoredArray:
         if owner and self.owner and owner != self.owner:
             cure = "Copy that part again, or build it again: headrace verify names it, and what rebuilds it."
             raise CacheCorruptError("is of another part, or of another cache", field="array", value=self.url, cure=cure)
-
-
-def owner_of(url: str, digest: str) -> str:
-    """What an array of a leaf with this digest says in its ``zarr.json``."""
-    return f"{digest} {url.rstrip('/').rsplit('/', 1)[-1]}"
 
 
 async def _object_of(raw: bytes) -> dict[str, Any]:

@@ -188,6 +188,11 @@ def attributes_of(metadata: dict[str, Any], owner: str) -> dict[str, str]:
     return {OWNER: owner, _DIGEST: hashlib.sha256(said.encode()).hexdigest()[:32]}
 
 
+def owner_of(url: str, digest: str) -> str:
+    """What an array of a leaf with this digest says in its ``zarr.json``."""
+    return f"{digest} {url.rstrip('/').rsplit('/', 1)[-1]}"
+
+
 def owner_in(metadata: dict[str, Any]) -> str:
     """Whose an array is, by its ``zarr.json``; empty if it does not say. ValueError if it is not as it was written."""
     attributes = metadata.get("attributes") or {}
@@ -226,7 +231,10 @@ class StoredLayout:
         if sharding is None:
             return cls(length, dtype, shard, shard, codecs, [], False, False, owner)
         (chunk,) = sharding["chunk_shape"]
-        if type(chunk) is not int or chunk < 1 or not all(isinstance(c["name"], str) for c in sharding["codecs"]):
+        index_codecs = sharding.get("index_codecs", [_LITTLE, _CRC])
+        for inner in (sharding["codecs"], index_codecs):
+            checksum_bytes(inner, 8)  # raises what it cannot read
+        if type(chunk) is not int or chunk < 1:
             raise ValueError("its chunks are none")
         keys = metadata.get("chunk_key_encoding", {"name": "default"})
         plain = (
@@ -239,7 +247,6 @@ class StoredLayout:
             and shard % chunk == 0
         )
         index_last = sharding.get("index_location", "end") == "end"
-        index_codecs = sharding.get("index_codecs", [_LITTLE, _CRC])
         return cls(length, dtype, shard, chunk, sharding["codecs"], index_codecs, index_last, plain, owner)
 
     @property

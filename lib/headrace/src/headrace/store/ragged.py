@@ -18,8 +18,8 @@ import tensorstore as ts
 
 from headrace.errors import CacheError, ConfigError
 from headrace.store import files, retry
-from headrace.store.array import check_same_process, kvstore_spec, owner_of, store_error
-from headrace.store.layout import TOKENS, CacheLayout, LeafSpec, attributes_of
+from headrace.store.array import check_same_process, kvstore_spec, store_error
+from headrace.store.layout import TOKENS, CacheLayout, LeafSpec, attributes_of, owner_of
 from headrace.store.ledger import LeafRecord, PartRecord, part_folder, write_part_record
 
 _UNBOUNDED = 1 << 54  # an array grows shard by shard; its true length is set when the writer closes

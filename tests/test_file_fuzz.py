@@ -1,0 +1,203 @@
+"""Every file that is read back, changed at random: it is read, or an error of headrace's comes out, nothing else."""
+
+import contextlib
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.config.lm_data import load_config
+from headrace.data.documents import DocumentFilter
+from headrace.data.token_seq import TokenSeqDataset
+from headrace.errors import ConfigError, HeadraceError
+from headrace.feed.loader import DataLoader
+from headrace.ingest.tokenize import recorded_tokenizer
+from headrace.pack.plan_file import PlanRequest, read_plan, write_plan
+from headrace.pack.spec import PackSpec
+from headrace.rl.store import BatchRecord, RolloutStore
+from headrace.run.manifest import RunManifest, open_run
+from headrace.store.cache import TokenCache
+from headrace.store.layout import CacheLayout
+from headrace.store.verify import verify
+from headrace.testing import random_documents, write_cache
+
+HOSTILE = [
+    None,
+    True,
+    -1,
+    0,
+    1e300,
+    float("nan"),
+    2**70,
+    2**36,
+    "",
+    "../../x",
+    "\u0000",
+    [],
+    {},
+    [[]],
+    {"a": None},
+    1.5,
+]
+CONFIG = """
+seq_len: 16
+batch_size: 4
+shuffle: {kind: braid}
+components: {a: {cache: A}, b: {cache: B, weight: 0.5}}
+"""
+
+
+def places(node, path=()):
+    """Paths of all values within a value of JSON."""
+    yield path
+    inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in inner:
+        yield from places(value, (*path, key))
+
+
+def changed_value(raw: bytes, pick: np.random.Generator) -> bytes:
+    """A value of a JSON file replaced by a hostile one, or deleted, or nested deeply."""
+    tree = {"": json.loads(raw)}
+    *outer, last = ("", *list(places(tree[""]))[pick.integers(len(list(places(tree[""]))))])
+    node = tree
+    for key in outer:
+        node = node[key]
+    how = pick.integers(len(HOSTILE) + 2)
+    if how == len(HOSTILE) and last != "":
+        del node[last]
+    elif how == len(HOSTILE) + 1:
+        node[last] = "@"
+        return json.dumps(tree[""]).encode().replace(b'"@"', b"[" * 100_000)
+    else:
+        node[last] = HOSTILE[how % len(HOSTILE)]
+    return json.dumps(tree[""]).encode()
+
+
+def changed_bytes(raw: bytes, pick: np.random.Generator) -> bytes:
+    at = int(pick.integers(len(raw) + 1))
+    how = pick.integers(4)
+    if how == 0:
+        return raw[:at]
+    if how == 1 and at < len(raw):
+        return raw[:at] + bytes([raw[at] ^ (1 << int(pick.integers(8)))]) + raw[at + 1 :]
+    if how == 2:
+        return raw[:at] + pick.bytes(int(pick.integers(1, 9))) + raw[at:]
+    return raw[:at] + raw[at + int(pick.integers(1, 20)) :]
+
+
+def changed(raw: bytes, seed: int) -> bytes:
+    pick = np.random.default_rng(seed)
+    try:
+        json.loads(raw)
+    except ValueError:
+        return changed_bytes(raw, pick)
+    return (changed_value if pick.integers(3) else changed_bytes)(raw, pick)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A cache as of releases without digests in ledgers and arrays: all that is read is looked at."""
+    root = tmp_path_factory.mktemp("fuzz")
+    write_cache(root, [random_documents(30, seed=k) for k in range(2)], layout=CacheLayout("uint8", 32, 2))
+    for file in root.rglob("zarr.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "attributes": {}}))
+    ledger = root / "ledger.json"
+    ledger.write_text(json.dumps({**json.loads(ledger.read_text()), "digest": ""}, indent=1))
+    (root / "config.yaml").write_text(CONFIG)
+    np.save(root / "removed.npy", np.arange(3))
+    (root / "removed.json").write_text("[0, 1, 5]")
+    (root / "removed.txt").write_text("0\n1\n5\n")
+    write_plan(str(root / "plans"), REQUEST, [np.arange(1, 9)])
+    open_run(str(root / "run"), loader(root)).state(3)
+    store = RolloutStore(root / "rollouts")
+    store.claim({"seed": 1})
+    store.put_record(BatchRecord(0, [0, 1], {2: "late"}, 3))
+    return root
+
+
+REQUEST = PlanRequest("sha256:0", 8, PackSpec(16))
+
+
+def loader(root):
+    return DataLoader(TokenSeqDataset(TokenCache.open(root), 16).shuffle(0), batch_size=8)
+
+
+def read_cache(root):
+    cache = TokenCache.open(root)
+    cache.lengths()
+    cache.tokens(0, cache.num_tokens)
+    cache.leaf("input_ids").values(0, cache.num_documents)
+
+
+def read_rollouts(root):
+    store = RolloutStore(root / "rollouts")
+    store.claim({"seed": 1})
+    store.records()
+
+
+def filtered(name):
+    return lambda root: DocumentFilter.load(str(root / name)).of(TokenCache.open(root))
+
+
+READERS = {
+    "ledger": ("ledger.json", read_cache, lambda root: verify(str(root), deep=True)),
+    "record": ("parts/00000/part.json", lambda root: verify(str(root))),
+    "array": ("parts/00001/input_ids/data/zarr.json", read_cache, lambda root: verify(str(root), deep=True)),
+    "offsets": ("parts/00001/input_ids/offsets/zarr.json", read_cache, lambda root: verify(str(root), deep=True)),
+    "shard": ("parts/00001/input_ids/data/c/0", read_cache, lambda root: verify(str(root), deep=True)),
+    "plan": ("plans/*/plan.json", lambda root: read_plan(str(root / "plans"), REQUEST)),
+    "manifest": ("run/*manifest*.json", lambda root: RunManifest.load(str(root / "run"))),
+    "run": ("run/*manifest*.json", lambda root: open_run(str(root / "run"), loader(root))),
+    "anchors": ("run/*anchors*", lambda root: open_run(str(root / "run"), loader(root), 3)),
+    "claim": ("rollouts/run.json", read_rollouts),
+    "rollouts": ("rollouts/*/*", read_rollouts),
+    "filter": ("removed.npy", filtered("removed.npy")),
+    "list": ("removed.json", filtered("removed.json")),
+    "lines": ("removed.txt", filtered("removed.txt")),
+    "config": ("config.yaml", lambda root: load_config(str(root / "config.yaml"))),
+}
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("kind", READERS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(seed=st.integers(0, 2**32))
+def test_only_errors_of_headrace_come_out(root: Path, kind: str, seed: int):
+    pattern, *readers = READERS[kind]
+    for file in root.glob(pattern):
+        raw = file.read_bytes()
+        try:
+            file.write_bytes(changed(raw, seed))
+            for read in readers:
+                with contextlib.suppress(HeadraceError):
+                    read(root)
+        finally:
+            file.write_bytes(raw)
+
+
+@pytest.mark.fuzz
+@given(seed=st.integers(0, 2**32))
+def test_tokenizers_too(tmp_path_factory, seed):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    model = {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"}
+    content = json.dumps({"version": "1.0", "added_tokens": [], "normalizer": None, "model": model}).encode()
+    (folder / "tokenizer.json").write_bytes(changed(content, seed))
+    record = {"file": "tokenizer.json", "path": "t", "bos": None, "eos": None, "fingerprint": "sha256:0"}
+    with pytest.raises(HeadraceError):
+        recorded_tokenizer(str(folder), record)
+
+
+def test_caches_and_datasets_travel(tmp_path):
+    cache = write_cache(tmp_path, [random_documents(30, seed=1)], layout=CacheLayout("uint8", 32, 2))
+    there = pickle.loads(pickle.dumps(cache))
+    assert np.array_equal(there.tokens(0, cache.num_tokens), cache.tokens(0, cache.num_tokens))
+    data = TokenSeqDataset(cache, 16).shuffle(0)
+    copy = pickle.loads(pickle.dumps(data))
+    batches = zip(DataLoader(data, batch_size=8), DataLoader(copy, batch_size=8), strict=True)
+    assert all(np.array_equal(a.tokens, b.tokens) for a, b in batches)
+    with pytest.raises(ConfigError, match="cannot be pickled: it holds devices and threads"):
+        pickle.dumps(DataLoader(data, batch_size=8))
