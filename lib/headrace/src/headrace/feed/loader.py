@@ -269,13 +269,8 @@ class DataLoader(BatchOrder):
             for counted, *_ in self._counted:
                 total.absorb(counted)
         sent = request_counts() - self._requests_before
-        over_http = ReadStats(
-            requests=sent.requests,
-            retries=sent.retries,
-            hedges=sent.hedges,
-            damaged=sent.damaged,
-            refused=sent.refused,
-        )
+        names = ("requests", "retries", "hedges", "damaged", "refused")
+        over_http = ReadStats(**{name: getattr(sent, name) for name in names})
         resident = sum(reader.resident_bytes for reader in list(self._readers))
         mine = total.snapshot(over_http, resident)
         if not all_hosts:
