@@ -1,4 +1,4 @@
-"""Settings of all tests: hypothesis budgets, and no test may leave a thread behind.
+"""Settings of all tests: hypothesis budgets, the level of logs, and no test may leave a thread behind.
 
 ``HEADRACE_HYPOTHESIS`` chooses the budget: ``dev`` (default), the same examples every time; ``fuzz``, many, drawn anew
 each time (``HEADRACE_FUZZ_EXAMPLES`` says how many).
@@ -6,6 +6,7 @@ each time (``HEADRACE_FUZZ_EXAMPLES`` says how many).
 
 import gc
 import importlib.util
+import logging
 import os
 import threading
 import time
@@ -52,6 +53,12 @@ def no_thread_left_behind() -> Iterator[None]:
         if time.monotonic() > deadline:
             pytest.fail(f"threads left running: {sorted(t.name for t in left)}")
         time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def usual_log_level() -> None:
+    """Libraries set the root logger's level while a test runs; the next test has the usual one all the same."""
+    logging.root.setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session")
