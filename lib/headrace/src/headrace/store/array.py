@@ -387,7 +387,7 @@ class StoredArray:
             "recheck_cached_metadata": "open",
             "fill_missing_data_reads": self._MISSING_IS_ZERO,
         }
-        return ts.open(spec, read=True, write=False, context=read_context())
+        return ts.open(spec, read=True, write=False, context=read_context(retry.policy().attempts))
 
     def _not_opened(self, error: Exception) -> CacheError:
         cure = "Check that the cache was copied whole; build it again if not."

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from typing import Literal, TypeAlias
 
+_CODE = r"\[(?:http_response_code='|HTTP code )"  # of TensorStore 0.1.81, and of 0.1.84
 _NOTES = re.compile(
-    r"\s*\[(?:source locations|http_response_code|http_response_body|curl_code|tensorstore_spec)=.*", re.DOTALL
+    rf"\s*(?:{_CODE}|\[(?:source locations|http_response_body|curl_code|tensorstore_spec)=).*", re.DOTALL
 )
-_STATUS = re.compile(r"\[http_response_code='(\d+)'\]")
+_STATUS = re.compile(rf"{_CODE}(\d+)'?\]")
 _OWN_RETRIES = "All 1 retry attempts failed: "
 _TRANSIENT = re.compile(r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|RESOURCE_EXHAUSTED|CANCELLED|UNKNOWN|INTERNAL)\b")
 
 
-_REFUSED = re.compile(r"(PERMISSION_DENIED|UNAUTHENTICATED)\b|.*\[http_response_code='3", re.DOTALL)
+_REFUSED = re.compile(rf"(PERMISSION_DENIED|UNAUTHENTICATED)\b|.*{_CODE}3", re.DOTALL)
 Failure: TypeAlias = Literal["transient", "refused", "damaged"]
 
 
@@ -43,6 +44,8 @@ def failure_of(error: BaseException) -> Failure:
     Example:
         >>> failure_of(ValueError("FAILED_PRECONDITION: Unknown [http_response_code='302']"))
         'refused'
+        >>> failure_of(ValueError("FAILED_PRECONDITION:  [HTTP code 302] [source locations='driver.cc:335']"))
+        'refused'
         >>> failure_of(ValueError("FAILED_PRECONDITION: Requested byte range [0, 9) was ignored by server"))
         'damaged'
     """
@@ -62,5 +65,5 @@ def reason(error: BaseException) -> str:
     """
     status = _STATUS.search(str(error))
     lines = _NOTES.sub("", str(error)).replace(_OWN_RETRIES, "").splitlines()
-    message = lines[0].strip() if lines else type(error).__name__
+    message = lines[0].strip(" :") if lines else type(error).__name__
     return f"{message}, HTTP status {status[1]}" if status else message

@@ -55,25 +55,26 @@ class Store:
     def renew(self) -> None:
         """Opens it with credentials that are asked for afresh, once for all stores that were opened with the same."""
         with _context_lock:
-            if _contexts.get(retry.policy()) is self._context:
-                del _contexts[retry.policy()]
+            key = (retry.policy(), 1)
+            if _contexts.get(key) is self._context:
+                del _contexts[key]
         self._open()
 
 
 _context_lock = threading.Lock()
-_contexts: dict[retry.RetryPolicy, Any] = {}
+_contexts: dict[tuple[retry.RetryPolicy, int], Any] = {}
 
 
-def read_context() -> Any:
-    """One TensorStore context for all reads under a policy. The pool is for local files: shard indices, and the chunks
-    read last.
+def read_context(attempts: int = 1) -> Any:
+    """One TensorStore context for all reads under a policy of which TensorStore itself makes so many attempts. The pool
+    is for local files: shard indices, and the chunks read last.
     """
-    policy = retry.policy()
+    key = (retry.policy(), attempts)
     with _context_lock:
-        if policy not in _contexts:
+        if key not in _contexts:
             pool = {"cache_pool": {"total_bytes_limit": 64 << 20}}
-            _contexts[policy] = ts.Context(pool | policy.tensorstore_context())
-        return _contexts[policy]
+            _contexts[key] = ts.Context(pool | retry.policy().tensorstore_context(attempts))
+        return _contexts[key]
 
 
 class _Loop:
