@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -162,9 +163,13 @@ READERS = {
 }
 
 
+SMALL = int(os.environ.get("HEADRACE_FUZZ_EXAMPLES", "0")) <= 300
+"""A small budget draws the same each time, so that what it finds is the change's; a larger one draws anew."""
+
+
 @pytest.mark.fuzz
 @pytest.mark.parametrize("kind", READERS)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], derandomize=SMALL)
 @given(seed=st.integers(0, 2**32))
 def test_only_errors_of_headrace_come_out(root: Path, kind: str, seed: int):
     pattern, *readers = READERS[kind]

@@ -192,8 +192,10 @@ class RunManifest:
             return None
         try:
             content = json.loads(raw)
-            return cls(dict(content["resolved"]), tuple(content.get("history", ())))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            earlier = content.get("history", ())
+            history = ({**h, "fingerprint": str(h["fingerprint"]), "until_step": int(h["until_step"])} for h in earlier)
+            return cls(dict(content["resolved"]), tuple(history))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ConfigError(f"is not a run's manifest ({error})", field="manifest", value=url) from error
 
 
