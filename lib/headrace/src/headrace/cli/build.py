@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson
 from headrace.cli.shown import counted, in_bytes
 from headrace.ingest.choices import Engine, FormatOrAuto, KindOrAuto, Mask, OnBadLine
@@ -204,7 +205,7 @@ def _build(
     from headrace.ingest.build import build_cache
     from headrace.ingest.build_shuffled import build_shuffled
 
-    try:
+    with kept_when_interrupted():
         if repair:
             repair_parts(output)
         if how is None:
@@ -215,9 +216,6 @@ def _build(
         return build_shuffled(
             source, tokenizer, output, how, announce=lambda cost: typer.echo(cost_in_words(cost), err=True), **options
         )
-    except KeyboardInterrupt:
-        typer.echo("interrupted: finished parts are kept; run the same command again to go on", err=True)
-        raise typer.Exit(130) from None
 
 
 def shuffle_config(seed: int | None, memory: str | None) -> ReshuffleConfig | None:

@@ -18,6 +18,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -61,6 +63,16 @@ def tell(app: typer.Typer) -> None:
         hint = f" (a fault of headrace: please report it, with what {DEBUG}=1 shows)"
         status = _say("error", redact(f"{type(error).__name__}: {text}{hint}"), UNFORESEEN)
     sys.exit(status if isinstance(status, int) else OK)
+
+
+@contextmanager
+def kept_when_interrupted() -> Iterator[None]:
+    """Around a build: Ctrl-C says that what is finished is kept, and ends the command."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("interrupted: finished parts are kept; run the same command again to go on", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def say_all(wanted: bool) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.build import TokenizerOption
+from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.shown import counted
 
 if TYPE_CHECKING:
@@ -59,11 +60,8 @@ def command(
     taken: list[tuple[FoundSource, int, int]] = []
     for source in sources:
         cache = output / "caches" / source.name
-        try:
+        with kept_when_interrupted():
             report = build_cache(source.config(text_field), TokenizerConfig(tokenizer), str(cache))
-        except KeyboardInterrupt:
-            typer.echo("interrupted: finished parts are kept; run the same command again to go on", err=True)
-            raise typer.Exit(130) from None
         rows = sum(part.tokens // _SEQ_LEN for part in TokenCache.open(cache).ledger.parts)
         if rows:
             taken.append((source, report.tokens, rows))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.build import MemoryOption, RepairOption, cost_in_words, memory_bytes, repair_parts
+from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson
 from headrace.cli.shown import counted
 from headrace.ingest.choices import Engine
@@ -67,11 +68,8 @@ def command(
     typer.echo(cost_in_words(cost), err=True)
     if repair:
         repair_parts(output)
-    try:
+    with kept_when_interrupted():
         report = reshuffle(source, output, how, engine=engine, workers=workers, restart=restart)
-    except KeyboardInterrupt:
-        typer.echo("interrupted: finished parts are kept; run the same command again to go on", err=True)
-        raise typer.Exit(130) from None
     typer.echo(json.dumps(report.to_json()) if as_json else _summary(report, cache))
 
 
