@@ -56,6 +56,13 @@ def test_names_that_yaml_would_not_take_for_text_are_quoted(headrace, texts):
     assert list(yaml.safe_load(Path("run.yaml").read_text())["components"]) == ["code", "on"]
 
 
+@pytest.mark.parametrize(("folder", "output"), [(".", "."), ("texts", "texts/first")])
+def test_what_is_built_must_not_become_text(headrace, texts, folder, output):
+    done = headrace("init", folder, "--output", output)
+    assert (done.code, done.out) == (2, "")
+    assert f"output = '{output}': lies in {folder}, whose files are the text. Give a folder outside" in done.err
+
+
 def test_too_little_text_is_refused(headrace, texts):
     done = headrace("init", "texts/few")
     assert done.code == 2

@@ -44,10 +44,24 @@ def test_folders_become_sources_and_what_is_no_text_is_counted(tmp_path):
 
 @pytest.mark.parametrize("name", ["texts", "te[x]ts", "a b"])
 def test_a_source_builds_from_just_the_files_that_it_counts(tmp_path, name):
-    root = write(tmp_path / name, {"a.txt": b"one", "b.cfg": b"two", "c/d.txt": b"three", "c/e.cfg": b"four five"})
-    for k, source in enumerate(survey(root)):
+    contents = {"a.txt": b"one", "b.cfg": b"two", "c/d.txt": b"three", "c/e.cfg": b"four five", "UP.CFG": b"six"}
+    for k, source in enumerate(survey(write(tmp_path / name, contents))):
         report = build_cache(source.config(), TokenizerConfig("bytes"), str(tmp_path / f"{k}"), progress=False)
         assert (report.documents, report.text_bytes) == (source.files, source.bytes)
+
+
+def test_a_compressed_file_beside_the_folders_is_built_too(tmp_path):
+    (source,) = survey(write(tmp_path / "texts", {"a.txt.gz": gzip.compress(b"one"), "b.txt": b"two"}))
+    report = build_cache(source.config(), TokenizerConfig("bytes"), str(tmp_path / "cache"), progress=False)
+    assert (report.documents, source.files) == (2, 2)
+
+
+@pytest.mark.parametrize("spelling", ["texts", "./texts", "texts//", "other/../texts", "."])
+def test_a_folder_may_be_spelled_in_any_way(tmp_path, monkeypatch, spelling):
+    write(tmp_path / "texts", {"code/a.py": b"x", "docs/b.txt": b"y"})
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "texts" if spelling == "." else tmp_path)
+    assert [(source.name, source.files) for source in survey(spelling)] == [("code", 1), ("docs", 1)]
 
 
 def test_many_folders_are_one_source(tmp_path):

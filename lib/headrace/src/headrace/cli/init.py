@@ -46,12 +46,16 @@ def command(
     from headrace.ingest.build import build_cache
     from headrace.ingest.survey import survey
     from headrace.ingest.tokenize import TokenizerConfig
+    from headrace.store import files
     from headrace.store.cache import TokenCache
 
     for name in (CONFIG, PROGRAM):
         if (output / name).exists():
             cure = f"Give another folder: --output FOLDER, or delete {output / name}."
             raise ConfigError("is there already, and stays", field="output", value=str(output / name), cure=cure)
+    if files.is_local(folder) and output.resolve().is_relative_to(files.local_path(folder).resolve()):
+        cure = "Give a folder outside of it: --output FOLDER."
+        raise ConfigError(f"lies in {folder}, whose files are the text", field="output", value=str(output), cure=cure)
     sources = survey(folder)
     for source in sources:
         typer.echo(_in_words(source, output))

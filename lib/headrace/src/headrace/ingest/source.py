@@ -43,6 +43,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
 """How files are packed, and the endings that tell it. ``hf`` and ``python`` are no files, see their readers."""
 IN_FOLDERS = ("jsonl", "text", "parquet", "arrow", "warc")
 """Formats that are taken from folders unasked; ``.bin`` and ``.npy`` files are many things."""
+USUAL_ENDINGS = tuple(ending for name in IN_FOLDERS for ending in FORMATS[name])
 PRE_TOKENIZED = ("megatron", "nmoe")
 FIELDS: dict[str, dict[str, str]] = {
     "text": {"text": "text"},
@@ -340,7 +341,9 @@ class SourceConfig:
             taken = [e for e in entries if self._wanted(e.path)]
             if not taken:
                 endings = Counter(_ending(e.path) for e in entries)
-                problem = f"is a folder without {', '.join(self._wanted_extensions())} files ({_in_words(endings)})"
+                problem = (
+                    f"is a folder without {', '.join(self._wanted_extensions())} files ({endings_in_words(endings)})"
+                )
                 cure = "Name a folder that holds some."
                 if endings:
                     most = endings.most_common(1)[0][0]
@@ -358,7 +361,7 @@ class SourceConfig:
     def _wanted_extensions(self) -> tuple[str, ...]:
         if self.extensions:
             return tuple(self.extensions)
-        return tuple(e for f in (IN_FOLDERS if self.format == "auto" else [self.format]) for e in FORMATS[f])
+        return USUAL_ENDINGS if self.format == "auto" else FORMATS[self.format]
 
 
 def split_compression(path: str) -> tuple[str, Compression]:
@@ -377,7 +380,13 @@ def _ending(path: str) -> str:
     return os.path.splitext(path)[1] or os.path.basename(path)
 
 
-def _in_words(endings: Counter[str]) -> str:
+def endings_in_words(endings: Counter[str]) -> str:
+    """What a folder has in place of what was looked for.
+
+    Example:
+        >>> endings_in_words(Counter([".py", ".png", ".py"])), endings_in_words(Counter())
+        ('it has .png, .py', 'it is empty')
+    """
     if not endings:
         return "it is empty"
     return "it has " + ", ".join(sorted(endings)[:8]) + (", ..." if len(endings) > 8 else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import glob
 import os
 import re
 from collections import Counter, defaultdict
@@ -12,12 +11,11 @@ from dataclasses import dataclass, replace
 
 from headrace.errors import SourceError
 from headrace.ingest.listing import Entry, list_path
-from headrace.ingest.source import FORMATS, IN_FOLDERS, SourceConfig, split_compression
+from headrace.ingest.source import USUAL_ENDINGS, SourceConfig, endings_in_words, split_compression
 from headrace.store import files
 
 MOST_SOURCES = 20
 """Folders within a folder that become a source each; more of them are one source."""
-_USUAL = {ending for name in IN_FOLDERS for ending in FORMATS[name]}
 _HEAD = 4096
 
 
@@ -62,51 +60,51 @@ def survey(folder: str) -> list[FoundSource]:
         ...     Path(root, "code").mkdir()
         ...     for name in ("code/a.py", "code/b.py", "notes.md"):
         ...         _ = Path(root, name).write_text("some text")
-        ...     found = survey(root)
-        >>> [(source.name, source.endings, source.files) for source in found if source.name == "code"]
+        ...     sources = survey(root)
+        >>> [(source.name, source.endings, source.files) for source in sources if source.name == "code"]
         [('code', ['.py'], 2)]
     """
-    root = folder.rstrip("/") or folder
+    root = os.path.normpath(files.local_path(folder)) if files.is_local(folder) else folder.rstrip("/")
     listing = list_path(root)
     if listing is None or listing[0] != "folder":
         problem = "does not exist" if listing is None else "is a file"
         raise SourceError(problem, field="folder", value=folder, cure="Give a folder that holds texts.")
     groups: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in listing[1]:
-        first, _, rest = entry.path[len(root) :].lstrip("/").partition("/")
+        first, _, rest = entry.path.removeprefix(root).removeprefix("/").partition("/")
         groups[first if rest else ""].append(entry)
     if len(groups) > MOST_SOURCES:
-        whole = [entry for entries in groups.values() for entry in entries]
-        found = [_source(_own_name(root), root, whole)]
+        entries = [entry for those in groups.values() for entry in those]
+        sources = [_source(_own_name(root), root, entries)]
     else:
-        found = [_source(name or _own_name(root), f"{root}/{name}", those) for name, those in sorted(groups.items())]
-    found = [source for source in found if source.files]
-    if not found:
-        endings = Counter(_ending(entry.path) for entries in groups.values() for entry in entries)
-        what = f"it has {', '.join(sorted(endings)[:8])}" if endings else "it is empty"
+        sources = [_source(name or _own_name(root), name and f"{root}/{name}", groups[name]) for name in sorted(groups)]
+    left_out = sum((source.left_out for source in sources), Counter[str]())
+    sources = [source for source in sources if source.files]
+    if not sources:
         cure = "Give a folder of text, JSONL, Parquet or other files that `headrace build` reads."
-        raise SourceError(f"holds no text ({what})", field="folder", value=folder, cure=cure)
-    return _named_apart(found)
+        problem = f"holds no text ({endings_in_words(left_out)})"
+        raise SourceError(problem, field="folder", value=folder, cure=cure)
+    return _named_apart(sources)
 
 
 def _source(name: str, path: str, entries: Sequence[Entry]) -> FoundSource:
-    """The source of a folder; of the files in it alone if the path ends with ``/``."""
+    """The source of a folder; without a path, of the files themselves."""
     by_ending: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         by_ending[_ending(entry.path)].append(entry)
-    taken = sorted(e for e, those in by_ending.items() if e in _USUAL or (e.startswith(".") and _is_text(those)))
+    taken = sorted(e for e, those in by_ending.items() if e in USUAL_ENDINGS or (e.startswith(".") and _is_text(those)))
     left_out = Counter({e: len(those) for e, those in by_ending.items() if e not in taken})
-    own = [entry for ending in taken for entry in by_ending[ending]]
-    paths = [f"{glob.escape(path)}*{ending}" for ending in taken] if path.endswith("/") else [path]
+    kept = [entry for ending in taken for entry in by_ending[ending]]
+    paths = [path] if path else [entry.path for entry in kept]
     safe = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "text"
-    return FoundSource(safe, paths, taken, len(own), sum(entry.size or 0 for entry in own), left_out)
+    return FoundSource(safe, paths, taken, len(kept), sum(entry.size or 0 for entry in kept), left_out)
 
 
-def _named_apart(found: list[FoundSource]) -> list[FoundSource]:
+def _named_apart(sources: list[FoundSource]) -> list[FoundSource]:
     """Sources whose names differ: of two folders ``a b`` and ``a-b`` the second is ``a-b-2``."""
     seen: Counter[str] = Counter()
     result: list[FoundSource] = []
-    for source in found:
+    for source in sources:
         seen[source.name] += 1
         name = source.name if seen[source.name] == 1 else f"{source.name}-{seen[source.name]}"
         result.append(replace(source, name=name))
