@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorstore
+from msgspec.structs import replace
 
 from headrace.errors import (
     CacheCorruptError,
@@ -209,3 +210,11 @@ def test_tiny_caches_tell_their_tokenizer(tmp_path):
     """Like every cache: what opens a cache finds the keys that a built one has."""
     record = tiny_cache(tmp_path, documents=3).ledger.tokenizer
     assert {"path", "file", "fingerprint", "vocab_size", "bos", "bos_id", "eos", "eos_id"} <= set(record)
+
+
+@pytest.mark.parametrize("file", ["../secret.json", "/etc/passwd", "a\0b", 3])
+def test_the_copy_of_the_tokenizer_lies_in_the_cache(cache, file):
+    ledger = read_ledger(cache.path)
+    write_ledger(cache.path, replace(ledger, tokenizer={**ledger.tokenizer, "file": file}))
+    with pytest.raises(CacheCorruptError, match="has a ledger whose tokenizer cannot be used"):
+        TokenCache.open(cache.path)

@@ -29,7 +29,7 @@ from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.leaf import CacheLeaf, LeafPart, check_range, spans, starts
-from headrace.store.ledger import Ledger, PartRecord, ShuffleRecord, prepare_types, read_ledger, shuffle_record
+from headrace.store.ledger import Ledger, Name, PartRecord, ShuffleRecord, prepare_types, read_ledger, shuffle_record
 from headrace.store.levanter.layout import levanter_splits, read_levanter
 from headrace.store.ragged import data_url, offsets_url
 
@@ -59,11 +59,12 @@ OpenPart: TypeAlias = Callable[[str, str, LeafKind, PartRecord], LeafPart]
 """Gives a part of a leaf by name, dtype, kind and the part's record; the tokens are the leaf ``input_ids``."""
 
 
-class _Vocabulary(msgspec.Struct):
+class _TokenizerRecord(msgspec.Struct):
     vocab_size: Annotated[int, msgspec.Meta(ge=1, le=2**32)]
+    file: Name | None = None  # the cache's copy: a name that leads nowhere outside
 
 
-prepare_types(_Vocabulary, CacheLayout, LeafSpec)
+prepare_types(_TokenizerRecord, CacheLayout, LeafSpec)
 
 
 class TokenCache:
@@ -91,7 +92,7 @@ class TokenCache:
         self.ledger = ledger
         self.layout = _converted(ledger.layout, CacheLayout, "layout", path)
         self.layout.check_tokens()
-        _converted(ledger.tokenizer, _Vocabulary, "tokenizer", path)
+        _converted(ledger.tokenizer, _TokenizerRecord, "tokenizer", path)
         self._specs = {spec.name: spec for spec in _converted(ledger.leaves, list[LeafSpec], "leaves", path)}
         self._layouts = {name: self.layout.leaf(spec) for name, spec in self._specs.items()} | {TOKENS: self.layout}
         self._offsets_layout = self.layout.offsets()

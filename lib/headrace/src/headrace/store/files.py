@@ -207,8 +207,6 @@ def open_read(url: str) -> IO[bytes]:
 
 def read_bytes(url: str) -> bytes | None:
     """The content of ``url``; None if there is no such file. Raises CacheError if the store is out of reach."""
-    if is_local(url) and "\0" in url:  # no file can be named so; Python says it by a ValueError
-        return None
     try:
         return local_path(url).read_bytes() if is_local(url) else cast("bytes", _asked(url, "cat_file"))
     except (FileNotFoundError, NotADirectoryError):
