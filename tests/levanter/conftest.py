@@ -1,5 +1,6 @@
 """What the tests of the seam to Levanter share: caches, a config, a tiny model, and a tracker that remembers losses."""
 
+import asyncio
 import dataclasses
 import json
 from pathlib import Path
@@ -102,6 +103,29 @@ def stock(caches, tokenizer_folder, tmp_path_factory):
         "components": {"a": {"source": none}, "b": {"source": none}, "paloma": {"source": none, "tags": ["held-out"]}},
         "train_weights": [[0, {"a": 3.0, "b": 1.0, "paloma": 0.0}], [4, {"a": 1.0, "b": 3.0, "paloma": 0.0}]],
     }
+
+
+@pytest.fixture
+def config(stock):
+    """The same as Levanter's own object."""
+    import draccus
+    from levanter.data.text.datasets import LmDataConfig
+
+    return draccus.decode(LmDataConfig, stock)
+
+
+@pytest.fixture
+def position():
+    """Levanter's axis along a row."""
+    from haliax import Axis
+
+    return Axis("position", SEQ_LEN)
+
+
+@pytest.fixture
+def examples():
+    """``examples(dataset, count)``: the first of a dataset of Levanter's."""
+    return lambda dataset, count: asyncio.run(dataset.get_batch(range(count)))
 
 
 @pytest.fixture

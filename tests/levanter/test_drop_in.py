@@ -25,37 +25,19 @@ pytestmark = [pytest.mark.filterwarnings(f"ignore::{w}") for w in OF_OTHERS]
 SEQ_LEN, BATCH = 16, 8
 
 
-@pytest.fixture
-def config(stock):
-    import draccus
-    from levanter.data.text.datasets import LmDataConfig
-
-    return draccus.decode(LmDataConfig, stock)
-
-
-def position():
-    from haliax import Axis
-
-    return Axis("position", SEQ_LEN)
-
-
-def examples(dataset, count):
-    return asyncio.run(dataset.get_batch(range(count)))
-
-
-def test_evaluation_stays_as_it_is(config):
+def test_evaluation_stays_as_it_is(config, position, examples):
     from headrace.levanter.drop_in import fed
 
     ours = fed(config, seq_len=SEQ_LEN, batch_size=BATCH)
     assert len(ours.the_tokenizer) == len(config.the_tokenizer)
-    (mine,), (theirs,) = ours.tagged_eval_sets(position()), config.tagged_eval_sets(position())
+    (mine,), (theirs,) = ours.tagged_eval_sets(position), config.tagged_eval_sets(position)
     assert mine[1] == theirs[1] == ["held-out", "paloma"]
     for one, other in zip(examples(mine[0], 20), examples(theirs[0], 20), strict=True):
         assert all(np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (one, other)), strict=True))
-    assert set(ours.validation_sets(position())) == set(config.validation_sets(position())) == {"paloma"}
+    assert set(ours.validation_sets(position)) == set(config.validation_sets(position)) == {"paloma"}
 
 
-def test_the_training_set_is_headraces_mixture(stock, config, tmp_path):
+def test_the_training_set_is_headraces_mixture(stock, config, tmp_path, position):
     from levanter.schedule import BatchSchedule
 
     from headrace.levanter.drop_in import fed
@@ -64,19 +46,19 @@ def test_the_training_set_is_headraces_mixture(stock, config, tmp_path):
     assert [(stage.step, stage.weights) for stage in data.own.stages] == [
         (step, {n: w for n, w in weights.items() if w}) for step, weights in stock["train_weights"]
     ]
-    rows = data.train_set(position(), BatchSchedule(BATCH), key=None)
+    rows = data.train_set(position, BatchSchedule(BATCH), key=None)
     loader = DataLoader(data.own.dataset())
     for step in (0, 5):
         tokens = [e.tokens.array for e in asyncio.run(rows.get_batch(range(step * BATCH, (step + 1) * BATCH)))]
         assert np.array_equal(tokens, loader.batch_at(step).tokens)
     other = fed(config, seq_len=SEQ_LEN, batch_size=BATCH, seed=4, run_dir=str(tmp_path))
     with pytest.raises(PlanMismatchError, match="seed"):
-        other.train_set(position(), BatchSchedule(BATCH))
+        other.train_set(position, BatchSchedule(BATCH))
     with pytest.raises(ConfigError, match="batch_size"):
-        data.train_set(position(), BatchSchedule(2 * BATCH))
+        data.train_set(position, BatchSchedule(2 * BATCH))
 
 
-def test_a_loop_that_mixes_itself_gets_the_same_batches(config):
+def test_a_loop_that_mixes_itself_gets_the_same_batches(config, position):
     """As raw-JAX templates do it: the sets, the weights and the blocks go into a mixture that they make."""
     from levanter.data.mixture import MixtureDataset
 
@@ -84,7 +66,7 @@ def test_a_loop_that_mixes_itself_gets_the_same_batches(config):
 
     data = fed(config, seq_len=SEQ_LEN, batch_size=BATCH)
     mixture = MixtureDataset(
-        datasets=data.train_sets(position(), key=jax.random.key(1), initial_batch_size=BATCH),
+        datasets=data.train_sets(position, key=jax.random.key(1), initial_batch_size=BATCH),
         weights=data.train_weights,
         stop_strategy=data.stop_strategy,
         key=jax.random.key(0),
@@ -96,14 +78,14 @@ def test_a_loop_that_mixes_itself_gets_the_same_batches(config):
         assert sorted(got) == sorted(np.asarray(loader.batch_at(step).tokens).tolist())
 
 
-def test_the_mixture_has_headraces_rows_and_says_its_weights(config):
+def test_the_mixture_has_headraces_rows_and_says_its_weights(config, position, examples):
     from levanter.data.mixture import MixtureDataset
     from levanter.schedule import BatchSchedule
 
     from headrace.levanter.drop_in import fed
 
     data = fed(config, seq_len=SEQ_LEN, batch_size=BATCH)
-    mixture = data.train_mixture(position(), BatchSchedule(BATCH), key=jax.random.key(0))
+    mixture = data.train_mixture(position, BatchSchedule(BATCH), key=jax.random.key(0))
     assert isinstance(mixture, MixtureDataset)
     assert not mixture.is_finite()
     rows = [e.tokens for e in examples(mixture, BATCH)]
@@ -114,12 +96,12 @@ def test_the_mixture_has_headraces_rows_and_says_its_weights(config):
 
 
 @pytest.mark.parametrize("pack", [True, 2])
-def test_packed_rows_hold_the_documents_that_levanter_packs(config, pack):
+def test_packed_rows_hold_the_documents_that_levanter_packs(config, pack, position, examples):
     from headrace.levanter.drop_in import fed
 
     components = {**config.components, "a": dataclasses.replace(config.components["a"], pack=pack)}
     config = dataclasses.replace(config, components=components, train_weights={"a": 1.0}, shuffle=False)
-    theirs: Any = config.train_sets(position(), initial_batch_size=BATCH, key=jax.random.key(0))["a"]
+    theirs: Any = config.train_sets(position, initial_batch_size=BATCH, key=jax.random.key(0))["a"]
     ours = fed(config, seq_len=SEQ_LEN, batch_size=BATCH).own.train_datasets()["a"]
     batch, rows = ours.read(np.arange(len(ours))), examples(theirs, len(ours))
     assert asyncio.run(theirs.async_len()) == len(ours)
@@ -150,7 +132,7 @@ def test_packs_are_those_of_levanters_planner(strategy, long, most):
     assert len(plan.raw_plan) <= len(theirs)  # there a document that is dropped ends the pack
 
 
-def test_a_catalog_says_where_caches_lie(config, stock, tmp_path):
+def test_a_catalog_says_where_caches_lie(config, stock, tmp_path, position, examples):
     from headrace.levanter.drop_in import fed
 
     if not hasattr(config, "cache_catalog"):
@@ -173,7 +155,7 @@ def test_a_catalog_says_where_caches_lie(config, stock, tmp_path):
     catalog = dataclasses.replace(config, components=elsewhere, cache_catalog=str(tmp_path / "catalog.json"))
     listed = fed(catalog, seq_len=SEQ_LEN, batch_size=BATCH).own
     assert {n: c.cache for n, c in listed.components.items()} == {n: c.cache for n, c in plain.components.items()}
-    theirs = catalog.train_sets(position(), initial_batch_size=BATCH, key=jax.random.key(0))
+    theirs = catalog.train_sets(position, initial_batch_size=BATCH, key=jax.random.key(0))
     for name, rows in listed.train_datasets().items():
         tokens = [one.tokens for one in examples(theirs[name], len(rows))]
         assert asyncio.run(theirs[name].async_len()) == len(rows)
@@ -191,11 +173,11 @@ CUTS = {"budget": {"target_budget": 1000, "experiment_budget": 210}, "batches": 
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_sources_that_levanter_cuts_have_as_many_rows_and_unshuffled_the_same(config, shuffle, cut):
+def test_sources_that_levanter_cuts_have_as_many_rows_and_unshuffled_the_same(config, shuffle, cut, position, examples):
     from headrace.levanter.drop_in import fed
 
     config = dataclasses.replace(config, shuffle=shuffle, **CUTS[cut])
-    theirs = config.train_sets(position(), initial_batch_size=BATCH, key=jax.random.key(0))
+    theirs = config.train_sets(position, initial_batch_size=BATCH, key=jax.random.key(0))
     ours = fed(config, seq_len=SEQ_LEN, batch_size=BATCH).own.train_datasets()
     assert set(ours) == set(theirs) == {"a", "b"}
     for name, dataset in ours.items():

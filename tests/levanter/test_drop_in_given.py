@@ -19,24 +19,6 @@ pytestmark = [pytest.mark.filterwarnings(f"ignore::{w}") for w in OF_OTHERS]
 SEQ_LEN, BATCH = 16, 8
 
 
-@pytest.fixture
-def config(stock):
-    import draccus
-    from levanter.data.text.datasets import LmDataConfig
-
-    return draccus.decode(LmDataConfig, stock)
-
-
-def position():
-    from haliax import Axis
-
-    return Axis("position", SEQ_LEN)
-
-
-def examples(dataset, count):
-    return asyncio.run(dataset.get_batch(range(count)))
-
-
 CHILDREN = {"x": {"cache_dir": "x", "pack": 2}, "y": {"cache_dir": "y"}}
 
 
@@ -69,7 +51,9 @@ CHAT = "{% for m in messages %}{% generation %}{{ m['content'] }} <eos>{% endgen
 
 
 @pytest.mark.parametrize("unnamed", [False, True])
-def test_texts_and_chats_that_levanter_tokenized_are_mixed_as_they_are(tokenizer_folder, tmp_path, unnamed):
+def test_texts_and_chats_that_levanter_tokenized_are_mixed_as_they_are(
+    tokenizer_folder, tmp_path, unnamed, position, examples
+):
     """Its ledgers say other things of either, and those of Marin's caches nothing: the config names one tokenizer."""
     from levanter.data.text.datasets import DatasetComponent, LmDataConfig, UrlDatasetSourceConfig
     from levanter.data.text.formats import ChatLmDatasetFormat
@@ -90,7 +74,7 @@ def test_texts_and_chats_that_levanter_tokenized_are_mixed_as_they_are(tokenizer
                 json.dumps({**json.loads(ledger.read_text()), "metadata": {"preprocessor_metadata": None}})
             )
     own = fed(config, seq_len=SEQ_LEN, batch_size=BATCH).own
-    theirs = config.train_sets(position(), initial_batch_size=BATCH, key=jax.random.key(0))
+    theirs = config.train_sets(position, initial_batch_size=BATCH, key=jax.random.key(0))
     for name, rows in own.train_datasets().items():
         count = asyncio.run(theirs[name].async_len())
         tokens = [np.asarray(one.tokens).tolist() for one in examples(theirs[name], count)]
@@ -98,7 +82,7 @@ def test_texts_and_chats_that_levanter_tokenized_are_mixed_as_they_are(tokenizer
 
 
 @pytest.mark.parametrize("setting", ["on", "off"])
-def test_headraces_loader_gets_what_the_config_says_of_it(config, setting):
+def test_headraces_loader_gets_what_the_config_says_of_it(config, setting, position):
     from levanter.schedule import BatchSchedule
     from levanter.trainer import Trainer
 
@@ -112,7 +96,7 @@ def test_headraces_loader_gets_what_the_config_says_of_it(config, setting):
     said = SimpleNamespace(batch_schedule=BatchSchedule(BATCH), batch_axis_name="batch")
     trainer: Any = SimpleNamespace(config=said, device_mesh=mesh, compute_axis_mapping={"batch": "data"})
     with own_loader():
-        made: Any = Trainer.data_loader(trainer, data.train_set(position(), BatchSchedule(BATCH)))
+        made: Any = Trainer.data_loader(trainer, data.train_set(position, BatchSchedule(BATCH)))
     assert made.loader.row_exchange == setting
     assert made.loader.prefetch_bytes == 12345678
 
