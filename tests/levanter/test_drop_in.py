@@ -231,8 +231,9 @@ def losses_of(folder, log, *arguments, kill_at=None):
     """Runs the command, and kills it as soon as there is a checkpoint of a step; losses by step."""
     with open(log, "w") as file:
         process = subprocess.Popen(command(MODULE, *arguments), cwd=folder, env=one_device(), stdout=file, stderr=file)
-        if kill_at is not None:
-            while process.poll() is None and not (folder / "run" / f"step-{kill_at}" / "metadata.json").exists():
+        if kill_at is not None:  # Levanter makes the file empty, and does not start where it finds it so
+            metadata = folder / "run" / f"step-{kill_at}" / "metadata.json"
+            while process.poll() is None and not (metadata.exists() and metadata.stat().st_size):
                 time.sleep(0.01)
             process.kill()
         process.wait(timeout=540)
