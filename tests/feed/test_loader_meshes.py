@@ -161,8 +161,12 @@ def check_equal(root, name, processes, steps, expected):
 @pytest.mark.parametrize(
     ("processes", "devices", "meshes"),
     [
-        (4, 1, [("data4", {"data": 4}, ["data"]), ("seq4", {"seq": 4}, [None, "seq"])]),
-        (
+        pytest.param(
+            *(4, 1, [("data4", {"data": 4}, ["data"]), ("seq4", {"seq": 4}, [None, "seq"])]),
+            marks=pytest.mark.slow,
+            id="4x1",
+        ),
+        pytest.param(
             2,
             2,
             [
@@ -170,10 +174,11 @@ def check_equal(root, name, processes, steps, expected):
                 ("model2-data2", {"model": 2, "data": 2}, ["data"]),  # every process holds every row
                 ("seq2-data2", {"seq": 2, "data": 2}, ["data", "seq"]),  # a process holds half of each row
             ],
+            marks=pytest.mark.slow,
+            id="2x2",
         ),
-        (2, 4, [("data2-seq2-model2", {"data": 2, "seq": 2, "model": 2}, ["data", "seq"])]),
+        pytest.param(2, 4, [("data2-seq2-model2", {"data": 2, "seq": 2, "model": 2}, ["data", "seq"])], id="2x4"),
     ],
-    ids=["4x1", "2x2", "2x4"],
 )
 def test_a_job_loads_what_one_process_loads(root, expected, processes, devices, meshes):
     """Also when its processes read rows for each other."""

@@ -319,6 +319,7 @@ class LmDataConfig:
             require_steps(dataset, recipe.num_steps, tightest_bounds(bounded, tokens, sizes, own))
         if (earlier := self.of_braid_version(1)) is not self:
             dataset.earlier = partial(earlier.dataset, instead)
+        dataset.config = self
         return dataset
 
     def of_braid_version(self, version: int) -> LmDataConfig:

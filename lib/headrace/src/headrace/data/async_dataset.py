@@ -65,6 +65,9 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
     earlier: Callable[[], AsyncDataset[T_co]] | None = None
     """Makes this dataset with version 1 of the braid, with which a run may have begun; None: it names its version."""
 
+    config: Any = None
+    """The config that it was made from, for what is said to its user; no part of what it is. None: no config."""
+
     @property
     def functions(self) -> tuple[Callable[[Any], Any], ...]:
         """What batches of :attr:`planned` pass through, first to last; see :meth:`map`."""
