@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from headrace import LmDataConfig, open_run
 from headrace.config.component import ComponentConfig
-from headrace.config.parsing import decode, given_fields
+from headrace.config.parsing import decode
+from headrace.config.writing import given_fields
 from headrace.errors import PlanMismatchError
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from headrace.errors import ConfigError, did_you_mean
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
@@ -24,7 +24,7 @@ from headrace.store.levanter.layout import is_levanter
 
 @dataclass(frozen=True)
 class ComponentConfig:
-    """One source of a mixture.
+    """One source of a mixture. In a config, its cache may stand for the whole: ``{web: caches/web}``.
 
     Attributes:
         cache: Path or URL of its token cache; or a list of several, which are one source, one after the other.
@@ -53,6 +53,8 @@ class ComponentConfig:
         >>> [*LmDataConfig({"web": web, "wiki": wiki}).components]
         ['web', 'wiki']
     """
+
+    SHORTHAND: ClassVar[str] = "cache"
 
     cache: str | list[str]
     weight: float | dict[str, Any] | None = None

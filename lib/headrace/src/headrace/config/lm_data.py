@@ -22,7 +22,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from headrace.config.component import ComponentConfig, braid_of_version, open_caches, subsets_of
-from headrace.config.parsing import decode, dump, read_mapping, with_overrides
+from headrace.config.parsing import decode, read_mapping, with_overrides
+from headrace.config.writing import dump
 from headrace.errors import ConfigError, check_choice
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.limits import STOP_STRATEGIES, check_epochs, phase_lengths, tightest_bounds
@@ -386,4 +387,4 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> LmDat
         >>> load_config(overrides=["seq_len=128", "components.a.cache=caches/a"]).components["a"].cache
         'caches/a'
     """
-    return decode(LmDataConfig, with_overrides(read_mapping(path) if path else {}, overrides))
+    return decode(LmDataConfig, with_overrides(read_mapping(path) if path else {}, overrides, LmDataConfig))

@@ -346,7 +346,7 @@ class Quota(MixingPolicy):
         if room < NEVER:
             chunk = min(chunk, self._chunk_of(here + room))
         begin, (whole, part) = self._find_begin(anchor, at, chunk, rate)
-        self._reach.check_replay(begin, chunk, rate, self._examples(chunk) / chunk)
+        self._reach.check_replay(begin, chunk, rate, self._examples(chunk) / max(chunk, 1))
         if begin <= at + 1:
             return None
         total = self._before + self._examples(begin)

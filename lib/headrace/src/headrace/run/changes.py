@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 from headrace.config.lm_data import LmDataConfig
-from headrace.config.parsing import decode, given_fields, whole_if_it_is
+from headrace.config.parsing import decode
+from headrace.config.writing import given_fields, whole_if_it_is
 from headrace.data.dataset import BatchOrder
 from headrace.mix.blend import is_size_rule
 from headrace.mix.stage_config import AmendmentConfig

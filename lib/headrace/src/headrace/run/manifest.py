@@ -23,7 +23,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from headrace.config.parsing import given_fields
+from headrace.config.writing import given_fields
 from headrace.errors import ConfigError, HeadraceError, IndexOutOfRangeError, PlanMismatchError
 from headrace.mix.draws import Draws
 from headrace.mix.policy import Anchor
