@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from headrace.errors import ConfigError, did_you_mean
@@ -45,6 +45,8 @@ class ComponentConfig:
             and go on.
         loss_mask: Leaf of the cache that says which tokens are trained on; ``auto``: that of chats, if there is one;
             ``none``: all tokens are.
+        replicas: Other places where the same cache lies, which are read in turn where the first fails. Not part of the
+            run's fingerprint: batches do not depend on it; see :mod:`headrace.store.replicas`.
 
     Example:
         >>> from headrace import LmDataConfig
@@ -69,6 +71,7 @@ class ComponentConfig:
     remove: str | None = None
     remove_not_found: Literal["refuse", "count"] = "refuse"
     loss_mask: str = "auto"
+    replicas: list[str] = field(default_factory=list[str])
 
     @property
     def caches(self) -> list[str]:
@@ -82,7 +85,7 @@ class ComponentConfig:
 
     def build_caches(self, name: str, tokenizer: TokenizerConfig, *, progress: bool) -> None:
         """Builds those that do not exist, and finishes those that were begun; see ``LmDataConfig.build_caches``."""
-        for path in self.caches:
+        for path in self.caches if self.source is not None or not self.replicas else ():  # a copy is not built
             ledger = read_ledger(path)
             if ledger is not None and ledger.finished:
                 continue
@@ -110,6 +113,13 @@ class ComponentConfig:
         """Raises ConfigError for a value that nothing can meet; ``path`` is the component's, for the error."""
         if not self.caches:
             raise ConfigError("is empty", field=f"{path}.cache", cure="Name a cache, or a list of caches.")
+        if self.replicas and self.caches[1:]:
+            cure = "Make each cache a component of its own, with its replicas."
+            raise ConfigError("go with one cache, and there are several", field=f"{path}.replicas", cure=cure)
+        places = [self.caches[0], *self.replicas]
+        if twice := [place for n, place in enumerate(places) if place in places[:n]]:
+            cure = "Name each place once."
+            raise ConfigError("is named twice", field=f"{path}.replicas", value=twice[0], cure=cure)
         if self.source is not None and self.caches[1:]:
             cure = "Name one cache to build, or build each by itself: headrace build SOURCE -o CACHE."
             raise ConfigError("cannot be built into several caches", field=f"{path}.source", cure=cure)
@@ -148,7 +158,9 @@ def open_caches(
     for name in instead:
         if name not in components:
             raise ConfigError("is not a component", field=name, cure=did_you_mean(name, components))
-    caches = open_components({n: c.caches for n, c in components.items() if n not in instead}, catalog)
+    wanted = {n: c for n, c in components.items() if n not in instead}
+    replicas = {c.caches[0]: c.replicas for c in wanted.values() if c.replicas}
+    caches = open_components({n: c.caches for n, c in wanted.items()}, catalog, replicas)
     opened = [(name, cache) for name, joined in caches.items() for cache in joined.members]
     if opened and tokenizer is None:
         check_one_tokenizer([(name, c.path, c.ledger.tokenizer) for name, c in opened])

@@ -20,6 +20,7 @@ from headrace.store.layout import LeafKind
 from headrace.store.leaf import LeafPart, starts
 from headrace.store.ledger import PartRecord
 from headrace.store.levanter.layout import read_catalog, read_levanter
+from headrace.store.replicas import open_replicas
 
 
 class JoinedCache(TokenCache):
@@ -125,12 +126,15 @@ def _check_like(cache: TokenCache, first: TokenCache, number: int) -> None:
             raise ConfigError(problem, field=f"cache[{number}]", value=cache.path, cure=cure)
 
 
-def open_components(paths: Mapping[str, Sequence[str]], catalog: str | None = None) -> dict[str, TokenCache]:
+def open_components(
+    paths: Mapping[str, Sequence[str]], catalog: str | None = None, replicas: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, TokenCache]:
     """The caches of components, by name, those of several paths joined; 16 are opened at a time.
 
     Args:
         paths: Paths of the caches of each component.
         catalog: Catalog that has ledgers of some of them; None: each is read where it lies.
+        replicas: Other places of a cache, by its path; see :func:`~headrace.store.replicas.open_replicas`.
 
     Raises:
         CacheError: one cannot be opened; the first that is named.
@@ -139,6 +143,8 @@ def open_components(paths: Mapping[str, Sequence[str]], catalog: str | None = No
     ledgers = {} if catalog is None else read_catalog(catalog)
 
     def open_one(path: str) -> TokenCache:
+        if replicas and replicas.get(path):
+            return open_replicas([path, *replicas[path]])
         ledger = ledgers.get(path.rstrip("/"))
         listed = None if ledger is None else read_levanter(path, ledger)
         return TokenCache.open(path) if listed is None else TokenCache(path, listed.ledger, listed.part)

@@ -75,9 +75,7 @@ def planned_caches(
     }
     asked = [name for name in config.components if name not in given and (look or name not in declared)]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        found = dict(
-            zip(asked, pool.map(lambda name: _exists(name, config.components[name].caches), asked), strict=True)
-        )
+        found = dict(zip(asked, pool.map(lambda name: _exists(name, config.components[name]), asked), strict=True))
     missing = [name for name in config.components if not found.get(name)]
     for name in missing:
         if name not in declared:
@@ -182,17 +180,29 @@ def _as_streams(config: LmDataConfig, names: tuple[str, ...]) -> LmDataConfig:
     return replace(config, components=components)
 
 
-def _exists(name: str, paths: Sequence[str]) -> bool:
-    try:
-        return all(read_ledger(path) is not None or is_levanter(path) for path in paths)
-    except CacheError as error:
+def _exists(name: str, component: ComponentConfig) -> bool:
+    """Whether the caches of a component are there, or a replica of its cache is."""
+    failures: list[CacheError] = []
+
+    def is_there(path: str) -> bool:
+        try:
+            return read_ledger(path) is not None or is_levanter(path)
+        except CacheError as error:
+            failures.append(error)
+            return False
+
+    paths = component.caches
+    if all(map(is_there, paths)) or any(map(is_there, component.replicas)):
+        return True
+    for error in failures:
         raise CacheError(
             error.problem,
             field=f"components.{name}.cache",
             value=paths[0] if len(paths) == 1 else [*paths],
-            cure=f"{error.cure or ''} To plan without it: components.{name}.expected_tokens, or --tokens {name}=2.5e11,"
-            " with --declared.".lstrip(),
+            cure=f"{error.cure or ''} To plan without it: components.{name}.expected_tokens, or --tokens"
+            f" {name}=2.5e11, with --declared.".lstrip(),
         ) from error
+    return False
 
 
 def _whole(field: str, tokens: float | None) -> int:
