@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from headrace.ingest.repair import RepairReport
     from headrace.store.verify import Damage, VerifyReport
 
 _SHOWN_SOURCES = 4
@@ -24,32 +26,65 @@ def command(
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every chunk and compare checksums and digests, not sizes alone.")
     ] = False,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Check as with --deep, and build what is damaged anew from its sources."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a token cache: every file there and whole, and with `--deep` every byte what was written.
 
     Names the damaged parts, files and chunks, and the source files that rebuild them. Ends with status 1 if something
-    is damaged.
+    is damaged. With `--repair` parts whose sources are there are built anew, to the bit; the others are named, with the
+    command that builds them, and the status is 1 only if there are any. Interrupted, the same command goes on.
 
     For example:
 
         headrace verify cache
 
         headrace verify gs://bucket/cache --deep
+
+        headrace verify cache --repair
     """
     from rich.console import Console
 
-    from headrace.store.verify import verify
+    from headrace.ingest.repair import repair as repair_cache
+    from headrace.pack.plan_file import plan_findings
+    from headrace.pack.saved_plans import PLANS_FOLDER
+    from headrace.store import files
+    from headrace.store.verify import Damage, verify
 
-    with counting("checking", show=not as_json and deep) as (expect, advance):
-        report = verify(cache, deep=deep, expect=expect, advance=advance)
-    repair = _repair_command(cache) if report.damages else ""
+    with counting("checking", show=not as_json and (deep or repair)) as (expect, advance):
+        report = verify(cache, deep=deep or repair, expect=expect, advance=advance)
+    plans = [Damage("", problem, file=file) for file, problem in plan_findings(files.join(cache, PLANS_FOLDER))]
+    report = replace(report, damages=[*report.damages, *plans])
+    done = repair_cache(cache, report.damages) if repair and report.damages else None
+    left = bool(report.damages) if done is None else bool(done.left)
+    command = _repair_command(cache) if left else ""
     if as_json:
-        typer.echo(json.dumps({**report.to_json(), "repair": repair}))
+        typer.echo(json.dumps({**report.to_json(), "repair": command, "repaired": done and asdict(done)}))
     else:
-        _show(Console(highlight=False, soft_wrap=True), report, repair)
-    if report.damages:
+        console = Console(highlight=False, soft_wrap=True)
+        _show(console, report, command if done is None else "")
+        if done is not None:
+            _show_repair(console, done, command)
+    if left:
         raise typer.Exit(1)
+
+
+def _show_repair(console: Console, done: RepairReport, command: str) -> None:
+    from rich.text import Text
+
+    for name in done.rebuilt:
+        console.print(Text.assemble(("repaired ", "green"), f"part {name}: built anew, as it was"))
+    for file in done.restored:
+        console.print(Text.assemble(("repaired ", "green"), f"{file}: written anew"))
+    for folder in done.dropped:
+        console.print(Text.assemble(("repaired ", "green"), f"{folder}: deleted; a plan is made again when asked for"))
+    for what, why in done.left.items():
+        console.print(Text.assemble(("left ", "bold red"), f"{what}: {why}"))
+    if command:
+        console.print(Text(f"To build just these anew, once that is mended: {command}"))
 
 
 def _repair_command(cache: str) -> str:
@@ -69,10 +104,12 @@ def _show(console: Console, report: VerifyReport, repair: str) -> None:
     for damage in report.damages:
         console.print(_line(damage))
     unfinished = "" if report.finished else " (unfinished: its complete parts)"
-    how = "every chunk read" if report.deep else "names and sizes; --deep reads every chunk"
+    how = "every chunk read" if report.deep else "names, sizes and ends of files; --deep reads every chunk"
     what = f"{report.path}{unfinished}: {report.parts:,} parts, {report.elements:,} values ({how})"
     if report.shuffled:
         what += f", shuffled with seed {report.shuffled['seed']} from {report.shuffled['fingerprint']}"
+    for text in report.unchecked:
+        console.print(Text(f"not checked: {text}", "yellow"))
     if not report.damages:
         console.print(Text.assemble(("sound ", "green"), what))
         return

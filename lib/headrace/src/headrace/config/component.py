@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from headrace.errors import ConfigError, did_you_mean
@@ -71,7 +71,7 @@ class ComponentConfig:
     remove: str | None = None
     remove_not_found: Literal["refuse", "count"] = "refuse"
     loss_mask: str = "auto"
-    replicas: list[str] = field(default_factory=list[str])
+    replicas: list[str] | None = None
 
     @property
     def caches(self) -> list[str]:
@@ -116,7 +116,7 @@ class ComponentConfig:
         if self.replicas and self.caches[1:]:
             cure = "Make each cache a component of its own, with its replicas."
             raise ConfigError("go with one cache, and there are several", field=f"{path}.replicas", cure=cure)
-        places = [self.caches[0], *self.replicas]
+        places = [self.caches[0], *(self.replicas or [])]
         if twice := [place for n, place in enumerate(places) if place in places[:n]]:
             cure = "Name each place once."
             raise ConfigError("is named twice", field=f"{path}.replicas", value=twice[0], cure=cure)

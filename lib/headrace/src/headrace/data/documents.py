@@ -25,8 +25,9 @@ from jaxtyping import Int64
 from headrace.errors import ConfigError
 from headrace.order.intervals import Intervals
 from headrace.store import files
-from headrace.store.array import ArrayFuture, StoredArray
+from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
+from headrace.store.pending import ArrayFuture
 
 _READS_IN_FLIGHT = 32
 _RUN_CHUNKS = 16  # 2 MiB of offsets a read

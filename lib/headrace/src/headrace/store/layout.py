@@ -11,10 +11,11 @@ bytes, zstd saves about a quarter of that and halves the speed of reading (docs/
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -177,15 +178,19 @@ class CacheLayout:
         }
 
 
-OWNER, _DIGEST = "headrace_owner", "headrace_digest"
+OWNER, CHUNKS, _DIGEST = "headrace_owner", "headrace_chunks", "headrace_digest"
+MOST_NAMED_CHUNKS = 1 << 20
+"""Chunks of an array that names them: ``zarr.json`` has 5.3 bytes for each. A larger array does not."""
 
 
-def attributes_of(metadata: dict[str, Any], owner: str) -> dict[str, str]:
+def attributes_of(metadata: dict[str, Any], owner: str, checksums: np.ndarray | None = None) -> dict[str, str]:
     """What ``zarr.json`` keeps beside the description of an array: whose the array is (the digest of its leaf in its
-    part, and ``data`` or ``offsets``), and a digest of all that it says. Older arrays have neither.
+    part, and ``data`` or ``offsets``), the crc32c of each of its chunks, and a digest of all that it says. Older arrays
+    have none of them, or not the second.
     """
-    said = json.dumps({**metadata, "attributes": owner}, sort_keys=True)
-    return {OWNER: owner, _DIGEST: hashlib.sha256(said.encode()).hexdigest()[:32]}
+    named = {} if checksums is None else {CHUNKS: base64.b64encode(checksums.astype("<u4").tobytes()).decode()}
+    content = json.dumps({**metadata, "attributes": [owner, *named.values()] if named else owner}, sort_keys=True)
+    return {OWNER: owner, **named, _DIGEST: hashlib.sha256(content.encode()).hexdigest()[:32]}
 
 
 def owner_of(url: str, digest: str) -> str:
@@ -193,15 +198,26 @@ def owner_of(url: str, digest: str) -> str:
     return f"{digest} {url.rstrip('/').rsplit('/', 1)[-1]}"
 
 
-def owner_in(metadata: dict[str, Any]) -> str:
-    """Whose an array is, by its ``zarr.json``; empty if it does not say. ValueError if it is not as it was written."""
+def named_in(metadata: dict[str, Any]) -> tuple[str, np.ndarray | None]:
+    """Whose an array is, by its ``zarr.json``, and the crc32c of each of its chunks, uint32; empty and None if it does
+    not say. ValueError if it is not as it was written.
+    """
     attributes = metadata.get("attributes") or {}
-    if OWNER not in attributes and _DIGEST not in attributes:
-        return ""
-    owner = str(attributes.get(OWNER, ""))
-    if attributes != attributes_of(metadata, owner):
+    if not {OWNER, CHUNKS, _DIGEST} & attributes.keys():
+        return "", None
+    owner, named = str(attributes.get(OWNER, "")), attributes.get(CHUNKS)
+    checksums = None if named is None else np.frombuffer(base64.b64decode(str(named), validate=True), "<u4")
+    if attributes != attributes_of(metadata, owner, checksums):
         raise ValueError("it is not as it was written: its digest is of another text")
-    return owner
+    return owner, checksums
+
+
+def chunk_checksums(shard_file: bytes, index_bytes: int) -> np.ndarray:
+    """The crc32c, uint32, with which each chunk of a shard file of headrace's ends, in order."""
+    content = np.frombuffer(shard_file, np.uint8)
+    entries = np.frombuffer(shard_file[-index_bytes:-CRC_BYTES], "<u8").reshape(-1, 2)
+    ends = entries[entries[:, 0] != NO_CHUNK].sum(1).astype(np.int64)
+    return content[ends[:, None] + np.arange(-CRC_BYTES, 0)].copy().view("<u4")[:, 0]
 
 
 @dataclass(frozen=True)
@@ -216,7 +232,8 @@ class StoredLayout:
     index_codecs: list[dict[str, Any]]  # of the index of a file; empty without sharding
     index_last: bool  # the index ends the file; else it begins it
     plain: bool  # sharded in whole chunks and nothing else: keys, grid, and zeros where nothing is stored
-    owner: str = ""  # what it is a part of: see :data:`OWNER`
+    owner: str = ""  # what it is a part of: see :func:`attributes_of`
+    checksums: np.ndarray | None = field(default=None, compare=False)  # of each chunk; None: it does not name them
 
     @classmethod
     def parse(cls, metadata: dict[str, Any]) -> StoredLayout:
@@ -225,7 +242,7 @@ class StoredLayout:
         (shard,) = metadata["chunk_grid"]["configuration"]["chunk_shape"]
         dtype, codecs = str(metadata["data_type"]), metadata["codecs"]
         sharding = next((c["configuration"] for c in codecs if c["name"] == "sharding_indexed"), None)
-        owner = owner_in(metadata)
+        owner, checksums = named_in(metadata)
         if not all(type(n) is int and n >= least for n, least in ((length, 0), (shard, 1))):
             raise ValueError("its sizes are no whole numbers")
         if sharding is None:
@@ -247,7 +264,10 @@ class StoredLayout:
             and shard % chunk == 0
         )
         index_last = sharding.get("index_location", "end") == "end"
-        return cls(length, dtype, shard, chunk, sharding["codecs"], index_codecs, index_last, plain, owner)
+        if checksums is not None and checksums.size != -(-length // chunk):
+            raise ValueError(f"it names {checksums.size} chunks instead of {-(-length // chunk)}")
+        codecs = sharding["codecs"]
+        return cls(length, dtype, shard, chunk, codecs, index_codecs, index_last, plain, owner, checksums)
 
     @property
     def index_bytes(self) -> int:

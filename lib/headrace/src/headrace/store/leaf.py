@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import CacheError, IndexOutOfRangeError
-from headrace.store.array import ArrayFuture, StoredArray
+from headrace.store.array import StoredArray
 from headrace.store.layout import LeafKind
+from headrace.store.pending import ArrayFuture
 
 BLOCK_ELEMENTS = 1 << 22
 """Values that are read at once where all of a leaf is read."""

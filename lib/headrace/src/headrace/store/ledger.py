@@ -166,6 +166,11 @@ def _parse_ledger(raw: bytes, url: str) -> Ledger:
     return replace(ledger, code_version=head.code_version, digest="")
 
 
+def has_digest(root: str) -> bool:
+    """Whether the ledger of a cache has a digest of itself: those of older releases have none."""
+    return b'\n "digest": "sha256:' in (files.read_bytes(files.join(root, LEDGER_NAME)) or b"")
+
+
 def write_ledger(root: str, ledger: Ledger) -> None:
     """Writes the ledger atomically. The same ledger gives the same bytes."""
     raw = _dump(replace(ledger, digest=""))

@@ -24,13 +24,14 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from headrace.errors import CacheCorruptError, CacheError, ReadError
-from headrace.store.array import ArrayFuture, StoredArray
+from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.failures import DamagedAnswerError, StoreFailedError, failure_of
 from headrace.store.layout import LeafKind
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import PartRecord
 from headrace.store.mapped import MappedArray
+from headrace.store.pending import ArrayFuture
 from headrace.store.retry import own_counts
 
 State: TypeAlias = Literal["read", "reached", "unreached", "differs"]

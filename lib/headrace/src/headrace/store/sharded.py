@@ -22,6 +22,7 @@ import tensorstore as ts
 
 from headrace.store.failures import DamagedAnswerError, StoreFailedError
 from headrace.store.layout import CRC_BYTES, NO_CHUNK, StoredLayout, checksum_bytes
+from headrace.store.places import check_place
 from headrace.store.requests import Store, arrived, get
 from headrace.store.retry import own_counts
 
@@ -181,6 +182,7 @@ class ShardedArray:
         self._index_span = slice(-stored.index_bytes, None) if stored.index_last else slice(0, stored.index_bytes)
         self._decode = Decoder(stored.dtype, (self.chunk,), stored.codecs)
         self._decode_index = Decoder("uint64", (self.shard_chunks, 2), stored.index_codecs)
+        self._checksums = None if stored.checksums is None else stored.checksums.data
         self._store = store
         self._number = next(_numbers)
         self._under_way: dict[tuple[str, int], asyncio.Task[Any]] = {}
@@ -252,6 +254,8 @@ class ShardedArray:
         async def decode(data: bytes) -> bool:
             for piece, span in zip(run, spans, strict=True):
                 encoded = data[span.start - begin : span.stop - begin]
+                if self._checksums is not None:
+                    check_place(encoded[-CRC_BYTES:], self._checksums[piece.chunk])
                 with _decoding:
                     await self._decode.into(out[piece.at : piece.at + piece.size], encoded, piece.start)
             return True

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from headrace.order.order import Order
-from headrace.store.array import ArrayFuture, StoredArray
+from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec, token_dtype
 from headrace.store.ledger import Ledger, write_ledger
+from headrace.store.pending import ArrayFuture
 from headrace.store.ragged import PartWriter
 
 

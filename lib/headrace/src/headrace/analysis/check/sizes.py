@@ -192,7 +192,7 @@ def _exists(name: str, component: ComponentConfig) -> bool:
             return False
 
     paths = component.caches
-    if all(map(is_there, paths)) or any(map(is_there, component.replicas)):
+    if all(map(is_there, paths)) or any(map(is_there, component.replicas or ())):
         return True
     for error in failures:
         raise CacheError(
