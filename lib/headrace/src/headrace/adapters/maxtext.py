@@ -127,6 +127,7 @@ class MaxTextIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         """Goes on where the state says.
 
         Raises:
+            ConfigError: it is no state.
             PlanMismatchError: it is the state of another run.
         """
         loader_state = LoaderState.from_json(state)

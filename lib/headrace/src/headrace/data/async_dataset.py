@@ -296,6 +296,10 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return self.length
 
 
+def _mapped_earlier(earlier: Callable[[], AsyncDataset[Any]], fn: Callable[[Any], U]) -> AsyncDataset[U]:
+    return MappedDataset(earlier(), fn)
+
+
 class MappedDataset(AsyncDataset[U]):
     """A dataset whose batches pass through a function.
 
@@ -305,7 +309,7 @@ class MappedDataset(AsyncDataset[U]):
     def __init__(self, base: AsyncDataset[Any], fn: Callable[[Any], U]) -> None:
         self.base, self.fn = base, fn
         if (earlier := base.earlier) is not None:
-            self.earlier = lambda: MappedDataset(earlier(), fn)
+            self.earlier = partial(_mapped_earlier, earlier, fn)
 
     @property
     def planned(self) -> AsyncDataset[Any] | None:

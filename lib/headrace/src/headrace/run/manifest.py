@@ -94,7 +94,7 @@ class LoaderState:
             step, digest = np.asarray(tree["step"]), np.asarray(tree["fingerprint"])
         except KeyError as error:
             raise ConfigError(f"has no {error}", field="state", value=sorted(tree)) from error
-        if step.shape != () or digest.ndim != 1:
+        if step.shape != () or digest.ndim != 1 or int(step) < 0:
             raise ConfigError("is not a loader's state", field="state", value=[step.shape, digest.shape])
         return cls(int(step), digest.astype(np.uint8).tobytes().hex())
 
@@ -103,12 +103,14 @@ class LoaderState:
         """From JSON values.
 
         Raises:
-            ConfigError: a key is missing or of the wrong kind.
+            ConfigError: a key is missing or of the wrong kind, or the step is below 0.
         """
-        step, fingerprint = data.get("step"), data.get("fingerprint")
-        if not isinstance(step, int) or not isinstance(fingerprint, str):
-            cure = "It needs 'step' and 'fingerprint'."
-            raise ConfigError("is not a loader's state", field="state", value=dict(data), cure=cure)
+        step, fingerprint = (
+            (data.get(k) for k in ("step", "fingerprint")) if isinstance(data, Mapping) else (None, None)
+        )
+        if type(step) is not int or step < 0 or not isinstance(fingerprint, str):
+            cure = "It needs 'step', from 0, and 'fingerprint', as get_state or to_json gave them."
+            raise ConfigError("is not a loader's state", field="state", value=data, cure=cure)
         return cls(step, fingerprint)
 
 
