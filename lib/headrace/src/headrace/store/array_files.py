@@ -79,9 +79,7 @@ def _wrong_file(file: str, number: int, size: int, stored: StoredLayout, length:
             return None
     if size < index_bytes + CRC_BYTES:
         return f"has {size:,} bytes, less than its index"
-    fs, path = files.filesystem(file)
-    with files.client_errors(file):
-        raw = fs.cat_file(path, start=size - index_bytes - CRC_BYTES, end=size)
+    raw = files.read_range(file, size - index_bytes - CRC_BYTES, size)
     return _wrong_end(raw, size, stored, number, None if sparse else chunks)
 
 

@@ -10,7 +10,8 @@ they are read before it, once for each chunk: they lie next to bytes that are ab
 
 from __future__ import annotations
 
-from itertools import groupby
+import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from headrace.store.failures import DamagedAnswerError
 from headrace.store.layout import CRC_BYTES, NO_CHUNK, StoredLayout
 
-_ENTRY = 16  # bytes of a chunk in a shard's index
+_ENTRY = struct.Struct("<QQ")  # a chunk's offset and size in a shard's index
 
 
 def check_place(checksum: bytes, named: int) -> None:
@@ -33,40 +34,47 @@ class LocalPlaces:
 
     Args:
         folder: The array's.
-        stored: What its ``zarr.json`` says; it names its chunks.
+        stored: What its ``zarr.json`` says.
+        checksums: That of each chunk, as it names them.
     """
 
     def __init__(self, folder: Path, stored: StoredLayout, checksums: np.ndarray) -> None:
-        self._folder, self._stored, self._checksums = folder, stored, checksums
-        self._seen = np.zeros(checksums.size, np.bool_)
+        self._shards, self._checksums = f"{folder}/c/", checksums.data
+        self._chunk, self._shard_chunks = stored.chunk, stored.shard // stored.chunk
+        self._index_bytes = stored.index_bytes
+        self._seen = bytearray(checksums.size)
 
     def check(self, start: int, stop: int) -> None:
         """Raises DamagedAnswerError if a chunk with elements ``start .. stop`` is of another place. What is lost or cut
         is left to whoever reads it.
         """
-        first, end = start // self._stored.chunk, -(-stop // self._stored.chunk)
-        if self._seen[first:end].all():
-            return
-        chunks = self._stored.shard // self._stored.chunk
-        for shard, of_shard in groupby(range(first, end), key=lambda chunk: chunk // chunks):
-            self._look(shard, list(of_shard), shard * chunks)
+        first, end = start // self._chunk, -(-stop // self._chunk)
+        while (first := self._seen.find(0, first, end)) >= 0:
+            shard = first // self._shard_chunks
+            next_shard = min((shard + 1) * self._shard_chunks, end)
+            self._look(shard, first, next_shard)
+            first = next_shard
 
-    def _look(self, shard: int, chunks: list[int], first: int) -> None:
-        file = self._folder / "c" / str(shard)
+    def _look(self, shard: int, first: int, end: int) -> None:
+        path = f"{self._shards}{shard}"
         try:
-            with file.open("rb", buffering=0) as content:
-                content.seek(_ENTRY * (chunks[0] - first) - self._stored.index_bytes, 2)
-                entries = np.frombuffer(content.read(_ENTRY * len(chunks)), "<u8").reshape(-1, 2)
-                for chunk, (offset, size) in zip(chunks, entries.tolist(), strict=True):
-                    if offset == NO_CHUNK or self._seen[chunk]:
-                        continue
-                    content.seek(offset + size - CRC_BYTES)
-                    checksum = content.read(CRC_BYTES)
+            file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        except OSError:
+            return
+        try:
+            os.lseek(file, _ENTRY.size * (first - shard * self._shard_chunks) - self._index_bytes, os.SEEK_END)
+            for chunk, (offset, size) in enumerate(
+                _ENTRY.iter_unpack(os.read(file, _ENTRY.size * (end - first))), first
+            ):
+                if offset != NO_CHUNK and not self._seen[chunk]:
+                    os.lseek(file, offset + size - CRC_BYTES, os.SEEK_SET)
+                    checksum = os.read(file, CRC_BYTES)
                     if len(checksum) == CRC_BYTES:
-                        check_place(checksum, int(self._checksums[chunk]))
-                    self._seen[chunk] = True
-        except (OSError, OverflowError):
+                        check_place(checksum, self._checksums[chunk])
+                    self._seen[chunk] = 1
+        except (OSError, OverflowError, struct.error):
             return
         except ValueError as error:
-            if str(error).startswith("DATA_LOSS"):
-                raise DamagedAnswerError(f"{error}, shard file {file}") from error
+            raise DamagedAnswerError(f"{error}, shard file {path}") from error
+        finally:
+            os.close(file)

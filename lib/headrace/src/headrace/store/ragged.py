@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -234,8 +235,8 @@ class ArrayWriter:
 class ShardWriter:
     """Writes shard files of an array, whole and in order, and keeps the checksum of each chunk.
 
-    TensorStore encodes a shard in memory, so that its file can be looked at before it is written. Price: two copies of
-    it in memory, for which a shard of 32 MB takes 20 ms.
+    TensorStore encodes a shard in memory, so that its file can be looked at before it is written. Price: two more
+    copies of it, 50 ms of CPU for one of 32 MB (16 million tokens).
 
     Args:
         url: Folder of the array, which must be there.
@@ -323,6 +324,12 @@ def written(future: Any, url: str, kept: str = ": finished parts are kept") -> A
 
 def shard_sizes(url: str, shards: int) -> dict[int, int]:
     """Bytes of each shard file of an array that is there, by its number; there should be ``shards`` of them."""
+    if files.is_local(url):
+        try:
+            with os.scandir(files.local_path(files.join(url, "c"))) as listed:
+                return {int(entry.name): entry.stat().st_size for entry in listed if entry.name.isdigit()}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
     fs, path = files.filesystem(files.join(url, "c"))
     if url.startswith(("http://", "https://")):  # no listings
         existing = [number for number in range(shards) if fs.exists(f"{path}/{number}")]
