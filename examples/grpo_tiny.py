@@ -125,28 +125,30 @@ def run(
     model, opt_state, history = restore(folder, seed)
     sampler = ModelSampler(seed)
     prompts = [np.array([BEGIN, symbol]) for symbol in range(SYMBOLS)]
-    store = RolloutStore(folder / "rollouts")
     settings = RLSettings(
         seq_len=32, groups_per_batch=8, seed=seed, advantages="slime", max_attempts=200, rows=8, max_segments=8
     )
-    dataset = RLDataset(prompts, sampler, settings, store=store)
-    for step in range(len(history), steps):
-        sampler.model, sampler.version = model, step
-        batch = jax.tree.map(jnp.asarray, dataset.next_batch(step, policy_version=step))
-        metrics: dict[str, jax.Array] = {}
-        for _ in range(updates):
-            model, opt_state, metrics = train_step(model, opt_state, batch, jnp.float32(learning_rate), loss)
-        record = store.record(step)
-        assert record is not None
-        seen = [*record.positions, *record.dropped]
-        reward = float(np.mean([store.group(p).rewards.mean() for p in seen]))
-        history.append({"step": step, "trained": record.positions, "left_out": list(record.dropped), "reward": reward})
-        save(folder, model, opt_state, history)
-        store.forget(step)  # the checkpoint is past it
-        if not quiet:
-            shown = ("policy_loss", "entropy", "sampler_kl", "ratio_max", "clip_high_share")
-            said = "  ".join(f"{name} {float(metrics[name]):+.4f}" for name in shown)
-            print(f"step {step:3d}  reward {reward:.3f}  {said}  {dataset.counts}", flush=True)
+    with RolloutStore(folder / "rollouts") as store:  # no other process writes it meanwhile
+        dataset = RLDataset(prompts, sampler, settings, store=store)
+        for step in range(len(history), steps):
+            sampler.model, sampler.version = model, step
+            batch = jax.tree.map(jnp.asarray, dataset.next_batch(step, policy_version=step))
+            metrics: dict[str, jax.Array] = {}
+            for _ in range(updates):
+                model, opt_state, metrics = train_step(model, opt_state, batch, jnp.float32(learning_rate), loss)
+            record = store.record(step)
+            assert record is not None
+            seen = [*record.positions, *record.dropped]
+            reward = float(np.mean([store.group(p).rewards.mean() for p in seen]))
+            history.append(
+                {"step": step, "trained": record.positions, "left_out": list(record.dropped), "reward": reward}
+            )
+            save(folder, model, opt_state, history)
+            store.forget(step)  # the checkpoint is past it
+            if not quiet:
+                shown = ("policy_loss", "entropy", "sampler_kl", "ratio_max", "clip_high_share")
+                said = "  ".join(f"{name} {float(metrics[name]):+.4f}" for name in shown)
+                print(f"step {step:3d}  reward {reward:.3f}  {said}  {dataset.counts}", flush=True)
     return history
 
 
