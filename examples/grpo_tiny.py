@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import equinox as eqx
@@ -93,8 +94,14 @@ def save(folder: Path, model: Transformer, opt_state: optax.OptState, history: l
     """The trainer's state and its history, in one atomic write."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = jax.tree.leaves(eqx.filter((model, opt_state), eqx.is_array))
-    np.savez(folder / "unfinished.npz", json.dumps(history), *map(np.asarray, arrays))
+    with (folder / "unfinished.npz").open("wb") as file:
+        np.savez(file, json.dumps(history), *map(np.asarray, arrays))
+        file.flush()
+        os.fsync(file.fileno())  # before it gets its name
     (folder / "unfinished.npz").replace(folder / "checkpoint.npz")
+    names = os.open(folder, os.O_RDONLY)
+    os.fsync(names)  # the name too: forget() lets go of what an older checkpoint would need
+    os.close(names)
 
 
 def restore(folder: Path, seed: int) -> tuple[Transformer, optax.OptState, list[dict]]:

@@ -88,6 +88,12 @@ class EarlierRollouts:
     def __init__(self, folder: str | None) -> None:
         self.folder = folder
 
+    def exists(self) -> bool:
+        """Whether there are any."""
+        return self.folder is not None and all(
+            files.exists(files.join(self.folder, name)) for name in (_IDENTITY, _GROUPS)
+        )
+
     def identity(self) -> dict[str, Any]:
         """Whose they are; empty if there are none."""
         data = None if self.folder is None else files.read_bytes(files.join(self.folder, _IDENTITY))

@@ -37,7 +37,7 @@ from headrace.rl.groups import ScoredGroup
 from headrace.rl.rollout_records import FORMAT_VERSION, BatchRecord, EarlierRollouts, Source, read_identity
 from headrace.store import files
 from headrace.store.append_log import AppendLog
-from headrace.store.log_segments import Record, list_names
+from headrace.store.log_segments import Record, list_names, segment_names
 
 logger = logging.getLogger(__name__)
 
@@ -371,3 +371,8 @@ class RolloutStore:
         if record.kind == _GROUP and self._used.get(record.key, self._forgotten) >= self._forgotten:
             self.duplicate_groups += self._source(record.key) is not None
             self._groups.setdefault(record.key, {})[name, record.writer, record.number, record.checksum] = record
+
+
+def holds_rollouts(folder: str) -> bool:
+    """Whether there are rollouts in a folder, of this release or an earlier one."""
+    return bool(segment_names(files.join(folder, _STEPS))) or EarlierRollouts(folder).exists()
