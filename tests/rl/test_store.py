@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,8 @@ class Sampler:
 def dataset(folder, make=group, *, prompts=PROMPTS, producer=None, sampler=True, **options):
     settings = RLSettings(**({"seq_len": 8, "groups_per_batch": 3, "seed": 0} | options))
     store = RolloutStore(folder, producer=producer)
-    return RLDataset(prompts, Sampler(make) if sampler else None, settings, store=store)
+    made: Any = RLDataset(prompts, Sampler(make) if sampler else None, settings, store=store)
+    return made
 
 
 def digest(batch):
@@ -66,7 +68,7 @@ def test_a_store_of_another_run_is_refused_by_the_field(tmp_path, field, change)
     with pytest.raises(PlanMismatchError, match=r"differs: the rollouts in .* are of a run with") as caught:
         dataset(tmp_path, **({"tokenizer": "one"} | change))
     assert caught.value.field == field
-    assert "another folder" in caught.value.cure
+    assert "another folder" in str(caught.value)
     same = dataset(tmp_path, tokenizer="one", groups_per_batch=2, rows=9, advantages="slime")
     same.next_batch()
     same.store.close()

@@ -27,7 +27,8 @@ def inspect_rollouts(folder: str, as_json: bool) -> None:
         facts_table(
             {
                 "run": identity or "not said",
-                "steps": f"{facts['steps']:,}; the next is {facts['next_step']:,}, from position {facts['next_position']:,}",
+                "steps": f"{facts['steps']:,}; the next is {facts['next_step']:,},"
+                f" from position {facts['next_position']:,}",
                 "groups": f"{facts['trained_groups']:,} trained on, {facts['dropped_groups']:,} left out,"
                 f" {facts['pending_groups']:,} wait for a step",
                 "not used": f"{facts['refused_groups']:,} too old, {facts['duplicate_groups']:,} sampled twice",

@@ -142,12 +142,12 @@ class AppendLog:
     def _in_order(self, fresh: list[Record], bad: list[tuple[str, int]]) -> Iterator[Record]:
         """Those records that count, by number. Raises CacheCorruptError where one is missing."""
         for record in sorted(fresh, key=lambda r: (r.number, r.kind != DROPPED, r.writer)):
+            if record.number < self._dropped:
+                continue  # its segment was about to be deleted
             fence = min((number for writer, number in self._first.items() if writer > record.writer), default=None)
             if fence is not None and record.number >= fence:
                 self.fenced_records += 1
                 continue
-            if record.number < self._dropped:
-                continue  # its segment was about to be deleted
             if record.number > self._next:
                 self._miss(record, bad)
             elif record.number < self._next and record.writer <= self._last[1]:
@@ -239,6 +239,10 @@ class AppendLog:
             if self.folder is None:
                 return 0
             dropped = 0
+            newest = max((*self._ends, *self._records), default="")
+            for name in [name for name in self._ends if name not in self._records and name != newest]:
+                files.remove_tree(files.join(self.folder, name))  # of no use: a kill came before it was deleted
+                del self._ends[name], self._torn[name]
             for run in self._runs(is_done):
                 records = [record for name in run for record in self._records.pop(name)]
                 last, end = records[-1], max(r.key if r.kind == DROPPED else r.number + 1 for r in records)

@@ -38,10 +38,13 @@ def sync_folder(path: Path) -> None:
             raise
 
 
-def sync_folders(root: Path) -> None:
-    """Waits until the names in a folder, and in all below it, are on the disk; of the deepest first."""
+def sync_folders(root: Path, *, below: Path) -> None:
+    """Waits until the names in a folder, in all below it and in those above it up to ``below`` are on the disk."""
     for folder, _, _ in os.walk(root, topdown=False):
         sync_folder(Path(folder))
+    for folder in root.parents:
+        if folder.is_relative_to(below):
+            sync_folder(folder)
 
 
 def sync_file(path: Path) -> None:

@@ -34,7 +34,7 @@ from typing import Any, Protocol
 import tensorstore as ts
 
 from headrace.errors import CacheError, HeadraceError
-from headrace.store import files
+from headrace.store import durable, files
 from headrace.store.array import kvstore_spec
 from headrace.store.failures import reason
 from headrace.store.ledger import LEDGER_NAME
@@ -271,7 +271,7 @@ class _LocalSlot:
     def _locked(self) -> Iterator[None]:
         path = files.local_path(self._root)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            durable.make_folder(path)
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except FileExistsError as error:
             cure = "Choose a folder that is new or empty."
