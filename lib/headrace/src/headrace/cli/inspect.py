@@ -64,17 +64,11 @@ def command(
 
         headrace inspect run/rollouts
     """
+    if _is_no_cache(cache, settings or [], as_json):
+        return
     from rich.console import Console
     from rich.text import Text
 
-    if cache.endswith(CONFIG_SUFFIXES):
-        inspect_run(cache, settings or [], as_json)
-        return
-    if _holds_rollouts(cache):
-        from headrace.cli.inspect_rollouts import inspect_rollouts
-
-        inspect_rollouts(cache, as_json)
-        return
     from headrace.cli.decoded import drawn, sample, tokenizer_of
     from headrace.cli.inspect_show import (
         length_statistics,
@@ -117,14 +111,22 @@ def command(
         console.print(Text(f"{len(chosen) - len(shown):,} more have this id (all with --json)", "dim"))
 
 
-def _holds_rollouts(folder: str) -> bool:
+def _is_no_cache(path: str, settings: list[str], as_json: bool) -> bool:
+    """Whether there is a config or a folder of rollouts, which is shown then."""
     from headrace.store.ledger import read_ledger
 
-    if read_ledger(folder) is not None:
+    if path.endswith(CONFIG_SUFFIXES):
+        inspect_run(path, settings, as_json)
+        return True
+    if read_ledger(path) is not None:
         return False
+    from headrace.cli.inspect_rollouts import inspect_rollouts
     from headrace.rl.store import holds_rollouts
 
-    return holds_rollouts(folder)
+    is_rollouts = holds_rollouts(path)
+    if is_rollouts:
+        inspect_rollouts(path, as_json)
+    return is_rollouts
 
 
 def _chosen(

@@ -135,8 +135,9 @@ class AppendLog:
             self._ends[name] = records[-1].end if records else at
             self._torn[name] = at + len(data) - self._ends[name]
             fresh += records
-            if records and files.is_local(url):
-                durable.sync_file(files.local_path(url))  # another process wrote it: what is used from now on stays
+            if records and files.is_local(url):  # a writer may have been killed before it did: what is used stays
+                durable.sync_file(files.local_path(url))
+                durable.sync_folder(files.local_path(folder))
         return fresh, bad
 
     def _in_order(self, fresh: list[Record], bad: list[tuple[str, int]]) -> Iterator[Record]:
