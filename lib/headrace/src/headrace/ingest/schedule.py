@@ -12,7 +12,6 @@ Price: nothing but a few messages a second.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from headrace.errors import CacheError
 from headrace.ingest.progress import NOTHING, Progress
-from headrace.store import files
+from headrace.store import durable, files
 from headrace.store.ledger import PART_RECORD_NAME, PartRecord, part_folder
 from headrace.store.retry import RetryPolicy, Wire
 
@@ -265,8 +264,8 @@ def publish(attempt: str, root: str, name: str) -> None:
     files.remove_tree(files.join(target, PART_RECORD_NAME))
     files.remove_tree(target)
     if files.is_local(root):
-        files.local_path(target).parent.mkdir(parents=True, exist_ok=True)
-        os.rename(files.local_path(source), files.local_path(target))
+        durable.make_folder(files.local_path(target).parent)
+        durable.rename(files.local_path(source), files.local_path(target))
     else:
         fs, path = files.filesystem(source)
         _, target_path = files.filesystem(target)

@@ -29,7 +29,7 @@ from headrace.pack.items import Items, PackCounts, Packed, check_lengths, no_off
 from headrace.pack.plan import PackPlan, PlanDigest, no_packs, plan_of
 from headrace.pack.spec import PackSpec
 from headrace.pack.stream import PackStream
-from headrace.store import files
+from headrace.store import durable, files
 
 PLAN_NAME = "plan.json"
 FORMAT_VERSION = 1
@@ -302,7 +302,7 @@ class _ArrayFile:
                 os.fsync(file.fileno())
             file.close()
             if self._local:
-                os.replace(files.local_path(self._target), files.local_path(self.url))
+                durable.rename(files.local_path(self._target), files.local_path(self.url))
         except OSError as error:
             raise self._failed(error) from error
         return {"dtype": self.dtype, "length": self._length, "sha256": self._digest.hexdigest()}
@@ -318,7 +318,7 @@ class _ArrayFile:
         if self._file is None:
             if self._local:
                 path = files.local_path(self._target)
-                path.parent.mkdir(parents=True, exist_ok=True)
+                durable.make_folder(path.parent)
                 self._file = path.open("wb")
             else:
                 fs, path = files.filesystem(self.url)

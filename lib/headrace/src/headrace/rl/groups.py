@@ -47,6 +47,10 @@ class Prompts(Protocol):
 class CachePrompts:
     """The documents of a token cache as prompts: a cache of kind ``prompts``.
 
+    Attributes:
+        fingerprint: The cache's: prompts with the same one are the same.
+        tokenizer: Fingerprint of the cache's tokenizer; None if the cache does not say.
+
     Example:
         >>> import headrace.testing
         >>> len(CachePrompts(headrace.testing.tiny_cache(documents=7)))
@@ -55,6 +59,8 @@ class CachePrompts:
 
     def __init__(self, cache: TokenCache) -> None:
         self.cache = cache
+        self.fingerprint = cache.fingerprint
+        self.tokenizer: str | None = cache.ledger.tokenizer.get("fingerprint")
 
     def __len__(self) -> int:
         return self.cache.num_documents

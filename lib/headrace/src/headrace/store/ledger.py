@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headrace.errors import CacheCorruptError, CacheError
-from headrace.store import files
+from headrace.store import durable, files
 
 LEDGER_NAME = "ledger.json"
 PART_RECORD_NAME = "part.json"
@@ -196,7 +196,9 @@ def read_part_record(root: str, name: str) -> PartRecord | None:
 
 
 def write_part_record(root: str, record: PartRecord) -> None:
-    """Marks a part as complete. Must be the part's last write."""
+    """Marks a part as complete, on the disk too. Must be the part's last write."""
+    if files.is_local(root):
+        durable.sync_folders(files.local_path(part_folder(root, record.name)), below=files.local_path(root))
     files.write_atomic(files.join(part_folder(root, record.name), PART_RECORD_NAME), _dump(record))
 
 
