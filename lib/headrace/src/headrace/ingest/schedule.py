@@ -20,10 +20,10 @@ from statistics import median
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from headrace.errors import CacheError
-from headrace.ingest.progress import NOTHING, Progress
+from headrace.ingest.progress import NOTHING, Progress, Spent
 from headrace.store import durable, files
 from headrace.store.ledger import PART_RECORD_NAME, PartRecord, part_folder
-from headrace.store.retry import RetryPolicy, Wire
+from headrace.store.retry import RetryPolicy
 
 ATTEMPTS_FOLDER = "attempts"
 MAX_LOST = 4
@@ -82,11 +82,11 @@ class Moved(NamedTuple):
 
 
 class Done(NamedTuple):
-    """An attempt finished its part; ``sent`` are the requests over HTTP that it took."""
+    """An attempt finished its part; ``spent`` is what it took."""
 
     attempt: int
     record: PartRecord
-    sent: Wire = Wire()
+    spent: Spent = Spent()
 
 
 class Failed(NamedTuple):
@@ -143,7 +143,7 @@ class Scheduler:
         workers: What builds the parts; closed at the end.
         report: Called with what was done since its last call; less than nothing if work was lost.
         straggler_s: A part is not built twice before it has taken that long, in seconds.
-        sent: Called with the requests over HTTP that each finished part took.
+        spent: Called with what each finished part took.
     """
 
     job: Job
@@ -152,7 +152,7 @@ class Scheduler:
     report: Callable[[Progress], None] | None = None
     clock: Callable[[], float] = time.monotonic
     straggler_s: float = STRAGGLER_S
-    sent: Callable[[Wire], None] | None = None
+    spent: Callable[[Spent], None] | None = None
     second_attempts: int = 0
     lost_workers: int = 0
     _running: dict[int, _Attempt] = field(default_factory=dict[int, _Attempt])
@@ -237,8 +237,8 @@ class Scheduler:
     def _finish(self, event: Done) -> PartRecord:
         winner = self._running.pop(event.attempt)
         self._seconds.append(self.clock() - winner.began)
-        if self.sent is not None:
-            self.sent(event.sent)
+        if self.spent is not None:
+            self.spent(event.spent)
         for number, other in list(self._running.items()):
             if other.task.name == winner.task.name:
                 self.workers.stop(number)
