@@ -67,7 +67,7 @@ def differing_code_points(
 def known_or_computed(digest: str, compute: Callable[[], Ranges]) -> Ranges:
     """The ranges that the user's cache folder has for a digest; where it has none, computes and keeps them."""
     path = _folder() / f"code-points-{digest}.json"
-    with suppress(OSError, ValueError, TypeError):
+    with suppress(OSError, ValueError, TypeError, LookupError):
         content = json.loads(path.read_text())
         if content["digest"] == _digest_of_ranges(content["ranges"]):
             return tuple((int(start), int(stop)) for start, stop in content["ranges"])

@@ -12,7 +12,7 @@ of a build, and the first documents, at most 32 KiB where documents are shorter,
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -53,7 +53,10 @@ def compared_indices(part: str, first: int, sizes: Sequence[int]) -> list[int]:
         >>> len(compared_indices("00000", 1024, [100] * 4096))  # one in 1,024
         4
     """
-    indices = set(_first(first, sizes))
+    indices = set[int]()
+    if first == 0:
+        total = np.cumsum(sizes[:FIRST_DOCUMENTS])
+        indices.update(range(max(min(1, len(sizes)), int((total <= FIRST_BYTES).sum()))))
     for stretch in range(first // ONE_IN, (first + len(sizes) - 1) // ONE_IN + 1 if sizes else 0):
         index = stretch * ONE_IN + zlib.crc32(f"{part}:{stretch}".encode()) % ONE_IN - first
         if 0 <= index < len(sizes):
@@ -89,13 +92,3 @@ def first_difference(
         except BadRecordError:
             return index
     return None
-
-
-def _first(first: int, sizes: Sequence[int]) -> Iterator[int]:
-    """Of the first documents of a part as many as there are bytes for, and the very first whatever its size."""
-    total = 0
-    for index, size in enumerate(sizes[: max(0, FIRST_DOCUMENTS - first)]):
-        total += size
-        if total > FIRST_BYTES and (first or index):
-            return
-        yield index
