@@ -1,5 +1,6 @@
 """gigatoken gives the ids of tokenizers, or is not used: by tokenizer, by text, by what it holds."""
 
+import functools
 import json
 import random
 import subprocess
@@ -295,13 +296,17 @@ SCRIPTS = [
 ]
 
 
+@functools.cache
+def files_here() -> list[Path]:
+    folders = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib")]
+    endings = (".py", ".pyi", ".txt", ".md", ".rst", ".json", ".html", ".js", ".css", ".h", ".po", ".svg")
+    return [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in endings]
+
+
 def kinds_of_text(rng: random.Random) -> list[str]:
     """Some 2 MB of many kinds: code, prose, markup, numbers, scripts of all sorts, awkward documents."""
-    folders = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib")]
-    endings = ("py", "pyi", "txt", "md", "rst", "json", "html", "js", "css", "h", "po", "svg")
-    files = [path for folder in folders for ending in endings for path in folder.rglob(f"*.{ending}")]
     texts = awkward_texts(300, rng)
-    for path in rng.sample(files, 120):
+    for path in rng.sample(files_here(), 120):
         texts.append(path.read_text(errors="replace")[:100_000])
     for start, stop in SCRIPTS:
         words = ("".join(chr(rng.randrange(start, stop)) for _ in range(rng.randrange(1, 12))) for _ in range(600))
