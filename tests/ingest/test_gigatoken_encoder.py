@@ -274,7 +274,11 @@ def awkward_texts(count: int, rng: random.Random) -> list[str]:
         elif i % 3 == 1:
             texts.append("".join(rng.choice(PIECES) for _ in range(length)))
         else:
-            texts.append("x" + rng.choice(" a\n\u00a0中1!") * rng.randrange(1, 3000) + rng.choice(["", "b", " ", "."]))
+            texts.append(
+                "x"
+                + rng.choice(" a\n\u00a0中1!") * rng.randrange(1, 3000 if i % 30 == 2 else 200)
+                + rng.choice(["", "b", " ", "."])
+            )
     return texts
 
 

@@ -337,7 +337,8 @@ def _encoding_in_words(report: BuildReport) -> list[str]:
     if report.tokenizer_engine != "gigatoken":
         return [f"Encoded by tokenizers: {report.engine_reason}."] if report.engine_reason else []
     slow = f", {encoded.slow:,} of them by tokenizers (other Unicode tables)" if encoded.slow else ""
-    lines = [f"Encoded by gigatoken: {encoded.fast + encoded.slow:,} documents{slow}; {encoded.compared:,} compared."]
+    documents = counted(encoded.fast + encoded.slow, "document")
+    lines = [f"Encoded by gigatoken: {documents}{slow}; {encoded.compared:,} compared."]
     if encoded.differences:
         parts = counted(len(encoded.differences), "part")
         lines.append(f"The encoders differ at {encoded.differences[0]}: {parts} built with tokenizers alone.")

@@ -97,7 +97,7 @@ def plan_encoding(engine: TokenizerEngine, tokenizer: Tokenizer, kind: Kind, siz
     little = engine == "auto" and sum(sizes) < FROM_BYTES
     if engine == "tokenizers" or little or not isinstance(tokenizer, FileTokenizer):
         return Encoding("tokenizers")
-    if (reason := why_not(tokenizer, kind)) is not None:
+    if engine == "auto" and (reason := why_not(tokenizer, kind)) is not None:
         _log.info(f"encoding with tokenizers: {reason}")
         return Encoding("tokenizers", reason)
     return Encoding(PACKAGE, code_points=code_points_of(tokenizer))
