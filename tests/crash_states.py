@@ -131,12 +131,7 @@ def _apply(to: Recorder, name: str, arguments: str, result: int, where: str) -> 
     descriptor = re.match(r"(\d+)<((?:\\x[0-9a-f]{2})*)", arguments)
     path = unescaped(descriptor[2]).decode().removesuffix(" (deleted)") if descriptor else ""
     if name in ("open", "openat", "creat"):
-        path = unescaped(where[1:-1]).decode()
-        if "O_CREAT" in arguments:
-            to.create(path, None)
-        if "O_TRUNC" in arguments and to.find(path) > 0:
-            to.ops.append(Op("cut", to.find(path)))
-        to.at[f"{result}{path}"] = -1 if "O_APPEND" in arguments else 0
+        _open(to, unescaped(where[1:-1]).decode(), arguments, result)
     elif name in ("mkdir", "mkdirat"):
         to.create(_paths(arguments)[0], {})
     elif name in ("unlink", "unlinkat", "rmdir"):
@@ -144,7 +139,8 @@ def _apply(to: Recorder, name: str, arguments: str, result: int, where: str) -> 
     elif name.startswith("rename"):
         to.rename(*_paths(arguments))
     elif name == "lseek":
-        to.at[f"{descriptor[1]}{path}"] = result
+        if to.at.get(f"{descriptor[1]}{path}") != -1:  # which is always at the end
+            to.at[f"{descriptor[1]}{path}"] = result
     elif name in ("fsync", "fdatasync"):
         if to.find(path) >= 0:
             to.ops.append(Op("sync", to.find(path)))
@@ -153,6 +149,14 @@ def _apply(to: Recorder, name: str, arguments: str, result: int, where: str) -> 
             to.ops.append(Op("cut", to.find(path), offset=int(arguments.rsplit(", ", 1)[1])))
     else:
         _write(to, name, arguments, result, f"{descriptor[1]}{path}", path)
+
+
+def _open(to: Recorder, path: str, arguments: str, descriptor: int) -> None:
+    if "O_CREAT" in arguments:
+        to.create(path, None)
+    if "O_TRUNC" in arguments and to.find(path) > 0:
+        to.ops.append(Op("cut", to.find(path)))
+    to.at[f"{descriptor}{path}"] = -1 if "O_APPEND" in arguments else 0
 
 
 def _write(to: Recorder, name: str, arguments: str, result: int, key: str, path: str) -> None:

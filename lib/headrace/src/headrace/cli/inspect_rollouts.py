@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.shown import facts_table
-from headrace.rl.store import RolloutStore
 
 
 def inspect_rollouts(folder: str, as_json: bool) -> None:
     """Prints what is in a folder of rollouts. All of it is read, and held against its checksums."""
+    from headrace.rl.store import RolloutStore
+
     facts = RolloutStore(folder).describe()
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False))
