@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError, did_you_mean
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
 from headrace.ingest.build import build_cache
@@ -45,6 +46,8 @@ class ComponentConfig:
             and go on.
         loss_mask: Leaf of the cache that says which tokens are trained on; ``auto``: that of chats, if there is one;
             ``none``: all tokens are.
+        columns: Leaves of its cache that go by other names than those of the config's ``columns``; ``none``: it has
+            none, and its tokens have the column's default.
 
     Example:
         >>> from headrace import LmDataConfig
@@ -67,6 +70,7 @@ class ComponentConfig:
     remove: str | None = None
     remove_not_found: Literal["refuse", "count"] = "refuse"
     loss_mask: str = "auto"
+    columns: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def caches(self) -> list[str]:
@@ -93,6 +97,13 @@ class ComponentConfig:
                     value=path,
                     cure=f"Add components.{name}.source, or: headrace build SOURCE -t FILE -o {path}",
                 )
+
+    def document_filter(self, name: str) -> DocumentFilter | None:
+        """The documents to leave out; ConfigError if its file has none."""
+        if self.remove is None:
+            return None
+        count = self.remove_not_found == "count"
+        return DocumentFilter.load(self.remove, name=f"components.{name}.remove", count_not_found=count)
 
     def of_braid_version(self, version: int) -> ComponentConfig:
         """This component with a version of its own braid, if it has one that names none."""

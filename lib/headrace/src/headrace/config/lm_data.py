@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from headrace.config.component import ComponentConfig, braid_of_version, open_caches, subsets_of
 from headrace.config.parsing import decode, dump, read_mapping, with_overrides
+from headrace.data.columns import ColumnConfig, check_column_name, component_columns
 from headrace.errors import ConfigError, check_choice
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.limits import STOP_STRATEGIES, check_epochs, phase_lengths, tightest_bounds
@@ -83,6 +84,8 @@ class LmDataConfig:
         tokenizer: Tokenizer of the caches; None: the one that they were built with, which must be one. Levanter's
             caches do not keep theirs: of them it is believed, as far as ids and ends of documents allow.
         split_documents: Whether attention and labels stay within documents.
+        columns: What batches hold beside the tokens, by the name that it has there: a leaf of the caches, or a leaf and
+            a default for components without it; see :mod:`headrace.data.columns`.
         row_order: ``locality`` or ``stream``: order of rows within a batch.
         prefetch_bytes: Memory for reading ahead, on each host.
         cache_catalog: Levanter's catalog of caches: the ledgers of those that it names are taken from this one file.
@@ -111,6 +114,7 @@ class LmDataConfig:
     subset: SubsetConfig | None = None
     tokenizer: TokenizerConfig | None = None
     split_documents: bool = False
+    columns: dict[str, str | ColumnConfig] = field(default_factory=dict[str, str | ColumnConfig])
     row_order: str = "locality"
     prefetch_bytes: int = 1 << 30
     cache_catalog: str | None = None
@@ -138,6 +142,8 @@ class LmDataConfig:
         check_shuffle(self.shuffle, "shuffle")
         packing = {name: component.packing for name, component in self.components.items()}
         check_packing(packing, phases=len(self.phases), split_documents=self.split_documents)
+        for name in self.columns:
+            check_column_name(name)
         for name, component in self.components.items():
             component.check(f"components.{name}", self.phases[0][1])
         if self.phases[1:] and (subsets := [path for _, path in subsets_of(self.components, self.subset).values()]):
@@ -226,9 +232,9 @@ class LmDataConfig:
                 name=name,
                 split_documents=self.split_documents,
                 packing=self.components[name].packing,
-                remove=self.components[name].remove,
-                remove_not_found=self.components[name].remove_not_found,
+                removed=self.components[name].document_filter(name),
                 loss_mask=self.components[name].loss_mask,
+                columns=component_columns(cache, self.columns, self.components[name].columns, f"components.{name}"),
             )
             for name, cache in self.open_caches(instead).items()
         }

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from headrace.data.async_dataset import AsyncDataset
+from headrace.data.columns import run_columns
 from headrace.data.dataset import Explained, PlannedDataset, WrappingDataset
 from headrace.data.rows import Rows, RowSource
 from headrace.data.strands import share_strands
@@ -227,6 +228,7 @@ class MixtureDataset(WrappingDataset):
         return located
 
     def _check_rows(self) -> None:
+        run_columns([source for component in self.components for source in component.sources])
         first = self.base
         for name, component in zip(self.names, self.components, strict=True):
             if (component.seq_len, component.eos_id) != (first.seq_len, first.eos_id):

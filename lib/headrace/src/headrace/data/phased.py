@@ -12,8 +12,9 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.batch.packed_batch import PackedBatch
+from headrace.data.columns import columns_of
 from headrace.data.dataset import Explained, OrderedRun, PhaseChange, PlannedDataset, WrappingDataset
-from headrace.data.rows import Rows, masks_of
+from headrace.data.rows import Rows
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
 from headrace.mix.schedule import BatchSchedule
@@ -109,8 +110,9 @@ class PhasedDataset(WrappingDataset):
 
 
 def _urls(dataset: PlannedDataset) -> list[str]:
-    """Of all arrays, tokens and masks."""
-    return [a.url for source in dataset.sources for a in (*source.arrays, *(masks_of(source) or ()))]
+    """Of all arrays, tokens and columns."""
+    columns = [a for source in dataset.sources for column in columns_of(source).values() for a in column.stored]
+    return [a.url for a in (*(a for source in dataset.sources for a in source.arrays), *columns)]
 
 
 class Continued(WrappingDataset):

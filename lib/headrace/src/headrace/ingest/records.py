@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -226,16 +226,24 @@ class LeafConfig:
     Attributes:
         field: The field; ``a.b`` is field b within a.
         dtype: ``text`` (kept as UTF-8 bytes), or the dtype of a number or of a list of numbers, e.g. ``float32``.
-        kind: ``fixed``: one number a document; ``ragged``: a list; ``auto``: ragged for text, else fixed.
+        kind: ``fixed``: one number a document; ``ragged``: a list; ``token``: of ready ids, a list with a number, or
+            ``width`` numbers, for each; ``auto``: ragged for text, else fixed.
+        width: Numbers of each token, with ``kind: token``.
 
     Example:
         >>> LeafConfig("meta.score", "float32").spec("score")
-        LeafSpec(name='score', dtype='float32', kind='fixed')
+        LeafSpec(name='score', dtype='float32', kind='fixed', width=None)
     """
 
     field: str
     dtype: str = TEXT
-    kind: Literal["auto", "fixed", "ragged"] = "auto"
+    kind: Literal["auto", "fixed", "ragged", "token"] = "auto"
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        if self.width != 1 and self.kind != "token":
+            cure = "Say kind: token, or leave it out."
+            raise ConfigError("goes with values for each token", field="width", value=self.width, cure=cure)
 
     def spec(self, name: str) -> LeafSpec:
         """The leaf as the store knows it.
@@ -244,11 +252,13 @@ class LeafConfig:
             ConfigError: the dtype or the kind is not usable.
         """
         if self.dtype == TEXT:
-            if self.kind == "fixed":
+            if self.kind in ("fixed", "token"):
                 raise ConfigError(
                     "a text is no single value", field=f"leaves.{name}", value=self.kind, cure="Say ragged."
                 )
             return LeafSpec(name, "uint8", "ragged")
+        if self.kind == "token":
+            return LeafSpec(name, self.dtype, "ragged", self.width)
         return LeafSpec(name, self.dtype, "fixed" if self.kind == "auto" else self.kind)
 
     def values(self, record: Fields) -> np.ndarray:
@@ -264,30 +274,49 @@ class LeafConfig:
             return np.frombuffer(text.encode(), np.uint8)
         if self.kind == "ragged":
             return numbers(value, self.dtype, self.field)
+        if self.kind == "token":
+            return numbers(_flat(value, self.width, self.field), self.dtype, self.field)
         if isinstance(value, np.ndarray | list | tuple):
             raise BadRecordError(f"holds a {type_name(value)} in field {self.field!r}, not one number", _LEAF_CURE)
         return numbers([value], self.dtype, self.field)
 
 
 def parse_leaf(text: str) -> tuple[str, LeafConfig]:
-    """A leaf as it is written on the command line: ``NAME=FIELD[:DTYPE[:KIND]]``.
+    """A leaf as it is written on the command line: ``NAME=FIELD[:DTYPE[:KIND]]``, of kind ``token`` with ``:WIDTH``.
 
     Raises:
         ConfigError: it is none.
 
     Example:
         >>> parse_leaf("score=meta.score:float32")
-        ('score', LeafConfig(field='meta.score', dtype='float32', kind='auto'))
+        ('score', LeafConfig(field='meta.score', dtype='float32', kind='auto', width=1))
+        >>> parse_leaf("topk=teacher_ids:int32:token:8")[1].spec("topk")
+        LeafSpec(name='topk', dtype='int32', kind='ragged', width=8)
     """
     name, equals, rest = text.partition("=")
     field, *more = rest.split(":")
-    if not (name and equals and field) or len(more) > 2:
+    if not (name and equals and field) or len(more) > 3:
         raise ConfigError(
             "is no leaf", field="leaf", value=text, cure="Write NAME=FIELD or NAME=FIELD:DTYPE, e.g. id=meta.id:text."
         )
-    if more[1:] and more[1] not in ("fixed", "ragged"):
-        raise ConfigError("is no kind of leaf", field="leaf", value=text, cure="Say fixed or ragged.")
-    return name, LeafConfig(field, *more)  # pyright: ignore[reportArgumentType] (checked above)
+    if more[1:] and more[1] not in ("fixed", "ragged", "token"):
+        raise ConfigError("is no kind of leaf", field="leaf", value=text, cure="Say fixed, ragged or token.")
+    if not more[2:]:
+        return name, LeafConfig(field, *more)  # pyright: ignore[reportArgumentType] (checked above)
+    if more[1] != "token" or not more[2].isdecimal():
+        cure = f"Write {name}={field}:{more[0]}:token:8 for 8 numbers of each token."
+        raise ConfigError("is no leaf", field="leaf", value=text, cure=cure)
+    return name, LeafConfig(field, more[0], "token", int(more[2]))
+
+
+def _flat(value: Any, width: int, field: str) -> Any:
+    """A list with ``width`` numbers for each token as a flat one; what has one for each is one already."""
+    if width == 1 or not isinstance(value, np.ndarray | list | tuple) or not len(value):
+        return value
+    rows = list(cast("Sequence[Any]", value))
+    if any(not isinstance(row, np.ndarray | list | tuple) or len(row) != width for row in rows):
+        raise BadRecordError(f"has not {width} numbers for each token in field {field!r}", _LEAF_CURE)
+    return np.concatenate([np.asarray(row) for row in rows])
 
 
 def numbers(value: Any, dtype: str, field: str) -> np.ndarray:
