@@ -91,7 +91,7 @@ class PartWriter:
         for name, (values, counts) in leaves.items():
             checked.append((self._leaves[name], *self._leaves[name].checked(values, counts, len(lengths))))
             width = self._widths.get(name)
-            if width is not None and not np.array_equal(checked[-1][2], width * checked[0][2]):
+            if width is not None and (counts is None or not np.array_equal(counts, width * np.asarray(lengths))):
                 problem = f"values of leaf {name} are not {width} for each token"
                 raise CacheError(problem, field="part", value=self.name)
         for writer, stored, counts in checked:
