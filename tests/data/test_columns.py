@@ -2,25 +2,35 @@
 refused.
 """
 
+import json
+
 import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from typer.testing import CliRunner
 
-from headrace import ComponentConfig, DataLoader, LmDataConfig, MixtureDataset, TokenSeqDataset
+from headrace import ComponentConfig, DataLoader, LmDataConfig, MixtureDataset, TokenSeqDataset, load_config
+from headrace.cli.application import application
 from headrace.data import PackedTokenDataset
 from headrace.data.columns import Column, ColumnConfig, columns_of, component_columns, open_columns, run_columns
 from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError
+from headrace.ingest.records import LeafConfig
+from headrace.ingest.reshuffle import reshuffle
+from headrace.ingest.shuffle_plan import ReshuffleConfig
+from headrace.ingest.source import SourceConfig
 from headrace.order.holdout import ValidationConfig
 from headrace.pack.spec import PackingConfig
 from headrace.store.cache import TokenCache
+from headrace.store.consolidate import consolidate
+from headrace.store.joined import JoinedCache
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.testing import write_cache
 
-K, VOCABULARY = 3, 60_000
+K, VOCABULARY = 3, 65_536
 COLUMNS = {"weight": "loss_weights", "teacher_ids": "topk", "teacher_log_probs": "topk_log_probs", "score": "score"}
 
 
@@ -29,7 +39,7 @@ def weight_of(ids):
 
 
 def topk_of(ids):
-    return np.stack([(ids + 11 * k) % VOCABULARY for k in range(K)], axis=-1)
+    return np.stack([(ids.astype(np.int64) + 11 * k) % VOCABULARY for k in range(K)], axis=-1)
 
 
 def log_probs_of(ids):
@@ -152,6 +162,7 @@ def caches(tmp_path_factory):
     root = tmp_path_factory.mktemp("caches")
     make_cache(root / "a", 0)
     make_cache(root / "b", 1, mask=lambda ids: ids % 3)
+    make_cache(root / "b2", 3, parts=1)
     write_cache(root / "plain", [documents_of(2, 60)], vocab_size=VOCABULARY, layout=CacheLayout("uint16", 64, 4))
     return root
 
@@ -307,3 +318,50 @@ def test_documents_of_a_column_are_read_part_by_part(caches):
     assert run_columns([]) == []
     made = component_columns(TokenCache.open(caches / "a"), {"x": "score"}, {"x": "number"}, "components.a")
     assert made == {"x": ColumnConfig("number")}
+
+
+def test_copies_of_a_cache_keep_what_goes_with_its_tokens(caches, tmp_path):
+    """Shuffled, consolidated and joined caches: chunks of columns still go with those of the tokens."""
+    shuffled, whole = tmp_path / "shuffled", tmp_path / "whole"
+    reshuffle(TokenCache.open(caches / "a"), str(shuffled), ReshuffleConfig(seed=3), engine="inline", progress=False)
+    consolidate(TokenCache.open(caches / "a"), str(whole))
+    joined = JoinedCache([TokenCache.open(shuffled), TokenCache.open(caches / "b2")])
+    for cache, seeds in ((TokenCache.open(shuffled), [0]), (TokenCache.open(whole), [0]), (joined, [0, 3])):
+        for kind in (TokenSeqDataset, PackedTokenDataset):
+            dataset = kind(cache, 16, columns=COLUMNS)
+            check_batch(dataset.read(np.arange(len(dataset))), seeds)
+
+
+def run_command(*arguments):
+    """What a command of headrace prints."""
+    done = CliRunner().invoke(application(), [*map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_headrace_cat_shows_columns(caches, tmp_path):
+    columns = {name: leaf for name, leaf in COLUMNS.items() if name != "teacher_log_probs"}
+    path = tmp_path / "run.yaml"
+    path.write_text(config_of(caches, columns, own={"a": {"packing": PackingConfig()}}).to_yaml())
+    out = run_command("cat", path, "--step", 1, "--json")
+    batch = load_config(str(path)).loader(Mesh(np.asarray(jax.devices()[:1]), ("data",))).batch_at(1)
+    for row in json.loads(out)["rows"]:
+        for span in row["spans"]:
+            begin = row["row"], span["column"]
+            assert span["columns"]["weight"]["first"][0] == float(batch.token_mask[begin])
+            assert span["columns"]["teacher_ids"]["first"][0] == batch.extras["teacher_ids"][begin].tolist()
+            assert span["columns"]["teacher_ids"]["shape"] == [span["tokens"], K]
+            assert span["columns"]["score"]["max"] == float(batch.extras["score"][begin])
+    out = run_command("cat", path, "--step", 1, "--row", 0)
+    assert "teacher_ids: " in out
+    assert "3 a token; begins [" in out
+
+
+def test_a_config_is_checked_and_forecast_before_its_caches_are_there(tmp_path):
+    source = SourceConfig(["gone.jsonl"], kind="tokens", leaves={"score": LeafConfig("score", "float32")})
+    component = ComponentConfig(str(tmp_path / "gone"), source=source, expected_tokens=10**6)
+    columns = {"weight": "loss_weights", "score": "score"}
+    config = LmDataConfig({"a": component}, seq_len=64, batch_size=8, columns=columns, num_steps=50)
+    (tmp_path / "run.yaml").write_text(config.to_yaml())
+    for command in (["config", "check"], ["simulate"]):
+        assert run_command(*command, tmp_path / "run.yaml")

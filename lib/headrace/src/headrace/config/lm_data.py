@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from headrace.config.component import ComponentConfig, braid_of_version, open_caches, subsets_of
 from headrace.config.parsing import decode, dump, read_mapping, with_overrides
-from headrace.data.columns import ColumnConfig, check_column_name, component_columns
+from headrace.data.columns import ColumnConfig, check_column_name
 from headrace.errors import ConfigError, check_choice
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.limits import STOP_STRATEGIES, check_epochs, phase_lengths, tightest_bounds
@@ -85,7 +85,7 @@ class LmDataConfig:
             caches do not keep theirs: of them it is believed, as far as ids and ends of documents allow.
         split_documents: Whether attention and labels stay within documents.
         columns: What batches hold beside the tokens, by the name that it has there: a leaf of the caches, or a leaf and
-            a default for components without it; see :mod:`headrace.data.columns`.
+            a default for components without it; None: nothing. See :mod:`headrace.data.columns`.
         row_order: ``locality`` or ``stream``: order of rows within a batch.
         prefetch_bytes: Memory for reading ahead, on each host.
         cache_catalog: Levanter's catalog of caches: the ledgers of those that it names are taken from this one file.
@@ -114,7 +114,7 @@ class LmDataConfig:
     subset: SubsetConfig | None = None
     tokenizer: TokenizerConfig | None = None
     split_documents: bool = False
-    columns: dict[str, str | ColumnConfig] = field(default_factory=dict[str, str | ColumnConfig])
+    columns: dict[str, str | ColumnConfig] | None = None
     row_order: str = "locality"
     prefetch_bytes: int = 1 << 30
     cache_catalog: str | None = None
@@ -142,7 +142,7 @@ class LmDataConfig:
         check_shuffle(self.shuffle, "shuffle")
         packing = {name: component.packing for name, component in self.components.items()}
         check_packing(packing, phases=len(self.phases), split_documents=self.split_documents)
-        for name in self.columns:
+        for name in self.columns or {}:
             check_column_name(name)
         for name, component in self.components.items():
             component.check(f"components.{name}", self.phases[0][1])
@@ -234,7 +234,7 @@ class LmDataConfig:
                 packing=self.components[name].packing,
                 removed=self.components[name].document_filter(name),
                 loss_mask=self.components[name].loss_mask,
-                columns=component_columns(cache, self.columns, self.components[name].columns, f"components.{name}"),
+                columns=self.components[name].columns_of_run(name, cache, self.columns or {}),
             )
             for name, cache in self.open_caches(instead).items()
         }

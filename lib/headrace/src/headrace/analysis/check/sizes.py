@@ -158,8 +158,9 @@ def _leaves_of(config: LmDataConfig, name: str) -> list[LeafSpec]:
     declared = {} if component.source is None else component.source.leaves
     mask = _mask_of(component)
     leaves = {} if mask is None else {mask: LeafSpec(mask, "uint8")}
-    for column, given in config.columns.items():
-        leaf = component.columns.get(column, given if isinstance(given, str) else given.leaf)
+    own = component.columns or {}
+    for column, given in (config.columns or {}).items():
+        leaf = own.get(column, given if isinstance(given, str) else given.leaf)
         if leaf in declared:
             leaves[leaf] = declared[leaf].spec(leaf)
         elif leaf != NO_LEAF:
