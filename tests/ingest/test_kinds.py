@@ -486,4 +486,4 @@ def test_leaves_of_tokens_that_are_none(text: str):
     with pytest.raises(ConfigError, match="leaf"):
         parse_leaf(text)
     with pytest.raises(ConfigError, match="width"):
-        LeafConfig("b", "int32", "ragged", 8)
+        LeafConfig("b", "int32", "fixed", 8)

@@ -267,7 +267,7 @@ def _planned(job: BuildJob, tokenizer: Tokenizer, listed: Sequence[SourceFile], 
 
 def _without_usual(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     """Fields as a ledger has them: what came later is left out where it is as it always was."""
-    return dict(pair for pair in fields if pair != ("width", 1))
+    return dict(pair for pair in fields if pair != ("width", None))
 
 
 def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:

@@ -63,7 +63,7 @@ class DocumentKind(abc.ABC):
         self.columns, self.optional = config.columns(kind), config.optional_columns(kind)
         self._asked = tuple(leaf.spec(name) for name, leaf in config.leaves.items())
         for name, leaf in config.leaves.items():
-            if leaf.kind == "token" and (kind != "tokens" or config.fim is not None):
+            if leaf.width is not None and (kind != "tokens" or config.fim is not None):
                 what = "tokens that move for filling in the middle" if kind == "tokens" else f"documents of kind {kind}"
                 problem = f"has values for tokens, and {what} are not those that they belong to"
                 cure = "Keep such values of ready ids (--kind tokens), without --fim-prefix and the like."

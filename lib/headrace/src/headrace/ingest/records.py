@@ -226,9 +226,10 @@ class LeafConfig:
     Attributes:
         field: The field; ``a.b`` is field b within a.
         dtype: ``text`` (kept as UTF-8 bytes), or the dtype of a number or of a list of numbers, e.g. ``float32``.
-        kind: ``fixed``: one number a document; ``ragged``: a list; ``token``: of ready ids, a list with a number, or
-            ``width`` numbers, for each; ``auto``: ragged for text, else fixed.
-        width: Numbers of each token, with ``kind: token``.
+        kind: ``fixed``: one number a document; ``ragged``: a list; ``auto``: ragged for text and for what tokens have,
+            else fixed.
+        width: Of ready ids, how many numbers the field has for each: a list of numbers, or a list of lists with so many
+            numbers. None: they are not of tokens.
 
     Example:
         >>> LeafConfig("meta.score", "float32").spec("score")
@@ -237,13 +238,15 @@ class LeafConfig:
 
     field: str
     dtype: str = TEXT
-    kind: Literal["auto", "fixed", "ragged", "token"] = "auto"
-    width: int = 1
+    kind: Literal["auto", "fixed", "ragged"] = "auto"
+    width: int | None = None
 
     def __post_init__(self) -> None:
-        if self.width != 1 and self.kind != "token":
-            cure = "Say kind: token, or leave it out."
-            raise ConfigError("goes with values for each token", field="width", value=self.width, cure=cure)
+        if self.width is not None and (self.kind == "fixed" or self.dtype == TEXT):
+            cure = "Leave it out, or give the numbers of tokens: {dtype: float32, width: 1}."
+            raise ConfigError(
+                "cannot be of a text or of one value a document", field="width", value=self.width, cure=cure
+            )
 
     def spec(self, name: str) -> LeafSpec:
         """The leaf as the store knows it.
@@ -252,12 +255,12 @@ class LeafConfig:
             ConfigError: the dtype or the kind is not usable.
         """
         if self.dtype == TEXT:
-            if self.kind in ("fixed", "token"):
+            if self.kind == "fixed":
                 raise ConfigError(
                     "a text is no single value", field=f"leaves.{name}", value=self.kind, cure="Say ragged."
                 )
             return LeafSpec(name, "uint8", "ragged")
-        if self.kind == "token":
+        if self.width is not None:
             return LeafSpec(name, self.dtype, "ragged", self.width)
         return LeafSpec(name, self.dtype, "fixed" if self.kind == "auto" else self.kind)
 
@@ -272,24 +275,22 @@ class LeafConfig:
             text = string_of(value, self.field)
             utf8_length(text)
             return np.frombuffer(text.encode(), np.uint8)
-        if self.kind == "ragged":
-            return numbers(value, self.dtype, self.field)
-        if self.kind == "token":
-            return numbers(_flat(value, self.width, self.field), self.dtype, self.field)
+        if self.kind == "ragged" or self.width is not None:
+            return numbers(_flat(value, self.width or 1, self.field), self.dtype, self.field)
         if isinstance(value, np.ndarray | list | tuple):
             raise BadRecordError(f"holds a {type_name(value)} in field {self.field!r}, not one number", _LEAF_CURE)
         return numbers([value], self.dtype, self.field)
 
 
 def parse_leaf(text: str) -> tuple[str, LeafConfig]:
-    """A leaf as it is written on the command line: ``NAME=FIELD[:DTYPE[:KIND]]``, of kind ``token`` with ``:WIDTH``.
+    """A leaf as it is written on the command line: ``NAME=FIELD[:DTYPE[:KIND]]`` or ``NAME=FIELD:DTYPE:token[:WIDTH]``.
 
     Raises:
         ConfigError: it is none.
 
     Example:
         >>> parse_leaf("score=meta.score:float32")
-        ('score', LeafConfig(field='meta.score', dtype='float32', kind='auto', width=1))
+        ('score', LeafConfig(field='meta.score', dtype='float32', kind='auto', width=None))
         >>> parse_leaf("topk=teacher_ids:int32:token:8")[1].spec("topk")
         LeafSpec(name='topk', dtype='int32', kind='ragged', width=8)
     """
@@ -301,12 +302,13 @@ def parse_leaf(text: str) -> tuple[str, LeafConfig]:
         )
     if more[1:] and more[1] not in ("fixed", "ragged", "token"):
         raise ConfigError("is no kind of leaf", field="leaf", value=text, cure="Say fixed, ragged or token.")
-    if not more[2:]:
-        return name, LeafConfig(field, *more)  # pyright: ignore[reportArgumentType] (checked above)
-    if more[1] != "token" or not more[2].isdecimal():
+    of_tokens = more[1:2] == ["token"]
+    if more[2:] and not (of_tokens and more[2].isdecimal()):
         cure = f"Write {name}={field}:{more[0]}:token:8 for 8 numbers of each token."
         raise ConfigError("is no leaf", field="leaf", value=text, cure=cure)
-    return name, LeafConfig(field, more[0], "token", int(more[2]))
+    if of_tokens:
+        return name, LeafConfig(field, more[0], width=int(more[2]) if more[2:] else 1)
+    return name, LeafConfig(field, *more)  # pyright: ignore[reportArgumentType] (checked above)
 
 
 def _flat(value: Any, width: int, field: str) -> Any:
