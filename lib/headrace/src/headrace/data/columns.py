@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Int64
@@ -52,6 +52,15 @@ class ColumnConfig:
     default: float | None = None
 
 
+class DocumentRuns(NamedTuple):
+    """Tokens that have one value, in order: the piece that they are of, where in it they begin, and how many."""
+
+    piece: Int64[np.ndarray, " r"]
+    column: Int64[np.ndarray, " r"]
+    size: Int64[np.ndarray, " r"]
+    value: np.ndarray
+
+
 class DocumentValues:
     """A number of each document of one part of a cache, read when the first of them is asked for."""
 
@@ -74,16 +83,22 @@ class DocumentValues:
                 )
         return offsets, values.astype(self._dtype)
 
-    def of_tokens(self, start: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]) -> np.ndarray:
-        """The value at each token of some runs of tokens of the part, end to end."""
+    def runs(self, start: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]) -> DocumentRuns:
+        """Some runs of tokens of the part, cut where documents end."""
         offsets, values = self._loaded
         stop = start + size
         first = np.searchsorted(offsets, start, side="right") - 1
         count = np.searchsorted(offsets, stop - 1, side="right") - first
         run = np.repeat(np.arange(start.size), count)
         document = np.repeat(first, count) + np.arange(run.size) - np.repeat(np.cumsum(count) - count, count)
-        held = np.minimum(offsets[document + 1], stop[run]) - np.maximum(offsets[document], start[run])
-        return np.repeat(values[document], held)  # empty documents have no tokens
+        begin = np.maximum(offsets[document], start[run])  # empty documents have no tokens
+        held = np.minimum(offsets[document + 1], stop[run]) - begin
+        return DocumentRuns(run, begin - start[run], held, values[document])
+
+    def of_tokens(self, start: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]) -> np.ndarray:
+        """The value at each token of some runs of tokens of the part, end to end."""
+        runs = self.runs(start, size)
+        return np.repeat(runs.value, runs.size)
 
 
 @dataclass(frozen=True, eq=False)

@@ -289,8 +289,8 @@ class Slots:
         """
         if not self._of_documents and self.slot_bytes:
             return self._gather_stored(steps, out)
-        stored = self._gather_stored(steps, out) if self.slot_bytes else partial(out.fill, 0)
-        return partial(run_each, [stored, partial(self._lay_documents, steps, out)])
+        stored = [self._gather_stored(steps, out)] if self.slot_bytes else []
+        return partial(run_each, [*stored, partial(self._lay_documents, steps, out)])
 
     def _gather_stored(self, steps: Sequence[Gathering], out: np.ndarray) -> Callable[[], None]:
         row_bytes = out.shape[1] * out.itemsize
@@ -351,14 +351,19 @@ class Slots:
             plan, pieces = where.plan, where.pieces
             array, flat = plan.array[pieces], out[at : at + where.rows].reshape(-1)
             begin = plan.piece_row[pieces] * row + plan.column[pieces]
+            runs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
             for number in np.unique(array).tolist():
-                documents = self.kind.documents[number]
-                if documents is None and self.slot_bytes:
-                    continue
-                here = np.flatnonzero(array == number)
+                documents, here = self.kind.documents[number], np.flatnonzero(array == number)
                 start, size = plan.start[pieces][here], plan.size[pieces][here]
-                values = self.kind.default if documents is None else documents.of_tokens(start, size)
-                flat[runs_of_elements(begin[here], size)] = values
+                if documents is not None:
+                    found = documents.runs(start, size)
+                    runs.append((begin[here][found.piece] + found.column, found.size, found.value))
+                elif not self.slot_bytes:
+                    runs.append((begin[here], size, np.full(here.size, self.kind.default, self.dtype)))
+            if not self.slot_bytes and not runs:
+                flat[:] = 0
+            elif runs:
+                _lay_runs(flat, *map(np.concatenate, zip(*runs, strict=True)), keep=self.slot_bytes > 0)
             at += where.rows
 
     def _mapped_array(self, number: int, array: StoredArray) -> MappedArray | None:
@@ -386,6 +391,20 @@ def _runs(elements: np.ndarray, run: int) -> np.ndarray:
     """An array ``[n, run]``, whose row e is the ``run`` elements from element e on: a view."""
     step = elements.itemsize
     return as_strided(elements, (elements.size - run + 1, run), (step, step))
+
+
+def _lay_runs(flat: np.ndarray, begin: np.ndarray, size: np.ndarray, value: np.ndarray, *, keep: bool) -> None:
+    """Writes runs of equal values; what lies between them is kept, or becomes zeros."""
+    if keep:
+        flat[runs_of_elements(begin, size)] = np.repeat(value, size)
+        return
+    order = np.argsort(begin, kind="stable")
+    begin, size = begin[order], size[order]
+    values, sizes = np.zeros(2 * order.size + 1, flat.dtype), np.empty(2 * order.size + 1, np.int64)
+    ends = begin + size
+    values[1::2], sizes[1::2] = value[order], size
+    sizes[0], sizes[2::2] = begin[0], np.append(begin[1:], flat.size) - ends
+    flat[:] = np.repeat(values, sizes)
 
 
 def run_each(parts: Sequence[Callable[[], None]]) -> None:
