@@ -99,7 +99,8 @@ class PackedBatch(eqx.Module):
         eos_id: A segment ends after each of these tokens; None: each row is one segment. Static under jit.
         loss_mask: Which labels are trained on, beside what segments say (RL, and SFT of examples); None: all.
             Position i stands for token i + 1; a mask of tokens, as caches have it, is ``token_mask``.
-        weights: Weight of each label (RL: its advantage); None: 1. Where a label is not trained on, it does not count.
+        weights: Weight of each label (RL: its advantage), or ``[B, 1]``, one for each row (its source's); None: 1.
+            Where a label is not trained on, it does not count.
         group_ids: Group of each segment (RL: the prompt; preference: the pair), any numbers; None: each its own.
         policy_version: Version of the policy that sampled each label (RL), or None.
         token_mask: Which tokens are trained on, as caches store it (SFT): the label of a position counts if the token
@@ -125,7 +126,7 @@ class PackedBatch(eqx.Module):
     segment_lengths: Int32[Any, "B M"] | None = None
     eos_id: int | None = eqx.field(static=True, default=None)
     loss_mask: Integer[Any, "B S"] | None = None
-    weights: Float32[Any, "B S"] | None = None
+    weights: Float32[Any, "B S1"] | None = None
     group_ids: Int32[Any, "B M"] | None = None
     policy_version: Int32[Any, "B S"] | None = None
     token_mask: Num[Any, "B S"] | None = None

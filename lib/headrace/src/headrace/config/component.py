@@ -47,6 +47,8 @@ class ComponentConfig:
             and go on.
         loss_mask: Leaf of the cache that says which tokens are trained on; ``auto``: that of chats, if there is one;
             ``none``: all tokens are.
+        loss_weight: What the loss of its tokens weighs, written as ``weight`` is: a number, or a function of the step.
+            None: 1.
         columns: Leaves of its cache that go by other names than those of the config's ``columns``; ``none``: it has
             none, and its tokens have the column's default.
 
@@ -71,6 +73,7 @@ class ComponentConfig:
     remove: str | None = None
     remove_not_found: Literal["refuse", "count"] = "refuse"
     loss_mask: str = "auto"
+    loss_weight: float | dict[str, Any] | None = None
     columns: dict[str, str] | None = None
 
     @property
@@ -131,6 +134,8 @@ class ComponentConfig:
             raise ConfigError("cannot be built into several caches", field=f"{path}.source", cure=cure)
         if self.weight is not None:
             weight_from_config(self.weight, f"{path}.weight")
+        if self.loss_weight is not None:
+            weight_from_config(self.loss_weight, f"{path}.loss_weight")
         if self.shuffle is not None:
             shuffle_config.check_shuffle(self.shuffle, f"{path}.shuffle")
         check_component_budgets(path, self.max_epochs, self.max_tokens, self.max_share, row_tokens)

@@ -323,6 +323,9 @@ class LmDataConfig:
                 sizes[name] = recipe.subsets[name][0].rows_of(sizes[name] // dataset.seq_len) * dataset.seq_len
             own = {name for name, c in components.items() if c.max_epochs is not None}
             require_steps(dataset, recipe.num_steps, tightest_bounds(bounded, tokens, sizes, own))
+        loss_weights = {name: c.loss_weight for name, c in components.items() if c.loss_weight is not None}
+        if loss_weights:
+            dataset = dataset.with_loss_weights(loss_weights)
         if (earlier := self.of_braid_version(1)) is not self:
             dataset.earlier = partial(earlier.dataset, instead)
         return dataset

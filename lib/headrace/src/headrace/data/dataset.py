@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float32, Int64
 
 from headrace.batch.packed_batch import PackedBatch, pack_rows
 from headrace.data.async_dataset import AsyncDataset
@@ -193,6 +193,10 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         chunk = max((a.chunk_elements for s in self.sources for a in s.arrays), default=1)
         rows = max(chunk // self.seq_len, 1)
         return OpenWindow(rows=min(rows, self.length or rows))
+
+    def loss_weights_at(self, step: int, source: Int64[np.ndarray, " n"]) -> Float32[np.ndarray, " n"] | None:
+        """What the losses of rows of these sources weigh at a step of a run; None: all alike."""
+        return None
 
     def open_windows(self, step: int | None = None) -> Mapping[str, tuple[OpenWindow, int]]:
         """Open window and bytes of a row of each component, of a mixture: of those with weight at ``step``; None: of

@@ -6,7 +6,7 @@ The idea is in :mod:`headrace.mix.phases`, the construction in :mod:`headrace.da
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Int64
@@ -45,6 +45,11 @@ class PhasedDataset(WrappingDataset):
     @property
     def phases(self) -> Sequence[tuple[int, PlannedDataset]]:
         return self._phases
+
+    def with_loss_weights(self, weights: Mapping[str, object]) -> PhasedDataset:
+        """See :meth:`~headrace.data.mixture.MixtureDataset.with_loss_weights`; every phase must be a mixture."""
+        phases = [(step, cast(Any, dataset).with_loss_weights(weights)) for step, dataset in self._phases]
+        return PhasedDataset(phases, self.batch_schedule, self._changes)
 
     @property
     def changes(self) -> Sequence[PhaseChange]:

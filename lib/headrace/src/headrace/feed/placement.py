@@ -170,6 +170,7 @@ class HostRows(NamedTuple):
         token_mask: uint8 or float32 ``[local rows, local columns]``, 0 where a token is not trained on, or None if all
             are.
         extras: Columns by name, ``[local rows, local columns, ...]``, or None if there are no others.
+        row_weights: float32 ``[local rows]``, what the loss of each row weighs, or None if all weigh alike.
     """
 
     tokens: np.ndarray
@@ -179,12 +180,14 @@ class HostRows(NamedTuple):
     segment_lengths: np.ndarray | None = None
     token_mask: np.ndarray | None = None
     extras: dict[str, np.ndarray] | None = None
+    row_weights: np.ndarray | None = None
 
     def batch(self, dataset: PlannedDataset) -> PackedBatch:
         """The same as a batch of ``dataset``, on the host."""
         return PackedBatch(
             self.tokens, self.source_id, segment_lengths=self.segment_lengths, eos_id=dataset.eos_id,
             token_mask=self.token_mask, pairs=dataset.pairs, extras=self.extras,
+            weights=None if self.row_weights is None else self.row_weights[:, None],
         )  # fmt: skip
 
 
@@ -204,6 +207,8 @@ class Delivery:
         leaves = [place(host.tokens, size, seq_len=host.seq_len), place(host.source_id, size)]
         if host.segment_lengths is not None:
             leaves.append(place(host.segment_lengths, size, along_rows=True))
+        if host.row_weights is not None:
+            leaves.append(place(host.row_weights[:, None], size, along_rows=True))
         if host.token_mask is not None:
             leaves.append(place(host.token_mask, size, seq_len=host.seq_len))
         extras = host.extras or {}
@@ -212,15 +217,15 @@ class Delivery:
 
     def _structure(self, host: HostRows) -> Any:
         """How the leaves make a batch."""
-        key = host.segment_lengths is not None, host.token_mask is not None, *(host.extras or ())
+        held = (host.segment_lengths, host.row_weights, host.token_mask)
+        key = *(values is not None for values in held), *(host.extras or ())
         if key not in self._structures:
             leaf = np.zeros(0)
-            lengths = None if host.segment_lengths is None else leaf
-            mask = None if host.token_mask is None else leaf
+            lengths, weights, mask = (None if values is None else leaf for values in held)
             extras = host.extras and dict.fromkeys(host.extras, leaf)
             batch = PackedBatch(
-                leaf, leaf, segment_lengths=lengths, eos_id=self._eos_id, token_mask=mask, pairs=self._pairs,
-                extras=extras,
+                leaf, leaf, segment_lengths=lengths, eos_id=self._eos_id, weights=weights, token_mask=mask,
+                pairs=self._pairs, extras=extras,
             )  # fmt: skip
             self._structures[key] = jax.tree.structure(batch)
         return self._structures[key]

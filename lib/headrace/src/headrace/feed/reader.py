@@ -231,6 +231,11 @@ class PlannedReader(BatchReader):
         place = slice(0, count) if plan.row_place is None else plan.row_place[rows]
         source_id = np.full(tokens.shape[0], -1, np.int32)
         source_id[place] = plan.source[rows]
+        weights = None
+        of_rows = self._dataset.at_step(step.step)[0].loss_weights_at(step.step, plan.source[rows])
+        if of_rows is not None:
+            weights = np.zeros(tokens.shape[0], np.float32)
+            weights[place] = of_rows
         self._count(plan, k, sum(values[:1].nbytes for values in (tokens, *columns)))
         segments = None
         if plan.segments is not None:
@@ -240,7 +245,7 @@ class PlannedReader(BatchReader):
         if mask is not None and mask.shape[1] == plan.seq_len:
             self._stats.untrained_examples += count_untrained(mask[place])
         self._warn()
-        host = HostRows(tokens, source_id, int(plan.array_sizes[k]), plan.seq_len, segments, mask, extras)
+        host = HostRows(tokens, source_id, int(plan.array_sizes[k]), plan.seq_len, segments, mask, extras, weights)
         return (
             host if plan.origin is None else PooledRows(host, plan.origin[k], int(plan.batch_sizes[k]), host.batch_size)
         )
