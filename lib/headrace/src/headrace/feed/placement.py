@@ -211,17 +211,17 @@ class Delivery:
             leaves.append(place(host.row_weights[:, None], size, along_rows=True))
         if host.token_mask is not None:
             leaves.append(place(host.token_mask, size, seq_len=host.seq_len))
-        extras = host.extras or {}
-        leaves += [place(extras[name], size, seq_len=host.seq_len) for name in sorted(extras)]
+        if host.extras is not None:
+            leaves += [place(host.extras[name], size, seq_len=host.seq_len) for name in sorted(host.extras)]
         return jax.tree.unflatten(self._structure(host), leaves)
 
     def _structure(self, host: HostRows) -> Any:
         """How the leaves make a batch."""
-        held = (host.segment_lengths, host.row_weights, host.token_mask)
-        key = *(values is not None for values in held), *(host.extras or ())
+        lengths, weights, mask = host.segment_lengths, host.row_weights, host.token_mask
+        key = lengths is not None, weights is not None, mask is not None, *(host.extras or ())
         if key not in self._structures:
             leaf = np.zeros(0)
-            lengths, weights, mask = (None if values is None else leaf for values in held)
+            lengths, weights, mask = (None if values is None else leaf for values in (lengths, weights, mask))
             extras = host.extras and dict.fromkeys(host.extras, leaf)
             batch = PackedBatch(
                 leaf, leaf, segment_lengths=lengths, eos_id=self._eos_id, weights=weights, token_mask=mask,

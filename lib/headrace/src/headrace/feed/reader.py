@@ -54,7 +54,7 @@ DEFAULT_GROUPING = Grouping()
 _THRASHING = 3.0
 _UNTRAINED = 0.2
 _MANY = 256
-_FIRST = 64
+_FIRST = 16
 
 
 class BatchReader(ABC):
@@ -236,12 +236,13 @@ class PlannedReader(BatchReader):
         if of_rows is not None:
             weights = np.zeros(tokens.shape[0], np.float32)
             weights[place] = of_rows
-        self._count(plan, k, sum(values[:1].nbytes for values in (tokens, *columns)))
+        row_bytes = tokens[:1].nbytes + (sum([values[:1].nbytes for values in columns]) if columns else 0)
+        self._count(plan, k, row_bytes)
         segments = None
         if plan.segments is not None:
             segments = np.zeros((tokens.shape[0], plan.segments.shape[1]), np.int32)
             segments[place] = plan.segments[rows]
-        mask, extras = self._of_batch(columns)
+        mask, extras = self._of_batch(columns) if columns else (None, None)
         if mask is not None and mask.shape[1] == plan.seq_len:
             self._stats.untrained_examples += count_untrained(mask[place])
         self._warn()
