@@ -86,7 +86,7 @@ def train_step(table: jax.Array, state: optax.OptState, batch: PackedBatch, *, d
     """One step of Adam."""
     gradient = jax.grad(loss_of)(table, batch, distilled=distilled)
     updates, state = OPTIMIZER.update(gradient, state)
-    return table + updates, state
+    return jnp.asarray(optax.apply_updates(table, updates)), state
 
 
 def train(config: LmDataConfig, steps: int, *, distilled: bool) -> jax.Array:

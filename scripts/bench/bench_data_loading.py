@@ -236,7 +236,7 @@ def bench_columns(report: Report, folder: Path, examples: int, batches: int, rep
 
 def column_values(leaf: LeafSpec, ids: np.ndarray) -> np.ndarray:
     """Values that go with the tokens of a document."""
-    return ids[:1] if leaf.kind == "fixed" else np.broadcast_to(ids[:, None] % 97, (ids.size, leaf.width))
+    return ids[:1] if leaf.kind == "fixed" else np.broadcast_to(ids[:, None] % 97, (ids.size, leaf.width or 1))
 
 
 def block_speed(cache: TokenCache, in_flight: int = 4) -> float:

@@ -191,9 +191,9 @@ def test_losses_over_columns_of_a_cache_are_plain_sums(tmp_path, direction):
     logits = jnp.asarray(np.random.default_rng(3).normal(size=(*batch.tokens.shape, VOCABULARY)), jnp.float32)
 
     def ours(logits):
-        taught = map(batch.of_labels, ("teacher_ids", "teacher_log_probs"))
+        ids, log_probs = map(batch.of_labels, ("teacher_ids", "teacher_log_probs"))
         stats = token_stats(logits, batch.labels, entropy=False)
-        loss = distillation_loss(logits, batch, *taught, direction)
+        loss = distillation_loss(logits, batch, ids, log_probs, direction)
         return loss + 0.5 * unified_loss(logits, batch) + 1e-2 * z_loss(stats.log_normalizer, batch)
 
     tokens, segments = np.asarray(batch.tokens), np.asarray(batch.segment_ids)

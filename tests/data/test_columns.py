@@ -117,11 +117,11 @@ def runs(draw, root):
         if packed:
             how["algorithm"] = draw(st.sampled_from(["windowed", "bfd", "next_fit"]))
         dataset = (PackedTokenDataset if packed else TokenSeqDataset)(cache, seq_len, **how)
-        match draw(st.sampled_from(["whole", "documents", "blocks"])):
-            case "documents":
-                dataset = dataset.holdout_documents(one_in=4)[draw(st.integers(0, 1))]
-            case "blocks":
-                dataset = dataset.holdout(one_in=3, io_block_size=2)[0]
+        split = draw(st.sampled_from(["whole", "documents", "blocks"]))
+        if split == "documents":
+            dataset = dataset.holdout_documents(one_in=4)[draw(st.integers(0, 1))]
+        elif split == "blocks":
+            dataset = dataset.holdout(one_in=3, io_block_size=2)[0]
         shuffle = draw(st.sampled_from(["plain", "full", "braid"]))
         if shuffle == "full":
             dataset = dataset.shuffle(seed)
