@@ -32,7 +32,7 @@ from headrace.store.leaf import CacheLeaf
 MASK, WEIGHT = "token_mask", "weight"
 """Names of the columns that say what is trained on, and how much it weighs."""
 NO_LEAF = "none"
-_RESERVED = (MASK, "loss_mask", "tokens", "labels")
+_RESERVED = (MASK, "loss_mask", "tokens", "labels", "position_ids", "segment_ids", "token_weights")
 
 
 @dataclass(frozen=True)
