@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import CacheError, ConfigError, PlanMismatchError
+from headrace.batch.examples import Example, pack_examples
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
 from headrace.rl.advantages import Verdict, group_advantages
 from headrace.rl.dataset import NoGroupError, RLDataset, RLSettings
 from headrace.rl.groups import CachePrompts, ScoredGroup
@@ -319,3 +320,19 @@ def test_bad_input(field, make):
     with pytest.raises(ConfigError) as caught:
         make()
     assert caught.value.field == field
+
+
+def test_columns_of_rollouts_are_beside_their_tokens(tmp_path):
+    """Stored and read back, they come with the tokens of each completion; groups without them have zeros."""
+    ids = [np.array([[1, 2], [3, 4], [5, 6]]), np.array([[7, 8], [9, 10]])]
+    columns = {"ids": ids, "score": [[0.5] * 3, [1.5] * 2]}
+    group = ScoredGroup([np.array([1, 2, 3]), np.array([4, 5])], np.array([1.0, 0.0]), 1, extras=columns)
+    again = ScoredGroup.from_bytes(group.to_bytes(), "x")
+    examples = [*again.examples(np.array([1.0, -1.0]), 0), Example(np.array([6, 7]))]
+    batch = pack_examples(examples, 8)
+    assert batch.tokens.tolist() == [[1, 2, 3, 4, 5, 6, 7, 0]]
+    assert batch.extras["ids"].tolist() == [[[1, 2], [3, 4], [5, 6], [7, 8], [9, 10], [0, 0], [0, 0], [0, 0]]]
+    assert batch.extras["score"].tolist() == [[0.5, 0.5, 0.5, 1.5, 1.5, 0, 0, 0]]
+    assert batch.of_labels("score").tolist() == [[0.5, 0.5, 0, 1.5, 0, 0, 0, 0]]
+    with pytest.raises(ConfigError, match=r"extras.score\[1\] = \(3,\): are not numbers of the 2 tokens"):
+        ScoredGroup(group.tokens, group.rewards, 1, extras={"score": [np.zeros(3), np.zeros(3)]})

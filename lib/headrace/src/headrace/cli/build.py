@@ -61,7 +61,8 @@ FieldOption = Annotated[
 LeafOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Keep a field of each document; DTYPE is text, or that of a number (repeatable).",
+        help="Keep a field of each document; DTYPE is text, or that of a number; :token of ready ids: one number for"
+        " each, :token:K K of them (repeatable).",
         metavar="NAME=FIELD:DTYPE",
     ),
 ]

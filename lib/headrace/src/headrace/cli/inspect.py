@@ -249,7 +249,8 @@ def build_command(cache: str, ledger: Ledger) -> str:
     ):
         words += [flag, value] if value != default else []
     leaves = {
-        name: f"{leaf['field']}:{leaf['dtype']}" + ("" if leaf["kind"] == "auto" else f":{leaf['kind']}")
+        name: f"{leaf['field']}:{leaf['dtype']}"
+        + (f":token:{leaf['width']}" if "width" in leaf else "" if leaf["kind"] == "auto" else f":{leaf['kind']}")
         for name, leaf in source["leaves"].items()
     }
     for flag, values in (

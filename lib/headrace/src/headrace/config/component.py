@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from headrace.data.columns import ColumnConfig, component_columns
+from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError, did_you_mean
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
 from headrace.ingest.build import build_cache
@@ -47,6 +49,10 @@ class ComponentConfig:
             ``none``: all tokens are.
         replicas: Other places where the same cache lies, which are read in turn where the first fails. Not part of the
             run's fingerprint: batches do not depend on it; see :mod:`headrace.store.replicas`.
+        loss_weight: What the loss of its tokens weighs, written as ``weight`` is: a number, or a function of the step.
+            None: 1.
+        columns: Leaves of its cache that go by other names than those of the config's ``columns``; ``none``: it has
+            none, and its tokens have the column's default.
 
     Example:
         >>> from headrace import LmDataConfig
@@ -72,6 +78,8 @@ class ComponentConfig:
     remove_not_found: Literal["refuse", "count"] = "refuse"
     loss_mask: str = "auto"
     replicas: list[str] | None = None
+    loss_weight: float | dict[str, Any] | None = None
+    columns: dict[str, str] | None = None
 
     @property
     def caches(self) -> list[str]:
@@ -99,6 +107,19 @@ class ComponentConfig:
                     cure=f"Add components.{name}.source, or: headrace build SOURCE -t FILE -o {path}",
                 )
 
+    def document_filter(self, name: str) -> DocumentFilter | None:
+        """The documents to leave out; ConfigError if its file has none."""
+        if self.remove is None:
+            return None
+        count = self.remove_not_found == "count"
+        return DocumentFilter.load(self.remove, name=f"components.{name}.remove", count_not_found=count)
+
+    def columns_of_run(
+        self, name: str, cache: TokenCache, columns: Mapping[str, str | ColumnConfig]
+    ) -> dict[str, ColumnConfig]:
+        """The columns of a run, as its own leaves are called; see :func:`~headrace.data.columns.component_columns`."""
+        return component_columns(cache, columns, self.columns or {}, f"components.{name}")
+
     def of_braid_version(self, version: int) -> ComponentConfig:
         """This component with a version of its own braid, if it has one that names none."""
         return self if self.shuffle is None else replace(self, shuffle=braid_of_version(self.shuffle, version))
@@ -125,6 +146,8 @@ class ComponentConfig:
             raise ConfigError("cannot be built into several caches", field=f"{path}.source", cure=cure)
         if self.weight is not None:
             weight_from_config(self.weight, f"{path}.weight")
+        if self.loss_weight is not None:
+            weight_from_config(self.loss_weight, f"{path}.loss_weight")
         if self.shuffle is not None:
             shuffle_config.check_shuffle(self.shuffle, f"{path}.shuffle")
         check_component_budgets(path, self.max_epochs, self.max_tokens, self.max_share, row_tokens)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 from headrace.config.component import ComponentConfig, braid_of_version, open_caches, subsets_of
 from headrace.config.parsing import decode, read_mapping, with_overrides
 from headrace.config.writing import dump
+from headrace.data.columns import ColumnConfig, check_column_name
 from headrace.errors import ConfigError, check_choice
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.limits import STOP_STRATEGIES, check_epochs, phase_lengths, tightest_bounds
@@ -84,6 +85,8 @@ class LmDataConfig:
         tokenizer: Tokenizer of the caches; None: the one that they were built with, which must be one. Levanter's
             caches do not keep theirs: of them it is believed, as far as ids and ends of documents allow.
         split_documents: Whether attention and labels stay within documents.
+        columns: What batches hold beside the tokens, by the name that it has there: a leaf of the caches, or a leaf and
+            a default for components without it; None: nothing. See :mod:`headrace.data.columns`.
         row_order: ``locality`` or ``stream``: order of rows within a batch.
         prefetch_bytes: Memory for reading ahead, on each host.
         cache_catalog: Levanter's catalog of caches: the ledgers of those that it names are taken from this one file.
@@ -112,6 +115,7 @@ class LmDataConfig:
     subset: SubsetConfig | None = None
     tokenizer: TokenizerConfig | None = None
     split_documents: bool = False
+    columns: dict[str, str | ColumnConfig] | None = None
     row_order: str = "locality"
     prefetch_bytes: int = 1 << 30
     cache_catalog: str | None = None
@@ -139,6 +143,8 @@ class LmDataConfig:
         check_shuffle(self.shuffle, "shuffle")
         packing = {name: component.packing for name, component in self.components.items()}
         check_packing(packing, phases=len(self.phases), split_documents=self.split_documents)
+        for name in self.columns or {}:
+            check_column_name(name)
         for name, component in self.components.items():
             component.check(f"components.{name}", self.phases[0][1])
         if self.phases[1:] and (subsets := [path for _, path in subsets_of(self.components, self.subset).values()]):
@@ -227,9 +233,9 @@ class LmDataConfig:
                 name=name,
                 split_documents=self.split_documents,
                 packing=self.components[name].packing,
-                remove=self.components[name].remove,
-                remove_not_found=self.components[name].remove_not_found,
+                removed=self.components[name].document_filter(name),
                 loss_mask=self.components[name].loss_mask,
+                columns=self.components[name].columns_of_run(name, cache, self.columns or {}),
             )
             for name, cache in self.open_caches(instead).items()
         }
@@ -318,6 +324,9 @@ class LmDataConfig:
                 sizes[name] = recipe.subsets[name][0].rows_of(sizes[name] // dataset.seq_len) * dataset.seq_len
             own = {name for name, c in components.items() if c.max_epochs is not None}
             require_steps(dataset, recipe.num_steps, tightest_bounds(bounded, tokens, sizes, own))
+        loss_weights = {name: c.loss_weight for name, c in components.items() if c.loss_weight is not None}
+        if loss_weights:
+            dataset = dataset.with_loss_weights(loss_weights)
         if (earlier := self.of_braid_version(1)) is not self:
             dataset.earlier = partial(earlier.dataset, instead)
         dataset.config = self

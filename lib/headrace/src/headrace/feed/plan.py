@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from headrace.data.columns import RunColumn, run_columns
 from headrace.data.dataset import PlannedDataset
-from headrace.data.rows import Pieces, Rows, RowSource, masks_of, segments_of
+from headrace.data.rows import Pieces, Rows, RowSource, segments_of
 from headrace.feed.exchange import Arranged, RowExchange
 from headrace.feed.placement import Placement
 from headrace.mix.schedule import BatchSchedule, RowOrder
@@ -29,16 +30,15 @@ class BlockSpace:
 
     Attributes:
         arrays: All arrays, source by source.
-        kinds: These and, if any of the sources says which tokens are trained on, the masks of each (or None).
+        kinds: These, and the columns of the sources.
         chunk: Elements of a block, by array.
         first_block: Number of each array's first block; its last entry is the number of all blocks.
     """
 
     def __init__(self, sources: Sequence[RowSource]) -> None:
         self.arrays: list[StoredArray] = [a for s in sources for a in s.arrays]
-        self.kinds: list[Sequence[StoredArray | None]] = [self.arrays]
-        if any(masks_of(s) is not None for s in sources):
-            self.kinds.append([mask for s in sources for mask in masks_of(s) or [None] * len(s.arrays)])
+        dtype = np.result_type(*{a.dtype for a in self.arrays}) if self.arrays else np.dtype(np.int32)
+        self.kinds = [RunColumn("tokens", 1, dtype, 0, self.arrays, [None] * len(self.arrays)), *run_columns(sources)]
         self.first_array = np.cumsum([0] + [len(s.arrays) for s in sources])
         self.chunk = np.asarray([a.chunk_elements for a in self.arrays], np.int64)
         self._one_chunk = int(self.chunk[0]) if self.chunk.size and (self.chunk == self.chunk[0]).all() else None
@@ -49,16 +49,16 @@ class BlockSpace:
     @property
     def slot_bytes(self) -> int:
         """Bytes that each block takes in memory: those of the largest of each kind."""
-        return sum(slot_bytes(arrays, self.chunk) for arrays in self.kinds)
+        return sum(slot_bytes(kind, self.chunk) for kind in self.kinds)
 
     def block_bytes(self) -> Int64[np.ndarray, " a"]:
-        """Bytes of a full block of each array, with that of its mask."""
-        itemsizes = [[0 if a is None else a.dtype.itemsize for a in arrays] for arrays in self.kinds]
+        """Bytes of a full block of each array, with those of its columns."""
+        itemsizes = [[0 if a is None else kind.width * a.dtype.itemsize for a in kind.arrays] for kind in self.kinds]
         return self.chunk * np.sum(itemsizes, axis=0)  # what is not stored is not read
 
     def block_requests(self) -> Int64[np.ndarray, " a"]:
-        """Requests that a block of each array takes: one for its tokens and one for its mask."""
-        return np.sum([[a is not None for a in arrays] for arrays in self.kinds], axis=0)
+        """Requests that a block of each array takes: one for its tokens and one for each column that is stored so."""
+        return np.sum([[a is not None for a in kind.arrays] for kind in self.kinds], axis=0)
 
     def chunk_of(self, array: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | int:
         """Elements of the blocks of the arrays: one number where all are alike, which divides faster."""
@@ -74,10 +74,12 @@ class BlockSpace:
         return array, block - self._first_blocks[array]
 
 
-def slot_bytes(arrays: Sequence[StoredArray | None], chunk: Int64[np.ndarray, " a"]) -> int:
-    """Bytes that each chunk of some arrays takes in memory: those of the largest; one byte for what is not stored."""
-    itemsizes = np.asarray([1 if a is None else a.dtype.itemsize for a in arrays])
-    return int((chunk * itemsizes).max() + 7) // 8 * 8
+def slot_bytes(kind: RunColumn, chunk: Int64[np.ndarray, " a"]) -> int:
+    """Bytes that each chunk of a column takes in memory: those of the largest; none if nothing of it is stored so."""
+    if not kind.is_stored:
+        return 0
+    itemsizes = np.asarray([kind.dtype.itemsize if a is None else a.dtype.itemsize for a in kind.arrays])
+    return int((chunk * kind.width * itemsizes).max() + 7) // 8 * 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +104,7 @@ class WindowPlan:
         column: Where in its row each piece begins, counted from the first element that this host holds.
         size: Elements of each piece.
         array: Array that it lies in.
+        start: Its first element there.
         offset: Elements from the start of its block to its own.
         block: Its block, as an index into ``uses.blocks``, whose numbers are those of the :class:`BlockSpace`.
         whole: Whether every row is one piece.
@@ -128,6 +131,7 @@ class WindowPlan:
     column: Int64[np.ndarray, " p"]
     size: Int64[np.ndarray, " p"]
     array: Int64[np.ndarray, " p"]
+    start: Int64[np.ndarray, " p"]
     offset: Int64[np.ndarray, " p"]
     block: Int64[np.ndarray, " p"]
     uses: WindowUses
@@ -223,6 +227,7 @@ def plan_window(
         column=pieces.column,
         size=pieces.size,
         array=pieces.array,
+        start=pieces.start,
         offset=offset,
         block=index,
         uses=uses,

@@ -269,12 +269,17 @@ def _planned(job: BuildJob, tokenizer: Tokenizer, listed: Sequence[SourceFile], 
         leaves=leaves,
         metadata={
             "paths": [redact(str(p)) for p in job.source.paths],
-            "source": {k: v for k, v in asdict(job.source).items() if k != "paths"},
+            "source": {k: v for k, v in asdict(job.source, dict_factory=_without_usual).items() if k != "paths"},
             "template": job.template,
             "part_bytes": part_bytes,
             "ingest_version": INGEST_VERSION,
         },
     )
+
+
+def _without_usual(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Fields as a ledger has them: what came later is left out where it is as it always was."""
+    return dict(pair for pair in fields if pair != ("width", None))
 
 
 def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:

@@ -224,6 +224,11 @@ class TokenCache:
         """Names of the leaves beside the tokens."""
         return sorted(self._specs)
 
+    @property
+    def leaf_specs(self) -> tuple[LeafSpec, ...]:
+        """The leaves beside the tokens, in the order in which they were written."""
+        return tuple(self._specs.values())
+
     def leaf(self, name: str) -> CacheLeaf:
         """A leaf by name: one of :attr:`leaves`, or ``input_ids``, the tokens.
 
@@ -236,7 +241,7 @@ class TokenCache:
             check_choice("leaf", name, [*self._specs, TOKENS], f"is not a leaf of {self.path}")
             spec = self._specs[name]
             parts = [self._open_part(name, spec.dtype, spec.kind, record) for record in self.ledger.parts]
-            self._leaves[name] = CacheLeaf(name, np.dtype(spec.dtype), spec.kind, parts, self.path)
+            self._leaves[name] = CacheLeaf(name, np.dtype(spec.dtype), spec.kind, parts, self.path, spec.width)
         return self._leaves[name]
 
     def tokens(self, start: int, stop: int) -> np.ndarray:

@@ -123,7 +123,7 @@ def _asked(ledger: Ledger) -> tuple[Any, ...]:
 
 
 def _copy_leaf(leaf: CacheLeaf, output: str, layout: CacheLayout, advance: Callable[[int], None]) -> LeafRecord:
-    stored = layout if leaf.name == TOKENS else layout.leaf(LeafSpec(leaf.name, leaf.dtype.name, leaf.kind))
+    stored = layout if leaf.name == TOKENS else layout.leaf(LeafSpec(leaf.name, leaf.dtype.name, leaf.kind, leaf.width))
     digest = hashlib.sha256()
     url = data_url(output, PART, leaf.name)
     dtype = np.dtype(stored.dtype)

@@ -115,7 +115,7 @@ def _part_name(cache: TokenCache, part: str) -> str:
 
 def _check_like(cache: TokenCache, first: TokenCache, number: int) -> None:
     def shape(one: TokenCache) -> dict[str, Any]:
-        leaves = {leaf["name"]: (leaf["dtype"], leaf["kind"]) for leaf in one.ledger.leaves}
+        leaves = {leaf["name"]: (leaf["dtype"], leaf["kind"], *_width_of(leaf)) for leaf in one.ledger.leaves}
         return {"dtype": one.layout.dtype, "chunk of tokens": one.layout.chunk_elements, "leaves": leaves}
 
     for name, value in shape(cache).items():
@@ -124,6 +124,10 @@ def _check_like(cache: TokenCache, first: TokenCache, number: int) -> None:
             cure = "Make it a component of its own, or build it again like the others."
             problem = f"cannot be joined to {first.path}: its {name} is {value}, not {expected}"
             raise ConfigError(problem, field=f"cache[{number}]", value=cache.path, cure=cure)
+
+
+def _width_of(leaf: Mapping[str, Any]) -> tuple[str, ...]:
+    return (f"{leaf['width']} a token",) if leaf.get("width") else ()
 
 
 def open_components(

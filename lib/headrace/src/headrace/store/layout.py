@@ -31,6 +31,7 @@ LEAF_DTYPES = (*TOKEN_DTYPES, "bool", "int8", "int16", "uint64", "float32", "flo
 DEFAULT_CHUNK = 65_536
 DEFAULT_SHARD_CHUNKS = 256
 OFFSETS_CHUNK = 16_384
+LARGEST_WIDTH = 1024
 LARGEST_CHUNK, LARGEST_SHARD = 1 << 30, 1 << 24  # elements and chunks: what is larger is damage, or meant to do some
 _LITTLE: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"}}
 _CRC: dict[str, Any] = {"name": "crc32c"}
@@ -66,18 +67,21 @@ class LeafSpec:
         name: Its folder within a part: letters, digits, ``_``, ``-`` and ``.``; not ``input_ids``.
         dtype: Name of its dtype: bool, an integer type, ``float32`` or ``float64``.
         kind: ``ragged``: any number of values a document; ``fixed``: one value a document.
+        width: Of a ragged leaf, how many values each token has (1, or K as for a teacher's K likeliest tokens): chunk k
+            then goes with chunk k of the tokens. None: it may be any number.
 
     Raises:
         ConfigError: a value is not usable.
 
     Example:
-        >>> LeafSpec("loss_mask", "uint8", "ragged").kind
-        'ragged'
+        >>> LeafSpec("loss_mask", "uint8", "ragged").kind, LeafSpec("topk", "int32", width=8).width
+        ('ragged', 8)
     """
 
     name: str
     dtype: str
     kind: LeafKind = "ragged"
+    width: int | None = None
 
     def __post_init__(self) -> None:
         if self.name in (TOKENS, "part.json") or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.name):
@@ -87,9 +91,14 @@ class LeafSpec:
         if self.kind not in ("ragged", "fixed"):
             cure = "ragged: any number of values a document; fixed: one value a document."
             raise ConfigError("is not a kind of leaf", field=f"leaf {self.name}", value=self.kind, cure=cure)
+        if self.width is not None and (self.kind == "fixed" or not 1 <= self.width <= LARGEST_WIDTH):
+            cure = f"A leaf of kind ragged may have 1 to {LARGEST_WIDTH:,} values a token."
+            raise ConfigError(
+                "is not a number of values a token", field=f"leaf {self.name}", value=self.width, cure=cure
+            )
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -151,11 +160,12 @@ class CacheLayout:
         return CacheLayout("int64", OFFSETS_CHUNK, self.shard_chunks, self.compression)
 
     def leaf(self, spec: LeafSpec) -> CacheLayout:
-        """Layout of the values of another leaf: chunks of as many elements as those of the tokens, so that chunk k of a
-        leaf with one value a token goes with chunk k of the tokens.
+        """Layout of the values of another leaf: chunks of as many elements as those of the tokens, times its values a
+        token, so that chunk k of a leaf with values for each token goes with chunk k of the tokens.
         """
-        chunk = self.chunk_elements if spec.kind == "ragged" else OFFSETS_CHUNK
-        return CacheLayout(spec.dtype, chunk, self.shard_chunks, self.compression)
+        width = spec.width or 1
+        chunk = width * self.chunk_elements if spec.kind == "ragged" else OFFSETS_CHUNK
+        return CacheLayout(spec.dtype, chunk, max(self.shard_chunks // width, 1), self.compression)
 
     def zarr_metadata(self, length: int) -> dict[str, Any]:
         """``zarr.json`` for a one-dimensional array of ``length`` elements."""

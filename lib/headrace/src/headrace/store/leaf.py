@@ -40,6 +40,7 @@ class CacheLeaf:
         name: Its name.
         dtype: Its dtype.
         kind: ``ragged`` or ``fixed`` (one value a document).
+        width: Values of each token, if it was built to have as many for each; else None.
         parts: Its parts, in order.
 
     Example:
@@ -49,10 +50,19 @@ class CacheLeaf:
         np.True_
     """
 
-    def __init__(self, name: str, dtype: np.dtype[Any], kind: LeafKind, parts: Sequence[LeafPart], path: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        dtype: np.dtype[Any],
+        kind: LeafKind,
+        parts: Sequence[LeafPart],
+        path: str,
+        width: int | None = None,
+    ) -> None:
         self.name = name
         self.dtype = dtype
         self.kind: LeafKind = kind
+        self.width = width
         self.parts = tuple(parts)
         self._path = path
         self._first_document = starts([p.documents for p in parts])

@@ -77,6 +77,7 @@ class PartWriter:
             spec.name: _LeafWriter(root, name, spec.name, layout.leaf(spec), ragged=spec.kind == "ragged")
             for spec in leaves
         }
+        self._widths = {spec.name: spec.width for spec in leaves}
         self._documents = 0
 
     def append(self, tokens: np.ndarray, lengths: np.ndarray, leaves: Mapping[str, LeafValues] | None = None) -> None:
@@ -89,7 +90,8 @@ class PartWriter:
                 ``[documents]`` of how many each has; None instead of it for a leaf with one value a document.
 
         Raises:
-            CacheError: lengths do not add up, a value does not fit the dtype, or a leaf is missing or unknown.
+            CacheError: lengths do not add up, a value does not fit the dtype, a leaf is missing or unknown, or has not
+                as many values as its tokens ask for (:attr:`~headrace.store.layout.LeafSpec.width`).
         """
         leaves = leaves or {}
         if leaves.keys() != self._leaves.keys():
@@ -99,6 +101,10 @@ class PartWriter:
         checked = [(self._tokens, *self._tokens.checked(tokens, lengths, len(lengths)))]
         for name, (values, counts) in leaves.items():
             checked.append((self._leaves[name], *self._leaves[name].checked(values, counts, len(lengths))))
+            width = self._widths.get(name)
+            if width is not None and (counts is None or not np.array_equal(counts, width * np.asarray(lengths))):
+                problem = f"values of leaf {name} are not {width} for each token"
+                raise CacheError(problem, field="part", value=self.name)
         for writer, stored, counts in checked:
             writer.append(stored, counts)
         self._documents += len(lengths)

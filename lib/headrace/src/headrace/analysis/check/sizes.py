@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from headrace.batch.masks import MASKS
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
+from headrace.data.columns import NO_LEAF
 from headrace.errors import CacheError, ConfigError, check_at_least, check_choice, did_you_mean
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.store import files
 from headrace.store.cache import TokenCache, build_command
-from headrace.store.layout import CacheLayout
+from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.ledger import LeafRecord, Ledger, PartRecord, read_ledger
 from headrace.store.levanter.layout import CHUNK, SHARD_CHUNKS, is_levanter
 
@@ -101,7 +102,7 @@ def planned_caches(
             vocab_size=vocabulary,
             layout=chunks,
             eos_id=eos_id,
-            mask=_mask_of(config.components[name]),
+            leaves=_leaves_of(config, name),
         )
         for name in missing
     }
@@ -116,11 +117,11 @@ def virtual_cache(
     vocab_size: int = 1 << 17,
     layout: CacheLayout | None = None,
     eos_id: int | None = 0,
-    mask: str | None = None,
+    leaves: Sequence[LeafSpec] = (),
 ) -> TokenCache:
     """A cache that does not exist, of the given size: enough to plan with, nothing to read.
 
-    ``mask`` names a leaf that says which tokens are trained on.
+    ``leaves`` are those that it has beside the tokens.
 
     Example:
         >>> virtual_cache("web", 10**12).num_tokens
@@ -135,14 +136,34 @@ def virtual_cache(
             max(size // 1000, 1),
             size,
             f"virtual:{name}:{k}",
-            leaves={} if mask is None else {mask: LeafRecord(size, f"virtual:{name}:{k}:{mask}")},
+            leaves={one.name: LeafRecord(size * (one.width or 1), f"virtual:{name}:{k}:{one.name}") for one in leaves},
         )
         for k, size in enumerate(sizes)
     ]
-    leaves = [] if mask is None else [{"name": mask, "dtype": "uint8", "kind": "ragged"}]
     tokenizer = {"path": "virtual", "file": None, "fingerprint": "virtual", "vocab_size": vocab_size}
     tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": eos_id}
-    return TokenCache(f"/virtual/{name}", Ledger(True, tokenizer, layout.to_json(), parts=parts, leaves=leaves))
+    return TokenCache(
+        f"/virtual/{name}",
+        Ledger(True, tokenizer, layout.to_json(), parts=parts, leaves=[one.to_json() for one in leaves]),
+    )
+
+
+def _leaves_of(config: LmDataConfig, name: str) -> list[LeafSpec]:
+    """The leaves that a cache will have which training reads: mask and columns, as its source declares them; of those
+    that no source declares it is believed that they have a float for each token.
+    """
+    component = config.components[name]
+    declared = {} if component.source is None else component.source.leaves
+    mask = _mask_of(component)
+    leaves = {} if mask is None else {mask: LeafSpec(mask, "uint8")}
+    own = component.columns or {}
+    for column, given in (config.columns or {}).items():
+        leaf = own.get(column, given if isinstance(given, str) else given.leaf)
+        if leaf in declared:
+            leaves[leaf] = declared[leaf].spec(leaf)
+        elif leaf != NO_LEAF:
+            leaves[leaf] = LeafSpec(leaf, "float32", "ragged", 1)
+    return [*leaves.values()]
 
 
 def _mask_of(component: ComponentConfig) -> str | None:
