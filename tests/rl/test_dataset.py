@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.batch.examples import Example, pack_examples
-from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
+from headrace.errors import CacheError, ConfigError, PlanMismatchError
 from headrace.rl.advantages import Verdict, group_advantages
 from headrace.rl.dataset import NoGroupError, RLDataset, RLSettings
 from headrace.rl.groups import CachePrompts, ScoredGroup
