@@ -211,6 +211,9 @@ def test_a_component_without_the_leaf_has_the_default_or_is_refused(caches):
     ids = np.asarray(batch.tokens)[~plain]
     filled = np.asarray(batch.segment_ids)[~plain] >= 0
     assert np.array_equal(np.asarray(batch.token_mask)[~plain], np.where(filled, weight_of(ids), 0))
+    alone = config_of(caches, columns, own=own).datasets()["plain"].holdout_documents(one_in=4)[1].read([0])
+    assert alone.extras["teacher_ids"].shape == (1, 16, K)  # by itself, too: a step that is compiled for all takes it
+    assert set(alone.token_mask[alone.segment_ids >= 0].tolist()) == {0.25}
     read = dataset.read(np.arange(8))  # as the loader, in the order of the stream
     assert np.sort(read.token_mask.sum(axis=1)).tolist() == np.sort(np.asarray(batch.token_mask).sum(axis=1)).tolist()
 
@@ -236,6 +239,7 @@ WRONG = {
     "components.a.columns.weight = 'scor': is not a leaf": (
         {"weight": ColumnConfig("score", 1)}, {"a": {"columns": {"weight": "scor"}}},
     ),
+    "columns.x = 'gone': is a leaf of no component": ({"x": ColumnConfig("gone", 1)}, {}),
     "components.a.columns.other = 'score': is no column of the run": ({}, {"a": {"columns": {"other": "score"}}}),
 }  # fmt: skip
 

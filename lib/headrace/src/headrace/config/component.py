@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from headrace.data.columns import ColumnConfig, component_columns
 from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError, did_you_mean
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
@@ -113,12 +112,6 @@ class ComponentConfig:
             return None
         count = self.remove_not_found == "count"
         return DocumentFilter.load(self.remove, name=f"components.{name}.remove", count_not_found=count)
-
-    def columns_of_run(
-        self, name: str, cache: TokenCache, columns: Mapping[str, str | ColumnConfig]
-    ) -> dict[str, ColumnConfig]:
-        """The columns of a run, as its own leaves are called; see :func:`~headrace.data.columns.component_columns`."""
-        return component_columns(cache, columns, self.columns or {}, f"components.{name}")
 
     def of_braid_version(self, version: int) -> ComponentConfig:
         """This component with a version of its own braid, if it has one that names none."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 from headrace.config.component import ComponentConfig, braid_of_version, open_caches, subsets_of
 from headrace.config.parsing import decode, read_mapping, with_overrides
 from headrace.config.writing import dump
-from headrace.data.columns import ColumnConfig, check_column_name
+from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
 from headrace.errors import ConfigError, check_choice
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.limits import STOP_STRATEGIES, check_epochs, phase_lengths, tightest_bounds
@@ -226,6 +226,9 @@ class LmDataConfig:
         """
         from headrace.data.component import stored_rows
 
+        caches, components = self.open_caches(instead), self.components
+        own = {name: component.columns or {} for name, component in components.items()}
+        columns = columns_by_component(caches, self.columns or {}, own)
         return {
             name: stored_rows(
                 cache,
@@ -235,9 +238,9 @@ class LmDataConfig:
                 packing=self.components[name].packing,
                 removed=self.components[name].document_filter(name),
                 loss_mask=self.components[name].loss_mask,
-                columns=self.components[name].columns_of_run(name, cache, self.columns or {}),
+                columns=columns[name],
             )
-            for name, cache in self.open_caches(instead).items()
+            for name, cache in caches.items()
         }
 
     def train_datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, PlannedDataset]:

@@ -212,7 +212,9 @@ def _holds(dtype: np.dtype[Any], value: int) -> bool:
     return low <= value <= high
 
 
-def open_columns(cache: TokenCache, mask: str | None, columns: Mapping[str, str | ColumnConfig]) -> dict[str, Column]:
+def open_columns(
+    cache: TokenCache, mask: str | None, columns: Mapping[str, str | ColumnConfig | Column]
+) -> dict[str, Column]:
     """The columns of a cache. A column whose leaf it lacks is left out if it has a default.
 
     Args:
@@ -233,8 +235,11 @@ def open_columns(cache: TokenCache, mask: str | None, columns: Mapping[str, str 
     if mask is not None:
         opened[MASK] = _mask_column(cache, mask)
     for name, given in columns.items():
-        config = ColumnConfig(given) if isinstance(given, str) else given
         check_column_name(name)
+        if isinstance(given, Column):  # the default everywhere
+            opened[name] = given
+            continue
+        config = ColumnConfig(given) if isinstance(given, str) else given
         if config.leaf in cache.leaves:
             opened[name] = _column(cache, name, config)
         elif config.default is None:
@@ -297,6 +302,32 @@ def of_batch(columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray | None, dict
     if weight is not None:
         mask = weight if mask is None else weight * (mask != 0)
     return mask, {n: v for n, v in columns.items() if n not in (MASK, WEIGHT)} or None
+
+
+def columns_by_component(
+    caches: Mapping[str, TokenCache], columns: Mapping[str, str | ColumnConfig], own: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, ColumnConfig | Column]]:
+    """The columns of a run for each of its components, whose ``own`` leaves go by other names. A component without the
+    leaf has the default, in the dtype and the width of the others, also in batches of its own.
+
+    Raises:
+        ConfigError: as :func:`component_columns`; no component has the leaf.
+    """
+    made: dict[str, dict[str, ColumnConfig | Column]] = {name: {} for name in caches}
+    configs = {n: component_columns(c, columns, own.get(n, {}), f"components.{n}") for n, c in caches.items()}
+    for column in columns:
+        having = [name for name, cache in caches.items() if configs[name][column].leaf in cache.leaves]
+        for name in caches:
+            config = configs[name][column]
+            made[name][column] = config
+            if name in having or config.default is None:  # of one without leaf and default its dataset says so
+                continue
+            if not having:
+                cure = "Name a leaf that one of them has (headrace inspect CACHE), or leave the column out."
+                raise ConfigError("is a leaf of no component", field=f"columns.{column}", value=config.leaf, cure=cure)
+            like = _column(caches[having[0]], column, configs[having[0]][column])
+            made[name][column] = Column(config.leaf, like.dtype, config.default, like.width)
+    return made
 
 
 def describe_columns(columns: Mapping[str, Column]) -> dict[str, Any]:

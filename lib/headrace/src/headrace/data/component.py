@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from headrace.batch.masks import mask_leaf
-from headrace.data.columns import ColumnConfig
+from headrace.data.columns import Column, ColumnConfig
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.packed import PackedTokenDataset
@@ -37,7 +37,7 @@ def stored_rows(
     packing: PackingConfig | None = None,
     removed: DocumentFilter | None = None,
     loss_mask: str = "auto",
-    columns: Mapping[str, ColumnConfig] | None = None,
+    columns: Mapping[str, ColumnConfig | Column] | None = None,
 ) -> TokenSeqDataset | PackedTokenDataset:
     """The rows of a component: windows of its cache's token stream, or packs of its documents.
 

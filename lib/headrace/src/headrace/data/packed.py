@@ -102,7 +102,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         removed: DocumentFilter | RemovedDocuments | None = None,
         name: str | None = None,
         loss_mask: str = "auto",
-        columns: Mapping[str, str | ColumnConfig] | None = None,
+        columns: Mapping[str, str | ColumnConfig | Column] | None = None,
         pairs: bool | None = None,
         **packing: Unpack[Packing],
     ) -> None:

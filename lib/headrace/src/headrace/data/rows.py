@@ -162,7 +162,7 @@ async def _read_column(
             continue
         pieces = source.pieces(rows.row[here])
         values = np.full(int(pieces.size.sum()), column.default, column.dtype)
-        if own is not None:
+        if own is not None and own.documents:
             begin = np.cumsum(pieces.size) - pieces.size
             for array in np.unique(pieces.array).tolist():
                 some = np.flatnonzero(pieces.array == array)

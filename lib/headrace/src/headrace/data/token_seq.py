@@ -61,7 +61,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         seq_len: int,
         removed: DocumentFilter | RemovedDocuments | None,
         loss_mask: str,
-        columns: Mapping[str, str | ColumnConfig] | None,
+        columns: Mapping[str, str | ColumnConfig | Column] | None,
     ) -> None:
         self.cache = cache if isinstance(cache, TokenCache) else TokenCache.open(cache)
         if not isinstance(seq_len, int | np.integer) or seq_len < 2:
@@ -204,7 +204,7 @@ class TokenSeqDataset(CacheDataset["TokenRows"]):
         name: str | None = None,
         removed: DocumentFilter | RemovedDocuments | None = None,
         loss_mask: str = "auto",
-        columns: Mapping[str, str | ColumnConfig] | None = None,
+        columns: Mapping[str, str | ColumnConfig | Column] | None = None,
         **cuts: Unpack[RowCuts],
     ) -> None:
         super().__init__(cache, seq_len, removed, loss_mask, columns)
