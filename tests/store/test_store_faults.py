@@ -357,7 +357,7 @@ def run_under_faults(proxy, there, here, faults, batches, progress=lambda step: 
 def soak(proxy, there, here, *without):
     """Ten thousand batches with 1 % of each fault: at most twice the time of batches without, in flat memory."""
     batches = int(os.environ.get("HEADRACE_SOAK_BATCHES", "10000"))
-    plain, bad, spans = Faults(latency_s=0.001), one_in(0.01, *without), []
+    plain, bad, spans, grown = Faults(latency_s=0.001), one_in(0.01, *without), [], 0.0
     for faults, count in ((plain, batches // 10), (bad, batches), (plain, batches // 10)):
         resident, began = [], time.monotonic()
 
