@@ -348,13 +348,16 @@ def run_under_faults(proxy, there, here, faults, batches, progress=lambda step: 
     assert spent.requests - spent.retries - spent.index_requests == reads.block_fetches
     assert (reads.requests, reads.retries, reads.hedges) == (spent.requests, spent.retries, 0)
     assert (reads.damaged, reads.refused) == (spent.damaged, spent.refused)
-    return [fates[f] for f in ("error", "refusal", "cut", "flip", "page", "whole", "head")], seen.spikes
+    return [
+        fates["refusal"],
+        *(fates[rate.removesuffix("_rate")] for rate in RATES if getattr(faults, rate)),
+    ], seen.spikes
 
 
 def soak(proxy, there, here, *without):
     """Ten thousand batches with 1 % of each fault: at most twice the time of batches without, in flat memory."""
     batches = int(os.environ.get("HEADRACE_SOAK_BATCHES", "10000"))
-    plain, bad, spans = Faults(latency_s=0.001), one_in(0.01, *without), []
+    plain, bad, spans, grown = Faults(latency_s=0.001), one_in(0.01, *without), [], 0.0
     for faults, count in ((plain, batches // 10), (bad, batches), (plain, batches // 10)):
         resident, began = [], time.monotonic()
 
@@ -388,7 +391,7 @@ def test_batches_of_a_web_server_under_faults_too(tmp_path, policy):
     with web_server(tmp_path) as server, FaultProxy(server) as proxy:
         there = TokenCache.open(f"{proxy.url}/cache")
         seen, spikes = run_under_faults(proxy, there, here, one_in(0.01), 300)
-        assert min(*seen, spikes, proxy.count(fate="redirect")) >= 1
+        assert min(*seen, spikes) >= 1
 
 
 @pytest.mark.soak
