@@ -133,6 +133,7 @@ def interrupted_after(steps, do):
 def test_a_repair_that_is_interrupted_goes_on(built, tmp_path, monkeypatch):
     """Stopped at each step of a repair in turn: after it, the same call mends what is left."""
     sound = built / "none"
+    stop = 0
     for stop in range(1, 40):
         root = tmp_path / str(stop)
         shutil.copytree(sound, root)
