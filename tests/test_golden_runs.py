@@ -409,7 +409,17 @@ def describe_cache(path: str) -> dict[str, Any]:
 
 
 ERRORS = read_golden("config_errors.json")
-ADDED = ("subset", "cache_catalog", "max_documents", "truncate_start", "replicas", "columns", "width", "loss_weight")
+ADDED = (
+    "subset",
+    "cache_catalog",
+    "max_documents",
+    "truncate_start",
+    "replicas",
+    "columns",
+    "width",
+    "loss_weight",
+    "engine",
+)
 """Names that configs have gained since: errors that list all names have them, and ``config show`` prints fields."""
 
 
