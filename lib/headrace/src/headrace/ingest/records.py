@@ -321,8 +321,8 @@ def _flat(value: Any, width: int, field: str) -> Any:
     return np.concatenate([np.asarray(row) for row in rows])
 
 
-def numbers(value: Any, dtype: str, field: str) -> np.ndarray:
-    """A list of numbers as an array ``[n]`` of a dtype that holds every one of them.
+def numbers(value: Any, dtype: str, field: str, *, bools: bool = True) -> np.ndarray:
+    """A list of numbers as an array ``[n]`` of a dtype that holds every one of them; ``bools``: true is 1.
 
     Raises:
         BadRecordError: it is no list of such numbers.
@@ -336,6 +336,8 @@ def numbers(value: Any, dtype: str, field: str) -> np.ndarray:
     wanted = np.dtype(dtype)
     if array.size == 0:
         return np.zeros(0, wanted)
+    if not bools and (array.dtype.kind == "b" or (not isinstance(value, np.ndarray) and bool in set(map(type, value)))):
+        raise BadRecordError(f"holds true or false in field {field!r}, which are no numbers here")
     kinds = "iubf" if wanted.kind == "f" else "iub"
     if array.ndim != 1 or array.dtype.kind not in kinds:
         raise BadRecordError(
