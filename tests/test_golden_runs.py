@@ -213,6 +213,9 @@ def try_config(bases: dict[str, str], case: dict[str, Any]) -> dict[str, Any]:
     fields = yaml.safe_load(whole)
     if fields["tokenizer"]:
         assert fields["tokenizer"].pop("engine") == "auto"  # what the library came to have since
+    for component in fields["components"].values():
+        if component.get("source"):
+            assert component["source"].pop("max_record_bytes") == 1 << 30
     return {"config": hashlib.sha256(_canonical(fields).encode()).hexdigest()}
 
 
@@ -419,6 +422,7 @@ ADDED = (
     "width",
     "loss_weight",
     "engine",
+    "max_record_bytes",
 )
 """Names that configs have gained since: errors that list all names have them, and ``config show`` prints fields."""
 
