@@ -216,6 +216,7 @@ def try_config(bases: dict[str, str], case: dict[str, Any]) -> dict[str, Any]:
     for component in fields["components"].values():
         if component.get("source"):
             assert component["source"].pop("max_record_bytes") == 1 << 30
+            assert component["source"].pop("special_tokens_in_text") == "token"
     return {"config": hashlib.sha256(_canonical(fields).encode()).hexdigest()}
 
 
@@ -423,6 +424,7 @@ ADDED = (
     "loss_weight",
     "engine",
     "max_record_bytes",
+    "special_tokens_in_text",
 )
 """Names that configs have gained since: errors that list all names have them, and ``config show`` prints fields."""
 

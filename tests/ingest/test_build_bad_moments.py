@@ -18,14 +18,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace.cli.inspect import build_command
-from headrace.errors import CacheError, CacheUnfinishedError, HeadraceError, SourceError
+from headrace.errors import (
+    CacheError,
+    CacheUnfinishedError,
+    ConfigError,
+    HeadraceError,
+    PlanMismatchError,
+    SourceError,
+)
 from headrace.ingest.build import BuildReport, build_cache
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
+from headrace.ingest.choices import Kind, SpecialTokensInText
+from headrace.ingest.repair import repair
+from headrace.ingest.source import ChatConfig, SourceConfig
+from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store.cache import TokenCache
+from headrace.store.verify import verify
 
 Tree = Callable[[str | Path], dict[str, bytes]]
 FILES, LINES = 5, 40
@@ -183,7 +194,7 @@ READ_ONLY = """
         assert libc.capset(header, data) == 0
     from headrace.errors import HeadraceError
     from headrace.ingest.build import build_cache
-    from headrace.ingest.source import SourceConfig
+    from headrace.ingest.source import ChatConfig, SourceConfig
     from headrace.ingest.tokenize import TokenizerConfig
     try:
         build_cache(
@@ -242,3 +253,75 @@ def test_a_record_that_is_too_long_is_never_held_and_named_or_counted(tmp_path, 
     )
     assert whole.skipped_lines == 0
     assert "max_record_bytes" not in TokenCache.open(str(tmp_path / "whole")).ledger.metadata["source"]
+
+
+@pytest.mark.parametrize("setting", ["token", "text", "error"])
+def test_special_tokens_in_texts_are_what_the_source_says(
+    bpe_path: str, tmp_path: Path, write_jsonl: Callable[..., str], setting: SpecialTokensInText
+):
+    """Each document is what the tokenizer makes of it alone; a refused one is named and counted; a build that was begun
+    otherwise is refused, and the ledger says what is not usual.
+    """
+    texts = ["a b", "x </s> y", "c <s>", "d"]
+    source = SourceConfig([write_jsonl(tmp_path / "a.jsonl", texts)], special_tokens_in_text=setting)
+    tokenizer, cache = TokenizerConfig(bpe_path), str(tmp_path / "cache")
+    if setting == "error":
+        with pytest.raises(SourceError, match=r"a.jsonl, line 2.*special token '</s>'.*--special-tokens-in-text text"):
+            build_cache(source, tokenizer, str(tmp_path / "refused"), progress=False)
+        source, texts = replace(source, on_bad_line="skip"), ["a b", "d"]
+    for engine in ("inline", "pool"):
+        output = f"{cache}-{engine}"
+        report = build_cache(source, tokenizer, output, engine=engine, workers=1, progress=False)
+        assert (report.documents, report.skipped_lines) == (len(texts), 4 - len(texts))
+        opened, alone = TokenCache.open(output), load_tokenizer(tokenizer).reading_special(setting)
+        for i, text in enumerate(texts):
+            assert opened.document(i).tolist() == alone.encode_batch([text])[0].tolist()
+    assert opened.ledger.metadata["source"].get("special_tokens_in_text", "token") == setting
+    assert ("special_tokens_in_text" in opened.ledger.metadata["source"]) == (setting != "token")
+    assert (f"--special-tokens-in-text {setting}" in build_command(output, opened.ledger)) == (setting != "token")
+    (tmp_path / "cache-pool/parts/00000/input_ids/data/c/0").unlink()
+    assert repair(output, verify(output, deep=True).damages).rebuilt == ["00000"]
+    other = replace(source, special_tokens_in_text="text" if setting == "token" else "token")
+    with pytest.raises(PlanMismatchError, match="special_tokens_in_text"):
+        build_cache(other, tokenizer, output, progress=False)
+
+
+TEMPLATE = "{% for m in messages %}<s>{{ m.role }}{% generation %}{{ m.content }}{% endgeneration %}</s>{% endfor %}"
+CHATS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (
+        "chat",
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        {"messages": [{"role": "user", "content": "a </"}, {"role": "assistant", "content": "s> b"}]},
+    ),
+    ("chat", {"messages": [{"role": "user", "content": "a"}]}, {"messages": [{"role": "user</s>", "content": "a"}]}),
+    ("preference", {"prompt": "p", "chosen": "a", "rejected": "b"}, {"prompt": "p", "chosen": "a", "rejected": "</s>"}),
+    ("prompts", {"prompt": "p"}, {"prompt": "p <s>"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "good", "bad"), CHATS)
+def test_special_tokens_in_messages_are_refused_and_those_of_the_template_are_not(
+    bpe_path: str, tmp_path: Path, kind: Kind, good: dict[str, Any], bad: dict[str, Any]
+):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in (good, bad)))
+    source = SourceConfig([str(tmp_path / "a.jsonl")], kind=kind, on_bad_line="skip", chat=ChatConfig(TEMPLATE))
+    tokenizer, documents = TokenizerConfig(bpe_path), 2 if kind == "preference" else 1
+    usual = build_cache(source, tokenizer, str(tmp_path / "usual"), progress=False, engine="inline")
+    assert (usual.documents, usual.skipped_lines) == (2 * documents, 0)
+    source = replace(source, special_tokens_in_text="error")
+    report = build_cache(source, tokenizer, str(tmp_path / "cache"), progress=False, engine="inline")
+    assert (report.documents, report.skipped_lines) == (documents, 1)
+    assert "spells out the special token" in report.first_skipped
+    caches = [TokenCache.open(str(tmp_path / name)) for name in ("usual", "cache")]
+    for i in range(documents):
+        assert np.array_equal(*(cache.document(i) for cache in caches))
+    source = replace(source, special_tokens_in_text="text")
+    with pytest.raises(ConfigError, match=f"'text': is not for documents of kind '{kind}'. Say error"):
+        build_cache(source, tokenizer, str(tmp_path / "other"), progress=False)
+
+
+def test_ready_ids_spell_out_nothing(bpe_path: str, tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"input_ids": [1, 2]}\n')
+    source = SourceConfig([str(tmp_path / "a.jsonl")], kind="tokens", special_tokens_in_text="text")
+    with pytest.raises(ConfigError, match=r"'text': is not for documents of kind 'tokens'\. Leave it out"):
+        build_cache(source, TokenizerConfig(bpe_path), str(tmp_path / "cache"), progress=False)

@@ -33,6 +33,7 @@ from headrace.ingest.gigatoken_encoder import (
     with_gigatoken,
 )
 from headrace.ingest.progress import EncoderCounts
+from headrace.ingest.records import BadRecordError
 from headrace.ingest.tokenize import FileTokenizer
 
 SPLITS = {
@@ -234,6 +235,15 @@ def test_other_models_tokenizers_and_kinds(bpe_path: str, panicking_path: str):
     assert "no tokenizer.json" in (why_not(ByteTokenizer(), "text") or "")
     assert "'chat'" in (why_not(tokenizer_of(bpe_path), "chat") or "")
     assert why_not(tokenizer_of(bpe_path), "text") is None
+    assert why_not(tokenizer_of(bpe_path).reading_special("error"), "text") is None
+    assert "to be text" in (why_not(tokenizer_of(bpe_path).reading_special("text"), "text") or "")
+
+
+def test_special_tokens_in_texts_are_refused_here_too(bpe_path: str):
+    faster = with_gigatoken(tokenizer_of(bpe_path), ()).reading_special("error")
+    assert isinstance(faster.encoder, GigatokenEncoder)
+    with pytest.raises(BadRecordError, match="spells out the special token '</s>'"):
+        faster.encode_batch(["a", "b </s>"])
 
 
 def test_not_installed(bpe_path: str, monkeypatch: pytest.MonkeyPatch):

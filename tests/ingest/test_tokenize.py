@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
+from tokenizers import models, pre_tokenizers
 
 from headrace.errors import CacheCorruptError, ConfigError
 from headrace.ingest import tokenize
+from headrace.ingest.base_tokenizer import Tokenizer
+from headrace.ingest.records import BadRecordError
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_tokenizer
 
 TEXTS = st.lists(st.text(max_size=40), max_size=6)
@@ -180,3 +183,57 @@ class TestBadInput:
     def test_unknown_tokens(self, path: str):
         with pytest.raises(ConfigError, match="is not a token of this tokenizer"):
             load_tokenizer(TokenizerConfig(path, bos="<nope>"))
+
+
+PIECES = st.lists(st.sampled_from(["</s>", "<s>", "<pad>", "</", "s>", "<", "a b", "é", "\n", "<unk>"]), max_size=8)
+
+
+@pytest.fixture(scope="session")
+def as_token(bpe_path: str) -> Tokenizer:
+    return load_tokenizer(TokenizerConfig(bpe_path, eos="none"))
+
+
+@given(pieces=PIECES)
+def test_special_tokens_that_a_text_spells_out_are_tokens_or_text_or_refused(as_token: Tokenizer, pieces: list[str]):
+    """As text, it is what it would be if the tokenizer had no such tokens; refused, exactly if there are some."""
+    text = "".join(pieces)
+    as_text, as_error = as_token.reading_special("text"), as_token.reading_special("error")
+    special = {as_token.id_of(name) for name in as_token.special}
+    ids = as_text.encode_batch([text])[0]
+    assert as_text.decode(ids.tolist()) == text
+    assert not special & set(ids.tolist())
+    assert as_text.encode_with_places([text])[0].ids.tolist() == ids.tolist()
+    assert as_text.fingerprint == as_token.fingerprint
+    default = as_token.encode_batch([text])[0]
+    if special & set(default.tolist()):
+        for refusing in (as_error.encode_batch, as_error.encode_with_places):
+            with pytest.raises(BadRecordError, match=r"spells out the special token '<") as refusal:
+                refusing([text])
+            assert "--special-tokens-in-text text" in (refusal.value.cure or "")
+    else:
+        assert default.tolist() == ids.tolist() == as_error.encode_batch([text])[0].tolist()
+    assert as_text.reading_special("token").encode_batch([text])[0].tolist() == default.tolist()
+
+
+def test_the_special_tokens_of_the_policy_are_no_matter_of_the_text(bpe_path: str):
+    for setting in ("text", "error"):
+        tokenizer = load_tokenizer(TokenizerConfig(bpe_path, bos="auto")).reading_special(setting)
+        ids = tokenizer.encode_batch(["a"])[0].tolist()
+        assert (ids[0], ids[-1]) == (tokenizer.bos_id, tokenizer.eos_id)
+
+
+@pytest.mark.parametrize("setting", ["token", "text", "error"])
+def test_bytes_are_never_special_tokens(setting: str):
+    tokenizer = load_tokenizer(TokenizerConfig("bytes", eos="none")).reading_special(setting)
+    assert tokenizer.encode_batch(["<eos>"])[0].tolist() == list(b"<eos>")
+
+
+def test_a_model_that_knows_a_special_token_as_a_word_cannot_read_it_as_text(tmp_path: Path):
+    library = Library(models.WordLevel({"<unk>": 0, "</s>": 1, "a": 2}, unk_token="<unk>"))  # type: ignore[call-arg]
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    library.add_special_tokens(["<unk>", "</s>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(TokenizerConfig(str(tmp_path))).reading_special("text")
+    assert tokenizer.encode_batch(["a b"])[0].tolist() == [2, 0, 1]  # what it does not know is no special token
+    with pytest.raises(BadRecordError, match="has no other tokens than the special '</s>'"):
+        tokenizer.encode_batch(["a </s>"])

@@ -11,7 +11,15 @@ import typer
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson
 from headrace.cli.shown import counted, in_bytes
-from headrace.ingest.choices import Engine, FormatOrAuto, KindOrAuto, Mask, OnBadLine, TokenizerEngine
+from headrace.ingest.choices import (
+    Engine,
+    FormatOrAuto,
+    KindOrAuto,
+    Mask,
+    OnBadLine,
+    SpecialTokensInText,
+    TokenizerEngine,
+)
 
 if TYPE_CHECKING:
     from headrace.ingest.build import BuildReport
@@ -52,6 +60,10 @@ OnBadLineOption = Annotated[
 ]
 MaxRecordBytesOption = Annotated[
     int, typer.Option(help="A JSON line, or a text file, of more bytes, unpacked, is one that cannot be read.")
+]
+SpecialTokensOption = Annotated[
+    SpecialTokensInText,
+    typer.Option(help="Special tokens that a text spells out: read as tokens, as text, or a bad record."),
 ]
 FormatOption = Annotated[FormatOrAuto, typer.Option(help="How the files are packed; auto goes by their names.")]
 KindOption = Annotated[
@@ -132,6 +144,7 @@ def command(
     text_field: Annotated[str, typer.Option(help="Field of a record that holds the text; a.b is b within a.")] = "text",
     on_bad_line: OnBadLineOption = "error",
     max_record_bytes: MaxRecordBytesOption = 1 << 30,
+    special_tokens_in_text: SpecialTokensOption = "token",
     format: FormatOption = "auto",  # noqa: A002
     kind: KindOption = "auto",
     field: FieldOption = None,
@@ -179,9 +192,7 @@ def command(
 
         headrace build chats.jsonl -o chat-cache -t llama3/ --kind chat --mask roles --mask-role assistant
 
-        headrace build 'hf://owner/poems?split=train' -o cache -t llama3/
-
-        headrace build corpus/ -o shuffled -t llama3/ --shuffle 7
+        headrace build 'hf://owner/poems?split=train' -o shuffled -t llama3/ --shuffle 7
     """
     from headrace.ingest.records import parse_leaf
     from headrace.ingest.source import ChatConfig, FimConfig, SourceConfig
@@ -199,6 +210,7 @@ def command(
         chat=ChatConfig(chat_template, mask, mask_role or ["assistant"]),
         fim=None if fim is None else FimConfig(*fim, fim_rate, fim_spm_rate, fim_seed),
         max_record_bytes=max_record_bytes,
+        special_tokens_in_text=special_tokens_in_text,
     )
     chunks = {"dtype": dtype, "chunk_tokens": chunk_tokens, "compression": compression, "part_bytes": part_bytes}
     options = {**chunks, "engine": engine, "workers": workers, "hash_sources": hash_sources, "restart": restart}

@@ -241,6 +241,7 @@ def build_command(cache: str, ledger: Ledger) -> str:
         ("--text-field", source["text_field"], "text"),
         ("--on-bad-line", source["on_bad_line"], "error"),
         ("--max-record-bytes", str(source.get("max_record_bytes", 1 << 30)), str(1 << 30)),
+        ("--special-tokens-in-text", source.get("special_tokens_in_text", "token"), "token"),
         ("--chunk-tokens", str(layout["chunk_elements"]), "65536"),
         ("--compression", layout["compression"], "none"),
         ("--kind", source["kind"], "auto"),

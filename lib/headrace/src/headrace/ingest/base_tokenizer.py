@@ -22,6 +22,7 @@ import numpy as np
 from msgspec import structs
 
 from headrace.errors import ConfigError, did_you_mean
+from headrace.ingest.choices import SpecialTokensInText
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.layout import token_dtype
@@ -83,6 +84,8 @@ class Tokenizer(abc.ABC):
         special: Its special tokens.
         content: Its file; None if it needs none. A cache keeps a copy, so that it can be read anywhere.
         fingerprint: ``sha256:`` of all that decides the ids: vocabulary, rules, policy. Not of the path.
+        special_tokens_in_text: What becomes of special tokens that a text spells out. No part of the fingerprint: the
+            vocabulary is the same.
     """
 
     path: str
@@ -94,6 +97,7 @@ class Tokenizer(abc.ABC):
     special: Sequence[str]
     fingerprint: str
     content: bytes | None = None
+    special_tokens_in_text: SpecialTokensInText = "token"
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -123,6 +127,12 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; special tokens are spelled out."""
+
+    def reading_special(self, special_tokens_in_text: SpecialTokensInText) -> Tokenizer:
+        """This tokenizer, with another setting for special tokens that a text spells out. Those that need no file never
+        read a text as such a token: nothing changes.
+        """
+        return self
 
     def record(self) -> dict[str, Any]:
         """What the ledger keeps: with the cache's copy of the file enough to make this tokenizer again."""

@@ -224,7 +224,7 @@ def plan_build(
 ) -> tuple[_Work, Ledger, Counter[str]]:
     """What a build has in hand, the ledger that it begins with, and the endings of files that are left out."""
     check_at_least("chunk_tokens", options.get("chunk_tokens"))
-    loaded = load_tokenizer(tokenizer)
+    loaded = load_tokenizer(tokenizer).reading_special(source.special_tokens_in_text)
     layout = CacheLayout(
         options.get("dtype") or loaded.dtype.name,
         options.get("chunk_tokens", DEFAULT_CHUNK),
@@ -280,7 +280,8 @@ def _planned(job: BuildJob, tokenizer: Tokenizer, listed: Sequence[SourceFile], 
 
 def _without_usual(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     """Fields as a ledger has them: what came later is left out where it is as it always was."""
-    return dict(pair for pair in fields if pair not in (("width", None), ("max_record_bytes", MAX_RECORD_BYTES)))
+    usual = (("width", None), ("max_record_bytes", MAX_RECORD_BYTES), ("special_tokens_in_text", "token"))
+    return dict(pair for pair in fields if pair not in usual)
 
 
 def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:

@@ -14,6 +14,7 @@ Kind: TypeAlias = Literal["text", "tokens", "chat", "preference", "prompts"]
 KindOrAuto: TypeAlias = Literal["auto", Kind]
 Mask: TypeAlias = Literal["generation", "roles", "all", TurnMode]
 OnBadLine: TypeAlias = Literal["error", "skip"]
+SpecialTokensInText: TypeAlias = Literal["token", "text", "error"]
 Engine: TypeAlias = Literal["auto", "pool", "inline", "ray", "zephyr"]
 TokenizerEngine: TypeAlias = Literal["auto", "tokenizers", "gigatoken"]
 TOKENIZER_ENGINES = get_args(TokenizerEngine)

@@ -111,6 +111,8 @@ def why_not(tokenizer: Tokenizer, kind: Kind) -> str | None:
         return f"documents of kind {kind!r} need more than ids"
     if not _is_installed():
         return f"the package {PACKAGE} is not installed"
+    if tokenizer.special_tokens_in_text == "text":
+        return "special tokens that a text spells out are to be text"
     content = _rules_of(tokenizer)
     for reason in _uncovered(content):
         return reason

@@ -21,7 +21,7 @@ Price: masks need the place of each token in the text, which costs about as much
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +34,7 @@ from headrace.ingest.choices import Kind
 from headrace.ingest.documents import Document
 from headrace.ingest.fim import content_keys, fill_in_middle
 from headrace.ingest.records import BadRecordError, Fields, joined, lookup, numbers, string_of, type_name, utf8_length
-from headrace.ingest.source import ChatConfig, SourceConfig
+from headrace.ingest.source import FIELDS, ChatConfig, SourceConfig
 from headrace.ingest.tokenize import MAX_PIECE_CHARS, TokenizerConfig, tokenizer_folder
 from headrace.store.layout import LeafSpec
 from headrace.store.ragged import LeafValues
@@ -58,7 +58,10 @@ class DocumentKind(abc.ABC):
     own: tuple[LeafSpec, ...] = ()
 
     def __init__(self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
-        self.config, self.tokenizer, self.template = config, tokenizer, template
+        _check_special_tokens(config, kind)
+        self.config, self.template = config, template
+        # What a template writes is meant: there, what a record brings is looked at before.
+        self.tokenizer = tokenizer.reading_special(config.special_tokens_in_text if kind == "text" else "token")
         self.kind: Kind = kind
         self.columns, self.optional = config.columns(kind), config.optional_columns(kind)
         self._asked = tuple(leaf.spec(name) for name, leaf in config.leaves.items())
@@ -199,6 +202,17 @@ class MarkedKind(DocumentKind):
             leaves[CHOSEN.name] = np.array([d.label for d in documents], np.uint8), None
         return EncodedBatch(tokens, lengths, leaves)
 
+    def documents(self, record: Fields) -> Iterable[Document]:
+        if self.config.special_tokens_in_text == "error":
+            values = [self._field(record, name) for name in FIELDS[self.kind]]
+            texts = [text for value in values for text in (*_strings(value), "".join(_spoken(value)))]
+            self.tokenizer.reading_special("error").encode_batch(texts)
+        return self._documents(record)
+
+    @abc.abstractmethod
+    def _documents(self, record: Fields) -> Iterable[Document]:
+        """The documents of a record, whatever special tokens it spells out."""
+
     def _chat(self) -> ChatTemplate:
         if self.template is None:
             raise BadRecordError(
@@ -218,7 +232,7 @@ class ChatKind(MarkedKind):
 
     own = (LOSS_MASK,)
 
-    def documents(self, record: Fields) -> Iterable[Document]:
+    def _documents(self, record: Fields) -> Iterable[Document]:
         messages = check_messages(self._field(record, "messages"), self._field_name("messages"))
         tools, how, chat = self._field(record, "tools"), self.config.chat, self._chat()
         if how.mask == "generation":
@@ -250,7 +264,7 @@ class PreferenceKind(MarkedKind):
 
     own = (LOSS_MASK, PROMPT_LENGTH, CHOSEN)
 
-    def documents(self, record: Fields) -> Iterable[Document]:
+    def _documents(self, record: Fields) -> Iterable[Document]:
         prompt = self._field(record, "prompt")
         chosen, rejected = self._field(record, "chosen"), self._field(record, "rejected")
         if isinstance(chosen, str) and isinstance(rejected, str):
@@ -307,7 +321,7 @@ class PreferenceKind(MarkedKind):
 class PromptsKind(MarkedKind):
     """One prompt, one document: what a model is given before it answers."""
 
-    def documents(self, record: Fields) -> Iterable[Document]:
+    def _documents(self, record: Fields) -> Iterable[Document]:
         prompt = self._field(record, "prompt")
         if isinstance(prompt, str):
             return (self._document(record, prompt, framed=(True, False)),)
@@ -322,6 +336,38 @@ _KINDS: dict[Kind, type[DocumentKind]] = {
     "preference": PreferenceKind,
     "prompts": PromptsKind,
 }
+
+
+def _check_special_tokens(config: SourceConfig, kind: Kind) -> None:
+    setting = config.special_tokens_in_text
+    if kind == "text" or setting == "token" or (kind != "tokens" and setting == "error"):
+        return
+    cure = "Leave it out." if kind == "tokens" else "Say error, with --on-bad-line skip to leave such records out."
+    problem = f"is not for documents of kind {kind!r}"
+    raise ConfigError(problem, field="special_tokens_in_text", value=setting, cure=cure)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All strings within a JSON value, names of fields too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _strings(one)
+    elif isinstance(value, dict):
+        for pair in value.items():
+            yield from _strings(pair)
+
+
+def _spoken(value: Any) -> Iterator[str]:
+    """What messages say, in order: a template may put it end to end."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for one in value:
+            yield from _spoken(one)
+    elif isinstance(value, dict):
+        yield from _spoken(value.get("content", value.get("text")))
 
 
 def template_of(source: SourceConfig, kind: Kind, tokenizer: TokenizerConfig) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError, SourceError, check_at_least, check_choice, redact
-from headrace.ingest.choices import Format, FormatOrAuto, Kind, KindOrAuto, Mask, OnBadLine
+from headrace.ingest.choices import Format, FormatOrAuto, Kind, KindOrAuto, Mask, OnBadLine, SpecialTokensInText
 from headrace.ingest.listing import expand_braces, file_name, list_path, nearby
 from headrace.ingest.records import MAX_RECORD_BYTES, LeafConfig, Slice
 from headrace.store import files
@@ -170,6 +170,10 @@ class SourceConfig:
         fim: How documents of text or ready ids are rearranged for filling in the middle; None: they are not.
         max_record_bytes: A JSON line, or a plain text file, of more bytes, unpacked, is a bad one: it is not held in
             memory (encoding takes about eight times as much).
+        special_tokens_in_text: What becomes of a special token that a text spells out, such as ``<|endoftext|>``:
+            ``token``: it is that token; ``text``: it is encoded as any text; ``error``: the record is a bad one.
+            Special tokens are those that the tokenizer marks so. In conversations: those that a record brings, not
+            those of the template; there, ``token`` and ``error`` only.
 
     Raises:
         ConfigError: a value is not usable.
@@ -190,6 +194,7 @@ class SourceConfig:
     chat: ChatConfig = field(default_factory=ChatConfig)
     fim: FimConfig | None = None
     max_record_bytes: int = MAX_RECORD_BYTES
+    special_tokens_in_text: SpecialTokensInText = "token"
 
     def __post_init__(self) -> None:
         check_at_least("max_record_bytes", self.max_record_bytes)
@@ -207,7 +212,12 @@ class SourceConfig:
                 value=self.format,
                 cure=f"Say --kind {self.format}; the format is then read off the names of the files.",
             )
-        for name, choices in (("format", FormatOrAuto), ("kind", KindOrAuto), ("on_bad_line", OnBadLine)):
+        for name, choices in (
+            ("format", FormatOrAuto),
+            ("kind", KindOrAuto),
+            ("on_bad_line", OnBadLine),
+            ("special_tokens_in_text", SpecialTokensInText),
+        ):
             check_choice(name, getattr(self, name), get_args(choices), "is not a known choice")
         for extension in self.extensions:
             if not extension.startswith("."):

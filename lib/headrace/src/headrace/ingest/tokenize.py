@@ -4,7 +4,7 @@ document.
 The policy is explicit and ours: the file's own post-processor, truncation and padding are switched off, and each
 document becomes ``[bos] ids [eos]`` exactly as the config says. (Caches that lost their BOS, or were cut to 512
 tokens by a setting in the file, are found out weeks later.) Special tokens that a text spells out are read as such,
-as everywhere in the field.
+as everywhere in the field, unless the source says ``special_tokens_in_text: text`` or ``error``.
 
 The invariant: the ids of a document, and where a long one is cut, depend on nothing but the document, the tokenizer and
 the policy; not on its batch, not on the number of cores.
@@ -17,6 +17,7 @@ three encodings of at most 1024 characters: under 1%.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -43,7 +44,7 @@ from headrace.ingest.base_tokenizer import (
     declared_tokens,
     resolve_special,
 )
-from headrace.ingest.choices import TokenizerEngine
+from headrace.ingest.choices import SpecialTokensInText, TokenizerEngine
 from headrace.ingest.records import BadRecordError, one_line
 from headrace.store import files
 from headrace.store.ledger import canonical_tokenizer, fingerprint_of, tokenizer_content
@@ -191,6 +192,21 @@ class FileTokenizer(Tokenizer):
         self.bos, self.bos_id = resolve_special("bos", bos, self.special, BOS_NAMES, self.id_of, declared.get("bos"))
         self.eos, self.eos_id = resolve_special("eos", eos, self.special, EOS_NAMES, self.id_of, declared.get("eos"))
         self.fingerprint = fingerprint_of(text, self.bos_id, self.eos_id)
+        refused = [i for i, token in added.items() if token.special or i in (self.bos_id, self.eos_id)]
+        unknown = _unknown_id(text, self.id_of)
+        self._refused = np.zeros(self.vocab_size, np.bool_)
+        self._refused[np.array([i for i in refused if i != unknown], np.int64)] = True
+
+    def reading_special(self, special_tokens_in_text: SpecialTokensInText) -> FileTokenizer:
+        if special_tokens_in_text == self.special_tokens_in_text:
+            return self
+        other = copy.copy(self)
+        other.special_tokens_in_text = special_tokens_in_text
+        if "text" in (special_tokens_in_text, self.special_tokens_in_text):
+            other._tokenizer = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+            other._tokenizer.encode_special_tokens = special_tokens_in_text == "text"
+            other.encoder = other.encode_plain
+        return other
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         arrays, lengths = [np.zeros(0, np.uint32)], [0] * len(texts)
@@ -198,6 +214,7 @@ class FileTokenizer(Tokenizer):
         with _refusals():
             for group in self._groups(texts):
                 for piece, encoded in zip(group, self.encoder([p.text for p in group]), strict=True):
+                    self._check_special(encoded)
                     some = [*(before if piece.opens else ()), encoded, *(after if piece.closes else ())]
                     arrays += some
                     lengths[piece.document] += sum(map(len, some))
@@ -212,7 +229,10 @@ class FileTokenizer(Tokenizer):
     def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
         with _refusals():
             encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [Placed(np.array(e.ids, np.int64), np.array(e.offsets, np.int64).reshape(-1, 2)) for e in encodings]
+        places = [Placed(np.array(e.ids, np.int64), np.array(e.offsets, np.int64).reshape(-1, 2)) for e in encodings]
+        for place in places:
+            self._check_special(place.ids)
+        return places
 
     def id_of(self, token: str) -> int | None:
         return cast("int | None", self._tokenizer.token_to_id(token))
@@ -239,6 +259,17 @@ class FileTokenizer(Tokenizer):
         if group:
             yield group
 
+    def _check_special(self, ids: np.ndarray) -> None:
+        """Refuses ids of a text that hold special tokens, unless that is how texts are read."""
+        if self.special_tokens_in_text == "token" or not (hits := self._refused[ids]).any():
+            return
+        token = self._tokenizer.id_to_token(int(ids[int(hits.argmax())]))
+        if self.special_tokens_in_text == "error":
+            cure = "If it is meant as text, pass --special-tokens-in-text text; if as the token, token."
+            raise BadRecordError(f"spells out the special token {token!r}", cure)
+        cure = "Leave such records out: --on-bad-line skip."
+        raise BadRecordError(f"has no other tokens than the special {token!r} for what it spells out", cure)
+
     def _plain_ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -260,8 +291,18 @@ def _refusals() -> Iterator[None]:
     try:
         with _panics_as_errors():
             yield
+    except BadRecordError:
+        raise
     except Exception as error:
         raise BadRecordError(f"cannot be encoded by this tokenizer ({one_line(error)})") from error
+
+
+def _unknown_id(content: bytes, id_of: Callable[[str], int | None]) -> int | None:
+    """The id of what a model does not know: a special token by name, and in many texts that spell out none."""
+    model: dict[str, Any] = json.loads(content).get("model") or {}
+    if model.get("unk_id") is not None:  # Unigram
+        return int(model["unk_id"])
+    return None if model.get("unk_token") is None else id_of(str(model["unk_token"]))
 
 
 def _parse(content: bytes, path: str) -> tuple[bytes, tokenizers.Tokenizer]:
