@@ -23,9 +23,9 @@ from headrace.ingest.choices import (
 
 if TYPE_CHECKING:
     from headrace.ingest.build import BuildReport
+    from headrace.ingest.records import LeafConfig
     from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost
     from headrace.ingest.source import SourceConfig
-    from headrace.ingest.tokenize import TokenizerConfig
 
 
 Sources = Annotated[
@@ -59,7 +59,7 @@ OnBadLineOption = Annotated[
     OnBadLine, typer.Option(help="A line that cannot be read: stop and name it, or leave it out and count it.")
 ]
 MaxRecordBytesOption = Annotated[
-    int, typer.Option(help="A JSON line, or a text file, of more bytes, unpacked, is one that cannot be read.")
+    int, typer.Option(help="A JSON line, a text file or a chat of more bytes, unpacked, is one that cannot be read.")
 ]
 SpecialTokensOption = Annotated[
     SpecialTokensInText,
@@ -194,9 +194,7 @@ def command(
 
         headrace build 'hf://owner/poems?split=train' -o shuffled -t llama3/ --shuffle 7
     """
-    from headrace.ingest.records import parse_leaf
     from headrace.ingest.source import ChatConfig, FimConfig, SourceConfig
-    from headrace.ingest.tokenize import TokenizerConfig
 
     source = SourceConfig(
         sources,
@@ -206,7 +204,7 @@ def command(
         extension or [],
         kind=kind,
         fields=dict(_pair(f) for f in field or []),
-        leaves=dict(parse_leaf(one) for one in leaf or []),
+        leaves=_leaves(leaf or []),
         chat=ChatConfig(chat_template, mask, mask_role or ["assistant"]),
         fim=None if fim is None else FimConfig(*fim, fim_rate, fim_spm_rate, fim_seed),
         max_record_bytes=max_record_bytes,
@@ -215,13 +213,13 @@ def command(
     chunks = {"dtype": dtype, "chunk_tokens": chunk_tokens, "compression": compression, "part_bytes": part_bytes}
     options = {**chunks, "engine": engine, "workers": workers, "hash_sources": hash_sources, "restart": restart}
     how = shuffle_config(shuffle, memory)
-    report = _build(source, TokenizerConfig(tokenizer, bos, eos, tokenizer_engine), output, repair, how, options)
+    report = _build(source, (tokenizer, bos, eos, tokenizer_engine), output, repair, how, options)
     typer.echo(json.dumps(report.to_json()) if as_json else summary(report))
 
 
 def _build(
     source: SourceConfig,
-    tokenizer: TokenizerConfig,
+    encoder: tuple[str, str | None, str | None, TokenizerEngine],
     output: str,
     repair: bool,
     how: ReshuffleConfig | None,
@@ -229,7 +227,9 @@ def _build(
 ) -> BuildReport:
     from headrace.ingest.build import build_cache
     from headrace.ingest.build_shuffled import build_shuffled
+    from headrace.ingest.tokenize import TokenizerConfig
 
+    tokenizer = TokenizerConfig(*encoder)
     with kept_when_interrupted():
         if repair:
             repair_parts(output)
@@ -254,6 +254,12 @@ def shuffle_config(seed: int | None, memory: str | None) -> ReshuffleConfig | No
             raise ConfigError("bounds the shuffle, and there is none", field="memory", value=memory, cure=cure)
         return None
     return ReshuffleConfig(seed, memory=memory_bytes(memory))
+
+
+def _leaves(texts: list[str]) -> dict[str, LeafConfig]:
+    from headrace.ingest.records import parse_leaf
+
+    return dict(parse_leaf(text) for text in texts)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -2,7 +2,8 @@
 
 Templates are files that come with weights from strangers, so they are treated as data: they run in Jinja's immutable
 sandbox, which lets them look at messages and at nothing else. A template renders the same text at any time: there is no
-clock in it (``strftime_now`` is not defined; templates that want a date take it from ``variables``).
+clock in it (``strftime_now`` is not defined; templates that want a date take it from ``variables``). What a rendering
+makes is bounded (:mod:`headrace.ingest.bounded_jinja`).
 
 ``{% generation %} ... {% endgeneration %}`` marks what the model is to learn to write. A template without these marks
 is rendered turn by turn (:meth:`ChatTemplate.spans_of_turns`): what message i adds to the text is its turn, and what
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.errors import ConfigError, install_command
-from headrace.ingest.records import BadRecordError, one_line
+from headrace.ingest.records import MAX_RECORD_BYTES, BadRecordError, one_line
 from headrace.ingest.source import ChatConfig
 from headrace.store import files
 
@@ -104,19 +105,26 @@ class ChatTemplate:
         ('[user]hi', ((6, 8),))
     """
 
-    def __init__(self, record: Mapping[str, Any], variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, record: Mapping[str, Any], variables: Mapping[str, str], max_record_bytes: int = MAX_RECORD_BYTES
+    ) -> None:
         try:
-            sandbox: Any = importlib.import_module("jinja2.sandbox")
+            bounded: Any = importlib.import_module("headrace.ingest.bounded_jinja")
             jinja: Any = importlib.import_module("jinja2")
         except ImportError as error:
             raise ConfigError(
                 "needs the package jinja2", field="chat.template", cure=install_command("headrace[chat]")
             ) from error
         self._jinja = jinja
-        environment = sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_generation_extension(), "jinja2.ext.loopcontrols"]
+        environment = bounded.BoundedEnvironment(
+            min(max_record_bytes, bounded.MAX_RENDER),
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_generation_extension(), "jinja2.ext.loopcontrols"],
         )
         environment.filters["tojson"] = _to_json
+        environment.bound_filters()
+        self._begin = environment.begin
         environment.globals["raise_exception"] = self._refuse
         self._variables = {**record["tokens"], **variables}
         self.has_marks = bool(_GENERATION.search(record["text"]))
@@ -179,6 +187,7 @@ class ChatTemplate:
         return text, tuple(spans)
 
     def _render(self, messages: Sequence[Message], tools: Any, ask: bool) -> str:
+        self._begin()
         try:
             text: str = self._template.render(
                 messages=messages, tools=tools, add_generation_prompt=ask, **self._variables

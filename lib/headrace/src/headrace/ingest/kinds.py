@@ -388,7 +388,7 @@ def make_kind(config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: 
     Raises:
         ConfigError: conversations are to be masked by marks that the template has not, or there is no template.
     """
-    chat = None if template is None else ChatTemplate(template, config.chat.variables)
+    chat = None if template is None else ChatTemplate(template, config.chat.variables, config.max_record_bytes)
     if kind == "chat" and chat is None:
         raise ConfigError("is needed for conversations", field="chat.template", value=None)
     if kind == "chat" and chat is not None and config.chat.mask == "generation" and not chat.has_marks:

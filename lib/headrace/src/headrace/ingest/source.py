@@ -169,7 +169,8 @@ class SourceConfig:
         chat: Template and masks of conversations.
         fim: How documents of text or ready ids are rearranged for filling in the middle; None: they are not.
         max_record_bytes: A JSON line, or a plain text file, of more bytes, unpacked, is a bad one: it is not held in
-            memory (encoding takes about eight times as much).
+            memory (encoding takes about eight times as much). So is a record of which a chat template makes more, in
+            characters and steps (never more than 64 Mi).
         special_tokens_in_text: What becomes of a special token that a text spells out, such as ``<|endoftext|>``:
             ``token``: it is that token; ``text``: it is encoded as any text; ``error``: the record is a bad one.
             Special tokens are those that the tokenizer marks so. In conversations: those that a record brings, not
