@@ -148,7 +148,7 @@ def test_a_run_is_recognised_and_left_as_it_was(headrace: Run, run: str, tmp_pat
     assert {p: p.read_bytes() for p in (tmp_path / "runs").iterdir()} == before
     code, _, err = headrace("cat", run, "--run", "runs", "seed=1")
     assert code == 2
-    assert "the run was started with another plan" in err
+    assert "the run was started with another config: seed: nothing -> 1" in err
 
 
 def test_a_run_that_was_amended(headrace: Run, run: str):

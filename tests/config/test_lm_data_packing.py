@@ -96,7 +96,7 @@ def test_packing_is_part_of_the_run(cache):
     for other in (PackingConfig("bfd"), PackingConfig(min_fill=0.9), None):
         with (
             config(cache, other).loader() as changed,
-            pytest.raises(PlanMismatchError, match="started with another plan"),
+            pytest.raises(PlanMismatchError, match="started with another config"),
         ):
             manifest.check_same(RunManifest.of(changed))
 

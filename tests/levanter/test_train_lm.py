@@ -68,7 +68,7 @@ def test_a_run_is_not_resumed_with_another_mixture(train_config, recording, data
     train_set(data_config)
     weights = {**data_config, "components": {**data_config["components"]}}
     weights["components"]["b"] = {**weights["components"]["b"], "weight": 2}
-    with pytest.raises(PlanMismatchError, match=r"stages\[0\]\.weights\.b: 1\.0 -> 2\.0"):
+    with pytest.raises(PlanMismatchError, match=r"components\.b\.weight: 1 -> 2"):
         train_set(weights)
     with pytest.raises(PlanMismatchError, match="seed"):
         train_set({**data_config, "seed": 1})

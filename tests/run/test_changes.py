@@ -77,6 +77,12 @@ def test_the_fields_of_the_config_come_first_and_what_follows_stays_behind(cache
     assert changes.amendment == AmendmentConfig(10, weights={"code": 2})
     assert changes.refused == ["seed: nothing -> 1"]
     assert len(changes.resolved) > 2
+    weighed = run_changes(loaded, config_of(caches, {"web": 3, "code": 2}), 10)  # components in an order of their own
+    assert (weighed.amendment, [*weighed.refused]) == (AmendmentConfig(10, weights={"code": 2}), [])
+    amended = replace(began, amendments=[AmendmentConfig(10, weights={"code": 2})])
+    assert RunManifest.of(amended.loader()).amends(loaded) == 10
+    turned = run_changes(loaded, config_of(caches, {"code": 1, "web": 3}), 10)
+    assert turned.refused == turned.fields == ["components, in order: web, code -> code, web"]
 
 
 def test_a_manifest_of_an_earlier_release_holds_no_config(caches, tmp_path):

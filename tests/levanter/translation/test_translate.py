@@ -188,7 +188,7 @@ def test_budgets_and_ready_ids(levanter):
     assert config.subset == SubsetConfig(fraction=0.01, by="start")
     assert found.config["shuffle"] is False
     _, ready = translated(levanter["configs"]["ready"])
-    assert vars(ready.tokenizer) == {"path": "ids:32000", "bos": "none", "eos": "none"}
+    assert vars(ready.tokenizer) == {"path": "ids:32000", "bos": "none", "eos": "none", "engine": "auto"}
 
 
 def test_sources_that_are_cut_become_subsets():

@@ -17,7 +17,8 @@ from headrace.config.writing import given_fields, whole_if_it_is
 from headrace.data.dataset import BatchOrder
 from headrace.mix.blend import is_size_rule
 from headrace.mix.stage_config import AmendmentConfig
-from headrace.run.manifest import Anchors, RunManifest, differences
+from headrace.run.differences import config_differences, differences
+from headrace.run.manifest import Anchors, RunManifest
 
 _Places: TypeAlias = dict[str, tuple[tuple[str, ...], Any]]
 """By name, the groups that an entry of a blend lies in, and its weight."""
@@ -59,7 +60,7 @@ def run_changes(manifest: RunManifest, edited: LmDataConfig, step: int) -> RunCh
     """
     mine = _manifest_of(edited)
     resolved = differences(manifest.resolved, mine.resolved)
-    fields = None if manifest.config is None else differences(manifest.config, mine.config or {})
+    fields = None if manifest.config is None else config_differences(manifest.config, mine.config or {})
     first = mine.amends(manifest)
     if mine.fingerprint == manifest.fingerprint or first is not None:
         return RunChanges(first is None, fields, resolved, first)
@@ -70,7 +71,7 @@ def run_changes(manifest: RunManifest, edited: LmDataConfig, step: int) -> RunCh
     amended = edited if amendment is None else _amended(began, edited, amendment)
     if amendment is not None and _manifest_of(amended).amends(manifest) == amendment.step:
         return RunChanges(False, fields, resolved, None, amendment)
-    other = differences(manifest.config, given_fields(replace(amended, amendments=began.amendments)))
+    other = config_differences(manifest.config, given_fields(replace(amended, amendments=began.amendments)))
     return RunChanges(False, fields, resolved, None, amendment, [f for f in other if not f.startswith(_FREE)])
 
 

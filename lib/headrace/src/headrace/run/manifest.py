@@ -28,6 +28,7 @@ from headrace.errors import ConfigError, HeadraceError, IndexOutOfRangeError, Pl
 from headrace.mix.draws import Draws
 from headrace.mix.policy import Anchor
 from headrace.mix.schedule import MAX_STEP
+from headrace.run.differences import config_differences, differences
 from headrace.store import files
 
 MANIFEST_NAME = "manifest.json"
@@ -163,7 +164,8 @@ class RunManifest:
         """Raises PlanMismatchError, with the differences, unless ``other`` is this run."""
         if other.fingerprint == self.fingerprint:
             return
-        ours = differences(self.config, other.config) if self.config is not None and other.config is not None else []
+        known = self.config is not None and other.config is not None
+        ours = config_differences(self.config or {}, other.config or {}) if known else []
         lines = ours or differences(self.resolved, other.resolved)
         shown = "; ".join(lines[:_SHOWN_DIFFERENCES])
         more = f"; and {len(lines) - _SHOWN_DIFFERENCES} more" if len(lines) > _SHOWN_DIFFERENCES else ""
@@ -189,7 +191,7 @@ class RunManifest:
         content = {"fingerprint": self.fingerprint, "resolved": self.resolved, "history": list(self.history)}
         if self.config is not None:
             content["config"] = self.config
-        text = json.dumps(content, indent=1, sort_keys=True)
+        text = json.dumps(content, indent=1)  # the order of components is part of a run
         files.write_atomic(files.join(folder, MANIFEST_NAME), text.encode() + b"\n", writer=f".{uuid.uuid4().hex}")
 
     @classmethod
@@ -379,37 +381,7 @@ def _opened(folder: str, mine: RunManifest, step: int | None) -> RunManifest:
     return amended
 
 
-def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Differing leaves of two JSON values, as ``path: old -> new``.
-
-    Example:
-        >>> differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3, "d": 4}})
-        ['a.c: 2 -> 3', 'a.d: nothing -> 4']
-        >>> differences({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]})
-        ['a[1].b: 2 -> 3']
-    """
-    if isinstance(old, dict) and isinstance(new, dict):
-        lines: list[str] = []
-        for key in [*old, *(k for k in new if k not in old)]:
-            at = f"{path}.{key}" if path else str(key)
-            if key in old and key in new:
-                lines += differences(old[key], new[key], at)
-            else:
-                sides = [_short(side[key]) if key in side else "nothing" for side in (old, new)]
-                lines.append(f"{at}: {sides[0]} -> {sides[1]}")
-        return lines
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        pairs = enumerate(zip(old, new, strict=True))
-        return [line for k, pair in pairs for line in differences(*pair, f"{path}[{k}]")]
-    return [] if old == new else [f"{path}: {_short(old)} -> {_short(new)}"]
-
-
 def _plain(value: object) -> int | float:
     if isinstance(value, np.integer | np.floating):
         return value.item()
     raise TypeError(f"{type(value).__name__} is no JSON value")
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."

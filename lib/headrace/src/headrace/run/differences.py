@@ -1,0 +1,51 @@
+"""Differing leaves of JSON values, in a line each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Differing leaves of two JSON values, as ``path: old -> new``.
+
+    Example:
+        >>> differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3, "d": 4}})
+        ['a.c: 2 -> 3', 'a.d: nothing -> 4']
+        >>> differences({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]})
+        ['a[1].b: 2 -> 3']
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        lines: list[str] = []
+        for key in [*old, *(k for k in new if k not in old)]:
+            at = f"{path}.{key}" if path else str(key)
+            if key in old and key in new:
+                lines += differences(old[key], new[key], at)
+            else:
+                sides = [_short(side[key]) if key in side else "nothing" for side in (old, new)]
+                lines.append(f"{at}: {sides[0]} -> {sides[1]}")
+        return lines
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = enumerate(zip(old, new, strict=True))
+        return [line for k, pair in pairs for line in differences(*pair, f"{path}[{k}]")]
+    return [] if old == new else [f"{path}: {_short(old)} -> {_short(new)}"]
+
+
+def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """:func:`differences` of the fields of two configs, and of the order of their components, which is part of a run.
+
+    Example:
+        >>> config_differences({"components": {"a": 1, "b": 1}}, {"components": {"b": 1, "a": 1}, "seed": 1})
+        ['seed: nothing -> 1', 'components, in order: a, b -> b, a']
+    """
+    lines = differences(dict(old), dict(new))
+    before, after = ([*fields.get("components", {})] for fields in (old, new))
+    if {*before} <= {*after} and after[: len(before)] != before:
+        lines.append(f"components, in order: {', '.join(before)} -> {', '.join(after)}")
+    return lines
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
