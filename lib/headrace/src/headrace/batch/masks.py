@@ -108,23 +108,25 @@ def mask_arrays(cache: TokenCache, leaf: str | None) -> Sequence[StoredArray] | 
     Raises:
         ConfigError: the leaf has not one number a token, or lies in other chunks than the tokens.
     """
+    from headrace.store.layout import TOKENS
+
     if leaf is None:
         return None
     found = cache.leaf(leaf)
     field = f"leaf {leaf!r} of {cache.path}"
-    masks, tokens = [p.data for p in found.parts], [p.data for p in cache.parts]
-    one_each = found.kind == "ragged" and [a.length for a in masks] == [a.length for a in tokens]
+    masks, tokens = found.arrays, cache.leaf(TOKENS).arrays
+    one_each = found.kind == "ragged" and bool((masks.lengths == tokens.lengths).all())
     if not one_each or found.dtype.kind not in "iub":
         raise ConfigError(
             "has not one number a token",
             field=field,
-            value=sum(a.length for a in masks),
+            value=found.num_elements,
             cure="Name another leaf as loss_mask, or none.",
         )
-    for mask, of in zip(masks, tokens, strict=True):
-        if mask.chunk_elements != of.chunk_elements:
+    for mask, of in zip(masks.runs, tokens.runs, strict=True):
+        if mask.chunk != of.chunk:
             raise ConfigError(
-                f"lies in chunks of {mask.chunk_elements} elements, the tokens in chunks of {of.chunk_elements}",
+                f"lies in chunks of {mask.chunk} elements, the tokens in chunks of {of.chunk}",
                 field=field,
                 cure="Build the cache again, as chunks of tokens and of their mask are read together; or set loss_mask:"
                 " none.",

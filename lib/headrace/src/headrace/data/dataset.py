@@ -25,6 +25,7 @@ from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.braid.shuffle import PendingBraid
 from headrace.order.order import OpenWindow, Order, check_indices
 from headrace.order.seeds import ORDER_VERSION
+from headrace.store.arrays import ArrayList
 
 if TYPE_CHECKING:
     from headrace.store.cache import TokenCache
@@ -113,8 +114,8 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
     @property
     def row_bytes(self) -> int:
         """Bytes of a row as it is stored, with its mask."""
-        tokens = max(a.dtype.itemsize for s in self.sources for a in s.arrays)
-        mask = max((a.dtype.itemsize for s in self.sources for a in masks_of(s) or ()), default=0)
+        tokens = max(run.itemsize for s in self.sources for run in ArrayList.of(s.arrays).runs)
+        mask = max((run.itemsize for s in self.sources for run in ArrayList.of(masks_of(s) or ()).runs), default=0)
         return self.seq_len * (tokens + mask)
 
     @property
@@ -185,7 +186,7 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
 
     def open_window(self) -> OpenWindow:
         """What the order of a pass draws from at a time: of rows in stored order, a chunk."""
-        chunk = max((a.chunk_elements for s in self.sources for a in s.arrays), default=1)
+        chunk = max((run.chunk for s in self.sources for run in ArrayList.of(s.arrays).runs), default=1)
         rows = max(chunk // self.seq_len, 1)
         return OpenWindow(rows=min(rows, self.length or rows))
 

@@ -35,6 +35,7 @@ from headrace.errors import HeadraceError, ReadError
 from headrace.feed.plan import WindowPlan, slot_bytes
 from headrace.metrics import ReadStats
 from headrace.store.array import StoredArray
+from headrace.store.arrays import ArrayList
 from headrace.store.mapped import MappedArray
 
 T = TypeVar("T")
@@ -226,7 +227,7 @@ class Slots:
 
     def __init__(
         self,
-        arrays: Sequence[StoredArray | None],
+        arrays: ArrayList,
         chunk: Int64[np.ndarray, " a"],
         stats: ReadStats,
         workers: Workers,
@@ -234,12 +235,12 @@ class Slots:
         mapping: bool,
     ) -> None:
         self.arrays, self.stats = arrays, stats
-        dtypes = [np.dtype(np.uint8) if a is None else a.dtype for a in arrays]
+        dtypes = [np.dtype(np.uint8) if run.dtype is None else run.dtype for run in arrays.runs]
         self.dtype = np.result_type(*dtypes)
         """Of every batch, whichever sources it holds: to the devices of all hosts it is one program."""
         self._dtypes = sorted(set(dtypes), key=str)
-        self._dtype_of = np.asarray([self._dtypes.index(d) for d in dtypes], np.int64)
-        self._itemsize = np.asarray([d.itemsize for d in dtypes], np.int64)
+        self._dtype_of = arrays.spread([self._dtypes.index(d) for d in dtypes])
+        self._itemsize = arrays.spread([d.itemsize for d in dtypes])
         self.slot_bytes = slot_bytes(arrays, chunk)
         self._workers, self._mapping = workers, mapping
         self._mapped: dict[int, MappedArray | None] = {}
@@ -251,7 +252,7 @@ class Slots:
 
     def start(self, number: int, chunk: int, slot: int) -> Pending | None:
         """Starts fetching a chunk of an array into a slot; None: there is nothing to wait for."""
-        array, stats = self.arrays[number], self.stats
+        array, stats = self.arrays.get(number), self.stats
         begin = slot * self.slot_bytes
         if array is None:
             self._memory[begin : begin + self.slot_bytes] = 1
@@ -269,7 +270,7 @@ class Slots:
 
     def read(self, number: int, chunk: int, slot: int) -> Pending:
         """Starts reading a chunk through TensorStore."""
-        array = self.arrays[number]
+        array = self.arrays.get(number)
         assert array is not None
         size, begin = _elements(array, chunk), slot * self.slot_bytes
         out = self._memory[begin : begin + size * array.dtype.itemsize].view(array.dtype)

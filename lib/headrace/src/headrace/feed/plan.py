@@ -6,7 +6,6 @@ a step costs well under a microsecond a row.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,8 @@ from headrace.feed.exchange import Arranged, RowExchange
 from headrace.feed.placement import Placement
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import WindowUses, window_uses
-from headrace.store.array import StoredArray
+from headrace.store.arrays import ArrayList
+from headrace.store.leaf import starts
 
 
 class BlockSpace:
@@ -35,16 +35,18 @@ class BlockSpace:
     """
 
     def __init__(self, sources: Sequence[RowSource]) -> None:
-        self.arrays: list[StoredArray] = [a for s in sources for a in s.arrays]
-        self.kinds: list[Sequence[StoredArray | None]] = [self.arrays]
+        self.arrays = ArrayList.join([ArrayList.of(s.arrays) for s in sources])
+        self.kinds: list[ArrayList] = [self.arrays]
         if any(masks_of(s) is not None for s in sources):
-            self.kinds.append([mask for s in sources for mask in masks_of(s) or [None] * len(s.arrays)])
+            masks = [(masks_of(s), len(s.arrays)) for s in sources]
+            self.kinds.append(
+                ArrayList.join([ArrayList.missing(n) if of is None else ArrayList.of(of) for of, n in masks])
+            )
         self.first_array = np.cumsum([0] + [len(s.arrays) for s in sources])
-        self.chunk = np.asarray([a.chunk_elements for a in self.arrays], np.int64)
-        self._one_chunk = int(self.chunk[0]) if self.chunk.size and (self.chunk == self.chunk[0]).all() else None
-        lengths = np.asarray([a.length for a in self.arrays], np.int64)
-        self.first_block = np.concatenate([[0], np.cumsum(-(-lengths // self.chunk))])
-        self._first_blocks: list[int] = self.first_block.tolist()
+        chunks = [run.chunk for run in self.arrays.runs]
+        self.chunk = self.arrays.spread(chunks)
+        self._one_chunk = chunks[0] if len(set(chunks)) == 1 else None
+        self.first_block = starts(-(-self.arrays.lengths // self.chunk))
 
     @property
     def slot_bytes(self) -> int:
@@ -53,12 +55,27 @@ class BlockSpace:
 
     def block_bytes(self) -> Int64[np.ndarray, " a"]:
         """Bytes of a full block of each array, with that of its mask."""
-        itemsizes = [[0 if a is None else a.dtype.itemsize for a in arrays] for arrays in self.kinds]
-        return self.chunk * np.sum(itemsizes, axis=0)  # what is not stored is not read
+        return self.chunk * sum(kind.spread([run.itemsize for run in kind.runs]) for kind in self.kinds)
 
     def block_requests(self) -> Int64[np.ndarray, " a"]:
         """Requests that a block of each array takes: one for its tokens and one for its mask."""
-        return np.sum([[a is not None for a in arrays] for arrays in self.kinds], axis=0)
+        stored = [kind.spread([run.itemsize > 0 for run in kind.runs]) for kind in self.kinds]
+        return np.sum(stored, axis=0)
+
+    def index_requests(self, blocks: Int64[np.ndarray, " u"]) -> int:
+        """Requests for ``zarr.json`` and indices of files that a host makes which reads these blocks, all different."""
+        if all(run.computed or run.dtype is None for kind in self.kinds for run in kind.runs):
+            return 0
+        array = self.array_of(blocks)
+        chunk = blocks - self.first_block[array]
+        requests = 0
+        for kind in self.kinds:
+            asked = kind.spread([not run.described and run.dtype is not None for run in kind.runs])[array] != 0
+            requests += np.unique(array[asked]).size
+            asked = kind.spread([not run.computed and run.dtype is not None for run in kind.runs])[array] != 0
+            shard = chunk // kind.spread([run.shard_chunks for run in kind.runs])[array]
+            requests += np.unique(np.stack([array[asked], shard[asked]]), axis=1).shape[1]
+        return requests
 
     def chunk_of(self, array: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | int:
         """Elements of the blocks of the arrays: one number where all are alike, which divides faster."""
@@ -70,14 +87,13 @@ class BlockSpace:
 
     def place_of(self, block: int) -> tuple[int, int]:
         """The array that a block belongs to, and the chunk of it that it is."""
-        array = bisect_right(self._first_blocks, block) - 1
-        return array, block - self._first_blocks[array]
+        array = int(self.first_block.searchsorted(block, side="right")) - 1
+        return array, block - int(self.first_block[array])
 
 
-def slot_bytes(arrays: Sequence[StoredArray | None], chunk: Int64[np.ndarray, " a"]) -> int:
+def slot_bytes(arrays: ArrayList, chunk: Int64[np.ndarray, " a"]) -> int:
     """Bytes that each chunk of some arrays takes in memory: those of the largest; one byte for what is not stored."""
-    itemsizes = np.asarray([1 if a is None else a.dtype.itemsize for a in arrays])
-    return int((chunk * itemsizes).max() + 7) // 8 * 8
+    return int((chunk * arrays.spread([run.itemsize or 1 for run in arrays.runs])).max() + 7) // 8 * 8
 
 
 @dataclass(frozen=True, eq=False)

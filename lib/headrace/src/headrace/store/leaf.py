@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
 from headrace.errors import CacheError, IndexOutOfRangeError
 from headrace.store.array import ArrayFuture, StoredArray
+from headrace.store.arrays import ArrayList
 from headrace.store.layout import LeafKind
 
 BLOCK_ELEMENTS = 1 << 22
@@ -40,6 +42,7 @@ class CacheLeaf:
         dtype: Its dtype.
         kind: ``ragged`` or ``fixed`` (one value a document).
         parts: Its parts, in order.
+        arrays: The array with the values of each part.
 
     Example:
         >>> import headrace.testing
@@ -48,13 +51,22 @@ class CacheLeaf:
         np.True_
     """
 
-    def __init__(self, name: str, dtype: np.dtype[Any], kind: LeafKind, parts: Sequence[LeafPart], path: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        dtype: np.dtype[Any],
+        kind: LeafKind,
+        parts: Sequence[LeafPart],
+        arrays: ArrayList,
+        first_document: Int64[np.ndarray, " parts1"],
+        path: str,
+    ) -> None:
         self.name = name
         self.dtype = dtype
         self.kind: LeafKind = kind
-        self.parts = tuple(parts)
+        self.parts, self.arrays = parts, arrays
         self._path = path
-        self._first_document = starts([p.documents for p in parts])
+        self._first_document = first_document
 
     @property
     def num_documents(self) -> int:
@@ -62,7 +74,7 @@ class CacheLeaf:
 
     @property
     def num_elements(self) -> int:
-        return sum(p.data.length for p in self.parts)
+        return int(self.arrays.lengths.sum())
 
     def lengths(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """How many values documents ``start .. stop`` have; reads no values.
@@ -105,6 +117,12 @@ class CacheLeaf:
             self.parts[p].data.fill(values[filled : filled + b - a], a)
             filled += b - a
         return values
+
+    def of_part(self, number: int) -> CacheLeaf:
+        """The leaf in one part alone."""
+        part = self.parts[number]
+        bounds = starts([part.documents])
+        return CacheLeaf(self.name, self.dtype, self.kind, [part], ArrayList.of([part.data]), bounds, self._path)
 
     def document(self, i: int) -> np.ndarray:
         """Values of document ``i``."""
@@ -171,7 +189,7 @@ def check_range(start: int, stop: int, length: int, what: str, path: str) -> Non
         raise IndexOutOfRangeError(problem, field=what, value=(start, stop), cure=cure)
 
 
-def starts(counts: Sequence[int]) -> np.ndarray:
+def starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     """Where each part begins, and the last ends.
 
     Example:

@@ -20,7 +20,8 @@ from headrace.errors import CacheError, ConfigError
 from headrace.store import files, retry
 from headrace.store.array import check_same_process, kvstore_spec, store_error
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec, attributes_of, owner_of
-from headrace.store.ledger import LeafRecord, PartRecord, part_folder, write_part_record
+from headrace.store.ledger import part_folder, write_part_record
+from headrace.store.parts import LeafRecord, PartRecord
 
 _UNBOUNDED = 1 << 54  # an array grows shard by shard; its true length is set when the writer closes
 

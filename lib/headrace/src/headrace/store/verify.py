@@ -34,17 +34,19 @@ from headrace.store.leaf import BLOCK_ELEMENTS, LeafPart
 from headrace.store.ledger import (
     LEDGER_NAME,
     PART_RECORD_NAME,
-    PartRecord,
     canonical_tokenizer,
     fingerprint_of,
     part_folder,
     read_ledger,
     read_part_record,
     shuffle_record,
+    table_problem,
     tokenizer_content,
     write_ledger,
 )
+from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.levanter.layout import LevanterArray
+from headrace.store.parts import PartRecord
 from headrace.store.ragged import shard_sizes
 
 _FILES_AT_ONCE = 16
@@ -138,6 +140,8 @@ def verify(
         for d in part
     ]
     damages += _look_at_tokenizer(cache)
+    if own and finished and (problem := table_problem(path)):
+        damages.append(Damage("", problem, file=files.join(path, TABLE_NAME)))
     shuffled = shuffle_record(cache.ledger, path) if finished else None
     if shuffled is not None:
         documents = sum(count for _, count in shuffled.parts)
