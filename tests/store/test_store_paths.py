@@ -159,7 +159,7 @@ def test_a_process_ends_with_reads_under_way(tmp_path):
     with web_server(tmp_path) as server, FaultProxy(server) as proxy:
         for how in ("answers", "hangs"):
             if how == "hangs":
-                proxy.faults = Faults(hang_rate=1.0, path_contains="data")
+                proxy.faults = Faults(hang_rate=1.0, path_contains="data/c")
             command = [sys.executable, "-c", textwrap.dedent(script), f"{proxy.url}/cache", how]
             done = subprocess.run(command, capture_output=True, text=True)
             assert (done.returncode, done.stderr) == (0, "")

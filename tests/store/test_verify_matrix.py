@@ -12,8 +12,9 @@ from headrace.cli.application import application
 from headrace.errors import HeadraceError
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
-from headrace.store.ledger import Ledger, canonical_tokenizer, fingerprint_of, tokenizer_content, upgrade, write_ledger
+from headrace.store.ledger import Ledger, canonical_tokenizer, fingerprint_of, tokenizer_content, write_ledger
 from headrace.store.ragged import PartWriter
+from headrace.store.upgrade import upgrade
 from headrace.store.verify import verify
 
 LEAVES = [LeafSpec("mask", "uint8"), LeafSpec("id", "int32", "fixed")]

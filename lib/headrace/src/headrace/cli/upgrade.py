@@ -23,7 +23,7 @@ def command(
 
         headrace upgrade caches/web caches/code
     """
-    from headrace.store.ledger import upgrade
+    from headrace.store.upgrade import upgrade
 
     for cache in caches:
         is_new = upgrade(cache)

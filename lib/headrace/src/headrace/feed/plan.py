@@ -21,7 +21,6 @@ from headrace.feed.placement import Placement
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import WindowUses, window_uses
 from headrace.store.arrays import ArrayList
-from headrace.store.leaf import starts
 
 
 class BlockSpace:
@@ -46,7 +45,7 @@ class BlockSpace:
         chunks = [run.chunk for run in self.arrays.runs]
         self.chunk = self.arrays.spread(chunks)
         self._one_chunk = chunks[0] if len(set(chunks)) == 1 else None
-        self.first_block = starts(-(-self.arrays.lengths // self.chunk))
+        self.first_block = self.arrays.first_chunks()
 
     @property
     def slot_bytes(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 import numpy as np
 from jaxtyping import Int64
@@ -149,8 +149,27 @@ class ArrayList(Sequence[StoredArray]):
             return np.broadcast_to(by_run[0], len(self))
         return np.repeat(by_run, np.diff(self._first))
 
+    def first_chunks(self) -> Int64[np.ndarray, " n1"]:
+        """Where the chunks of each array begin, and the last end, if those of all are numbered."""
+        chunks = -(-self.lengths // self.spread([run.chunk for run in self.runs]))
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(chunks)])
+
     def _lengths(self) -> list[np.ndarray]:
         return [run.lengths for run in self.runs]
+
+
+class WithData(Protocol):
+    """A part of a leaf."""
+
+    @property
+    def data(self) -> StoredArray:
+        """The array with its values."""
+        ...
+
+
+def data_of(parts: Sequence[WithData], number: int) -> StoredArray:
+    """The array with the values of a part."""
+    return parts[number].data
 
 
 def _run_of(array: StoredArray) -> ArrayRun:

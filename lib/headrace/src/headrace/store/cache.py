@@ -28,7 +28,7 @@ from headrace.errors import (
 from headrace.order.document_shuffle import DocumentShuffle
 from headrace.store import files
 from headrace.store.array import StoredArray
-from headrace.store.arrays import ArrayList, ArrayRun, MadeList
+from headrace.store.arrays import ArrayList, ArrayRun, MadeList, data_of
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.leaf import CacheLeaf, LeafPart, check_range, spans, starts
 from headrace.store.ledger import Ledger, ShuffleRecord, open_ledger, prepare_types, shuffle_record, whole_ledger
@@ -320,7 +320,7 @@ class TokenCache:
             self._elements(name),
             layout.chunk_elements,
             dtype,
-            partial(_data_of, parts),
+            partial(data_of, parts),
             shard_chunks=layout.shard_chunks,
             described=own and self._described,
             computed=layout.compression == "none",
@@ -356,10 +356,6 @@ class TokenCache:
 
     def __repr__(self) -> str:
         return f"TokenCache({self.path!r}, documents={self.num_documents:,}, tokens={self.num_tokens:,})"
-
-
-def _data_of(parts: Sequence[LeafPart], number: int) -> StoredArray:
-    return parts[number].data
 
 
 def _converted(values: object, form: type[FormT], section: str, path: str) -> FormT:

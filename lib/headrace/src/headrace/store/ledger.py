@@ -23,7 +23,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, overload
 import msgspec
 from msgspec.structs import replace
 
-from headrace.errors import CacheCorruptError, CacheError, CacheMissingError, CacheUnfinishedError
+from headrace.errors import CacheCorruptError, CacheError
 from headrace.store import files
 from headrace.store.layout import TOKENS, owner_in, owner_of
 from headrace.store.ledger_table import (
@@ -166,6 +166,12 @@ def ledger_state(root: str) -> LedgerState | None:
             return _state_of(raw, url)
     elif start := _STATE.match(raw):
         return LedgerState(start[1].decode(), start[2] == b"true")
+    return whole_state(root)
+
+
+def whole_state(root: str) -> LedgerState | None:
+    """The state of a cache with all of its ledger; None if there is none. Raises what :func:`read_ledger` does."""
+    url = files.join(root, LEDGER_NAME)
     return _read(url, lambda raw: _state_of(raw, url))
 
 
@@ -312,51 +318,12 @@ def readers_need(ledger: Ledger) -> dict[str, Any]:
     return kept | {"metadata": metadata, "format_version": TABLE_VERSION}
 
 
-def upgrade(root: str) -> bool:
-    """Writes ``ledger.bin`` beside the ledger of a finished cache, and nothing else.
-
-    Returns:
-        Whether it was missing, damaged or of another ledger.
-
-    Raises:
-        CacheMissingError: there is no cache of headrace's.
-        CacheUnfinishedError: its build was interrupted.
-        CacheCorruptError: its ledger is damaged, or not that of its first or its last part.
-        CacheError: it cannot be read or written.
-
-    Example:
-        >>> import os, headrace.testing
-        >>> cache = headrace.testing.tiny_cache()
-        >>> os.remove(f"{cache.path}/ledger.bin")
-        >>> upgrade(cache.path), upgrade(cache.path)
-        (True, False)
-    """
-    url = files.join(root, LEDGER_NAME)
-    state = _read(url, lambda raw: _state_of(raw, url))
-    if state is None or state.ledger is None:
-        cure = "Name the folder of a cache that headrace built."
-        raise CacheMissingError(f"has no {LEDGER_NAME}", field="cache", value=root, cure=cure)
-    if not state.finished:
-        cure = "Run the same `headrace build` command again: a finished cache has what upgrade writes."
-        raise CacheUnfinishedError("was not finished building", field="cache", value=root, cure=cure)
-    for part in {part.name: part for part in (*state.ledger.parts[:1], *state.ledger.parts[-1:])}.values():
-        if read_part_record(root, part.name) != part:
-            cure = f"Restore it, or the parts: headrace verify {root} names what does not go together."
-            raise CacheCorruptError(f"is not the ledger of part {part.name}", field="ledger", value=url, cure=cure)
-    table = table_of(state.ledger, state.name)
-    if files.read_bytes(files.join(root, TABLE_NAME)) == table:
-        return False
-    files.write_atomic(files.join(root, TABLE_NAME), table)
-    return True
-
-
 def table_problem(root: str) -> str:
     """What is wrong with the ``ledger.bin`` of a finished cache, byte for byte; empty if nothing is, or none is there.
 
     Raises what :func:`read_ledger` does.
     """
-    url = files.join(root, LEDGER_NAME)
-    state, raw = _read(url, lambda raw: _state_of(raw, url)), files.read_bytes(files.join(root, TABLE_NAME))
+    state, raw = whole_state(root), files.read_bytes(files.join(root, TABLE_NAME))
     if raw is None or state is None or state.ledger is None or raw == table_of(state.ledger, state.name):
         return ""
     return f"is not what {LEDGER_NAME} says: headrace upgrade {root} writes it anew"

@@ -24,7 +24,7 @@ import numpy as np
 import tensorstore as ts
 
 from headrace.store.failures import DamagedAnswerError, StoreFailedError
-from headrace.store.layout import CRC_BYTES, NO_CHUNK, StoredLayout, checksum_bytes, owner_in
+from headrace.store.layout import CRC_BYTES, NO_CHUNK, CacheLayout, StoredLayout, checksum_bytes, owner_in
 from headrace.store.requests import Store, arrived, get
 from headrace.store.retry import own_counts
 
@@ -148,6 +148,13 @@ def _even_places(shard_chunks: int, chunks: int, size: int) -> np.ndarray:
     places = np.full((shard_chunks, 2), _ABSENT)
     places[:chunks, 0], places[:chunks, 1] = np.arange(chunks) * size, size
     return places
+
+
+def even_index(layout: CacheLayout, chunks: int) -> tuple[bytes, int]:
+    """The index that a file of an uncompressed array ends with, by the number of its chunks, and where it begins."""
+    size = layout.chunk_elements * np.dtype(layout.dtype).itemsize + CRC_BYTES
+    places = _even_places(layout.shard_chunks, chunks, size).astype("<u8").tobytes()
+    return places + google_crc32c.value(places).to_bytes(CRC_BYTES, "little"), chunks * size
 
 
 @functools.lru_cache(maxsize=64)
