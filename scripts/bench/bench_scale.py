@@ -11,13 +11,15 @@ with a cache, arrays and a reader of its own; the plan that all hosts make alike
 hosts of a job open it, one for all, through a key-value store in memory in place of JAX's. All requests are counted at
 the server: those to open the cache, and all over the blocks that were read. ``forecast`` is what
 ``headrace.analysis.simulate`` says beforehand of all requests. The last row is a cache without ``ledger.bin``, as
-earlier releases wrote them, of which each host asks for descriptions and indices too.
+earlier releases wrote them, of which each host asks for descriptions and indices too. ``--quick`` has 256 hosts instead
+of 1,024, and fewer steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import functools
 import json
 import multiprocessing
@@ -42,7 +44,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace import DataLoader, MixtureDataset, TokenCache, TokenSeqDataset
 from headrace.analysis import RunSteps, simulate
-from headrace.data.dataset import BatchOrder, PlannedDataset
+from headrace.data.async_dataset import AsyncDataset
+from headrace.data.dataset import BatchOrder
 from headrace.feed import plan as plan_module
 from headrace.feed.host_ledgers import SharedLedgers
 from headrace.feed.placement import Placement
@@ -55,8 +58,7 @@ from headrace.store.parts import PartRecord
 
 SEQ_LEN, CHUNK_ROWS, CHUNKS = 16, 8, 4
 LAYOUT = CacheLayout("uint16", SEQ_LEN * CHUNK_ROWS, 256)
-PARTS, BATCH, CACHES, HOSTS = 100_000, 1024, 200, (64, 1024)
-STRANDS = 8 * BATCH
+PARTS, BATCH, CACHES = 100_000, 1024, 200
 WITH, WITHOUT, EARLIER_PARTS = "with", "without", 10_000
 
 
@@ -244,12 +246,19 @@ class HostPlacement(Placement):
         return np.arange(self.number * batch_size // self.hosts, (self.number + 1) * batch_size // self.hosts)
 
 
-def dataset_of(cache: TokenCache) -> PlannedDataset:
-    return TokenSeqDataset(cache, SEQ_LEN).braid_shuffle(seed=1, strands=STRANDS, batch_size=BATCH)
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What hosts read: so many steps of a braid of so many strands."""
+
+    steps: int
+    strands: int
+
+    def dataset(self, cache: TokenCache) -> AsyncDataset[Any]:
+        return TokenSeqDataset(cache, SEQ_LEN).braid_shuffle(seed=1, strands=self.strands, batch_size=BATCH)
 
 
-def read_steps(root: str, hosts: int, steps: int) -> int:
-    """All hosts read so many steps of a cache; the block fetches, by their own count."""
+def read_steps(root: str, hosts: int, run: Run) -> int:
+    """All hosts read a cache; the block fetches, by their own count."""
     read, fetches = SharedLedgers(KeyValueStore()), 0
     real = plan_module.global_rows
     planned: dict[tuple[int, int], Any] = {}
@@ -261,27 +270,29 @@ def read_steps(root: str, hosts: int, steps: int) -> int:
 
     with mock.patch.object(plan_module, "global_rows", once):
         for number in range(hosts):
-            order, stats = BatchOrder(dataset_of(TokenCache.open(root, read=read)), BATCH), IterationStats()
+            order, stats = BatchOrder(run.dataset(TokenCache.open(root, read=read)), BATCH), IterationStats()
             reader = PlannedReader(order, HostPlacement(number, hosts), 1 << 26, stats)
-            for _ in reader.batches(0, steps):
+            for _ in reader.batches(0, run.steps):
                 pass
             reader.close()
             fetches += stats.reads.block_fetches
     return fetches
 
 
-def hosts_row(report: Report, root: str, hosts: int, steps: int) -> list[Any]:
+def hosts_row(report: Report, root: str, hosts: int, run: Run) -> list[Any]:
     """A row of the third table."""
     url, cache = root.rsplit("/", 1)
-    order = BatchOrder(dataset_of(TokenCache.open(root)), BATCH)
+    order = BatchOrder(run.dataset(TokenCache.open(root)), BATCH)
     planned = order.planned
     assert planned is not None
-    forecast = simulate(planned, order.schedule, hosts=[hosts], steps=RunSteps(0, steps, 1 << 30), cache_bytes=1 << 26)
+    forecast = simulate(
+        planned, order.schedule, hosts=[hosts], steps=RunSteps(0, run.steps, 1 << 30), cache_bytes=1 << 26
+    )
     (of_hosts,) = forecast.by_hosts
     blocks = round(of_hosts.block_fetches / of_hosts.reads_per_block)
     counts(url)
     spent = time.process_time()
-    fetches = read_steps(root, hosts, steps)
+    fetches = read_steps(root, hosts, run)
     spent = time.process_time() - spent
     counted = counts(url)
     requests, opening = sum(counted.values()), counted["ledgers"] + (counted["zarr.json"] if cache == WITH else 0)
@@ -290,7 +301,7 @@ def hosts_row(report: Report, root: str, hosts: int, steps: int) -> list[Any]:
         report.bar(f"{title}: requests per block", requests / blocks, at_most=1.05)
         report.bar(f"{title}: requests to open the cache", opening, at_most=8)
         report.bar(f"{title}: requests over forecast", requests / of_hosts.requests, within=(1.0, 0.02))
-    row = [hosts, cache, steps, blocks, fetches, opening, requests, requests / blocks, of_hosts.requests]
+    row = [hosts, cache, run.steps, blocks, fetches, opening, requests, requests / blocks, of_hosts.requests]
     return [*row, 1e3 * spent / requests]
 
 
@@ -315,10 +326,10 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         report.bar(f"{CACHES} caches of {PARTS:,} parts: CPU s to the first batch", seconds, at_most=10)
         columns = ["caches", "parts of each", "CPU s to the first batch", "MiB", "requests"]
         report.table("Many caches in one run", columns, [[CACHES, PARTS, seconds, mib, int(requests)]])
-        steps = 48 if args.quick else 256
-        rows = [hosts_row(report, f"{url}/{WITH}", hosts, steps) for hosts in HOSTS]
+        run, hosts = (Run(16, BATCH), (64, 256)) if args.quick else (Run(64, 8 * BATCH), (64, 1024))
+        rows = [hosts_row(report, f"{url}/{WITH}", number, run) for number in hosts]
     with server(EARLIER_PARTS, earlier=True) as url:
-        rows.append(hosts_row(report, f"{url}/{WITHOUT}", HOSTS[0], steps))
+        rows.append(hosts_row(report, f"{url}/{WITHOUT}", 64, run))
     columns = [
         "hosts",
         "ledger.bin",

@@ -225,7 +225,7 @@ class StoredArray:
         self.layout = layout
         self._digest, self._described = digest, described
         # Nothing else is worked out here: a run may open a million arrays, and read few of them.
-        self._working_folder = os.getcwd()  # what a relative path means
+        self._working_folder = "" if url.startswith("/") or "://" in url else os.getcwd()  # what a relative path means
         self._store: Any = None
         self._mapped: MappedArray | None = None
         self._looked = False
