@@ -347,7 +347,7 @@ def _check_columns(url: str, head: TableHead, columns: Mapping[str, np.ndarray])
     letters = names.view(np.uint8).reshape(head.parts, -1)
     length = (letters != 0).sum(axis=1)
     inside = np.arange(letters.shape[1]) < length[:, None]
-    if not (_PLAIN[0][letters[:, 0]].all() and (_PLAIN[1][letters] | _PLAIN[0][letters] == inside).all()):
+    if not (_PLAIN[0][letters[:, 0]].all() and (_PLAIN[1][letters] == inside).all()):
         raise corrupt_table(url, "has a part whose name is no folder's name")
     if not (names[1:] > names[:-1]).all() and np.unique(names).size < head.parts:
         raise corrupt_table(url, "names a part twice")
