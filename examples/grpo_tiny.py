@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import equinox as eqx
@@ -93,8 +94,14 @@ def save(folder: Path, model: Transformer, opt_state: optax.OptState, history: l
     """The trainer's state and its history, in one atomic write."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = jax.tree.leaves(eqx.filter((model, opt_state), eqx.is_array))
-    np.savez(folder / "unfinished.npz", json.dumps(history), *map(np.asarray, arrays))
+    with (folder / "unfinished.npz").open("wb") as file:
+        np.savez(file, json.dumps(history), *map(np.asarray, arrays))
+        file.flush()
+        os.fsync(file.fileno())  # before it gets its name
     (folder / "unfinished.npz").replace(folder / "checkpoint.npz")
+    names = os.open(folder, os.O_RDONLY)
+    os.fsync(names)  # the name too: forget() lets go of what an older checkpoint would need
+    os.close(names)
 
 
 def restore(folder: Path, seed: int) -> tuple[Transformer, optax.OptState, list[dict]]:
@@ -125,28 +132,30 @@ def run(
     model, opt_state, history = restore(folder, seed)
     sampler = ModelSampler(seed)
     prompts = [np.array([BEGIN, symbol]) for symbol in range(SYMBOLS)]
-    store = RolloutStore(folder / "rollouts")
     settings = RLSettings(
         seq_len=32, groups_per_batch=8, seed=seed, advantages="slime", max_attempts=200, rows=8, max_segments=8
     )
-    dataset = RLDataset(prompts, sampler, settings, store=store)
-    for step in range(len(history), steps):
-        sampler.model, sampler.version = model, step
-        batch = jax.tree.map(jnp.asarray, dataset.next_batch(step, policy_version=step))
-        metrics: dict[str, jax.Array] = {}
-        for _ in range(updates):
-            model, opt_state, metrics = train_step(model, opt_state, batch, jnp.float32(learning_rate), loss)
-        record = store.record(step)
-        assert record is not None
-        seen = [*record.positions, *record.dropped]
-        reward = float(np.mean([store.group(p).rewards.mean() for p in seen]))
-        history.append({"step": step, "trained": record.positions, "left_out": list(record.dropped), "reward": reward})
-        save(folder, model, opt_state, history)
-        store.forget(step)  # the checkpoint is past it
-        if not quiet:
-            shown = ("policy_loss", "entropy", "sampler_kl", "ratio_max", "clip_high_share")
-            said = "  ".join(f"{name} {float(metrics[name]):+.4f}" for name in shown)
-            print(f"step {step:3d}  reward {reward:.3f}  {said}  {dataset.counts}", flush=True)
+    with RolloutStore(folder / "rollouts") as store:  # no other process writes it meanwhile
+        dataset = RLDataset(prompts, sampler, settings, store=store)
+        for step in range(len(history), steps):
+            sampler.model, sampler.version = model, step
+            batch = jax.tree.map(jnp.asarray, dataset.next_batch(step, policy_version=step))
+            metrics: dict[str, jax.Array] = {}
+            for _ in range(updates):
+                model, opt_state, metrics = train_step(model, opt_state, batch, jnp.float32(learning_rate), loss)
+            record = store.record(step)
+            assert record is not None
+            seen = [*record.positions, *record.dropped]
+            reward = float(np.mean([store.group(p).rewards.mean() for p in seen]))
+            history.append(
+                {"step": step, "trained": record.positions, "left_out": list(record.dropped), "reward": reward}
+            )
+            save(folder, model, opt_state, history)
+            store.forget(step)  # the checkpoint is past it
+            if not quiet:
+                shown = ("policy_loss", "entropy", "sampler_kl", "ratio_max", "clip_high_share")
+                said = "  ".join(f"{name} {float(metrics[name]):+.4f}" for name in shown)
+                print(f"step {step:3d}  reward {reward:.3f}  {said}  {dataset.counts}", flush=True)
     return history
 
 

@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -64,9 +65,19 @@ def usual_log_level() -> None:
 @pytest.fixture(scope="session")
 def losses() -> ModuleType:
     """What tests of losses share: tests/losses.py."""
-    spec = importlib.util.spec_from_file_location("losses", Path(__file__).with_name("losses.py"))
+    return _shared("losses")
+
+
+@pytest.fixture(scope="session")
+def crash_states() -> ModuleType:
+    """What a file system may leave of a program's writes: tests/crash_states.py."""
+    return _shared("crash_states")
+
+
+def _shared(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look it up
     spec.loader.exec_module(module)
     return module

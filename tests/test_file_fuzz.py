@@ -20,7 +20,9 @@ from headrace.feed.loader import DataLoader
 from headrace.ingest.tokenize import recorded_tokenizer
 from headrace.pack.plan_file import PlanRequest, read_plan, write_plan
 from headrace.pack.spec import PackSpec
-from headrace.rl.store import BatchRecord, RolloutStore
+from headrace.rl.groups import ScoredGroup
+from headrace.rl.rollout_records import BatchRecord
+from headrace.rl.store import RolloutStore
 from headrace.run.manifest import RunManifest, open_run
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
@@ -141,9 +143,15 @@ def root(tmp_path_factory):
     (root / "removed.txt").write_text("0\n1\n5\n")
     write_plan(str(root / "plans"), REQUEST, [np.arange(1, 9)])
     open_run(str(root / "run"), loader(root)).state(3)
-    store = RolloutStore(root / "rollouts")
-    store.claim({"seed": 1})
-    store.put_record(BatchRecord(0, [0, 1], {2: "late"}, 3))
+    with RolloutStore(root / "rollouts") as store:
+        store.claim({"seed": 1})
+        for position in range(2):
+            store.put_group(position, ScoredGroup([np.array([1, 2])], np.zeros(1), 1))
+        store.put_record(BatchRecord(0, [0, 1], {2: "late"}, 3))
+    earlier = root / "earlier_rollouts"
+    (earlier / "batches").mkdir(parents=True)
+    (earlier / "run.json").write_text('{"format_version": 1, "seed": 1}')
+    (earlier / "batches" / "000000000000.json").write_bytes(BatchRecord(0, [0, 1], {2: "late"}, 3).to_json())
     return root
 
 
@@ -163,8 +171,14 @@ def read_cache(root):
 
 def read_rollouts(root):
     store = RolloutStore(root / "rollouts")
-    store.claim({"seed": 1})
-    store.records()
+    store.describe()
+    for record in store.records():
+        for position in record.positions:
+            store.group(position)
+
+
+def read_earlier_rollouts(root):
+    RolloutStore(root / "earlier_rollouts").describe()
 
 
 def filtered(name):
@@ -182,8 +196,9 @@ READERS = {
     "manifest": ("run/*manifest*.json", lambda root: RunManifest.load(str(root / "run"))),
     "run": ("run/*manifest*.json", lambda root: open_run(str(root / "run"), loader(root))),
     "anchors": ("run/*anchors*", lambda root: open_run(str(root / "run"), loader(root), 3)),
-    "claim": ("rollouts/run.json", read_rollouts),
-    "rollouts": ("rollouts/*/*", read_rollouts),
+    "rollouts": ("rollouts/**/*.log", read_rollouts),
+    "claim": ("earlier_rollouts/run.json", read_earlier_rollouts),
+    "steps": ("earlier_rollouts/batches/*", read_earlier_rollouts),
     "filter": ("removed.npy", filtered("removed.npy")),
     "list": ("removed.json", filtered("removed.json")),
     "lines": ("removed.txt", filtered("removed.txt")),

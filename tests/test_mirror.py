@@ -41,7 +41,11 @@ COVERED = {  # modules without a file of their own, by the file that tests them 
     "report/test_page.py": "report/blocks report/charts report/facts report/numbers"
     " report/plan_sections report/run_sections",
     "rl/test_dataset.py": "rl/groups",
+    "rl/test_store.py": "rl/rollout_records",
+    "store/test_append_log.py": "store/log_segments",
     "store/levanter/test_levanter.py": "store/levanter/export store/levanter/layout",
+    "store/test_array_forks.py": "store/pending",
+    "store/test_verify.py": "store/array_files",
     "testing/test_servers.py": "testing/_http",
     "testing/test_testing.py": "testing/caches",
 }

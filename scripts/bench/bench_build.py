@@ -4,7 +4,8 @@ The text is Python's own standard library (source files), the tokenizer an 8192 
 measured in one run on the same cores: what ``encode_batch_fast`` alone makes of the texts, then whole builds from JSONL
 with all that they write; builds of a pool beside those of a Ray cluster that is already running, so that starting it
 does not count; and what the process and its workers hold in memory (proportional set size) for files of 8 and of 48 MB
-that cannot be cut. ``--quick`` takes less text and no Ray.
+that cannot be cut. Builds with gigatoken have a text and a tokenizer of their own, see ``_tokenizing.py``.
+``--quick`` takes less text and no Ray; ``--only-gigatoken`` leaves the rest out.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from _common import Report, run_bench
+from _tokenizing import measure_gigatoken
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from headrace import SourceConfig, TokenizerConfig, build_cache
@@ -70,6 +72,10 @@ def train(texts: list[str], path: Path) -> Tokenizer:
     tokenizer.train_from_iterator(texts[:400], trainer)
     tokenizer.save(str(path))
     return tokenizer
+
+
+def tokenizer_in(folder: Path) -> TokenizerConfig:
+    return TokenizerConfig(str(folder / "tokenizer.json"), engine="tokenizers")
 
 
 def encode_alone(tokenizer: Tokenizer, texts: list[str]) -> tuple[float, int]:
@@ -187,7 +193,7 @@ def memory_of_pool(texts: list[str], folder: Path, megabytes: int) -> float:
     peak: list[int] = []
     with watched_memory(peak):
         build_cache(
-            SourceConfig([str(source)]), TokenizerConfig(str(folder / "tokenizer.json")), str(folder / "packed-cache"),
+            SourceConfig([str(source)]), tokenizer_in(folder), str(folder / "packed-cache"),
             engine="pool", workers=2, progress=False, chunk_tokens=4096, shard_chunks=64, part_bytes=1,
         )  # fmt: skip
     shutil.rmtree(folder / "packed-cache")
@@ -224,6 +230,14 @@ def report_shares(best: dict[str, float], cpu: dict[str, float], report: Report)
 
 def measure(args: argparse.Namespace, report: Report) -> None:
     """Fills the report."""
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
+        measure_gigatoken(args, Path(name), report)
+    if not args.only_gigatoken:
+        measure_tokenizers(args, report)
+
+
+def measure_tokenizers(args: argparse.Namespace, report: Report) -> None:
+    """Builds with the tokenizers library."""
     megabytes = 12 if args.quick else args.megabytes
     texts = texts_of(megabytes)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
@@ -250,7 +264,7 @@ def measure(args: argparse.Namespace, report: Report) -> None:
             shutil.rmtree(folder / "cache", ignore_errors=True)
             config = SourceConfig([str(source)])
             done = build_cache(
-                config, TokenizerConfig(str(folder / "tokenizer.json")), str(folder / "cache"), progress=False,
+                config, tokenizer_in(folder), str(folder / "cache"), progress=False,
                 part_bytes=PART_BYTES, **options,  # type: ignore[arg-type]
             )  # fmt: skip
             note(what, done.seconds, done.tokens)
@@ -293,6 +307,8 @@ def measure(args: argparse.Namespace, report: Report) -> None:
 def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--megabytes", type=int, default=60, help="size of the text")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each is measured")
+    parser.add_argument("--gigatoken-megabytes", type=int, default=400, help="size of the text for gigatoken")
+    parser.add_argument("--only-gigatoken", action="store_true", help="measure builds with gigatoken alone")
     parser.add_argument("--no-ray", action="store_true", help="leave Ray out")
 
 

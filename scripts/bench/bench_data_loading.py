@@ -12,7 +12,11 @@ threads. ``three sources`` is a braided mixture of three caches.
 
 Table 2: zstd. One epoch from nothing, against TensorStore reading the same blocks one after the other, four in flight.
 
-Table 3: the read counters of marin issue 2917: 20 groups of 16 batches of 128 out of 16,384 examples, each group in one
+Table 3: columns. The same rows of uint32 tokens alone, with a float32 for each token, with 8 teacher ids and log
+probabilities for each, and with a number of each document: ``share`` is of the speed of tokens alone, timed before and
+after. A batch has 2, 17 and 2 times the bytes.
+
+Table 4: the read counters of marin issue 2917: 20 groups of 16 batches of 128 out of 16,384 examples, each group in one
 ``get_batch``. ``reads`` counts runs of neighbouring rows, as there; ``blocks`` is what the loader itself reads for the
 same steps, each stored block once while it stays in memory.
 """
@@ -35,13 +39,13 @@ from _common import Report, run_bench, touch_memory
 from headrace import DataLoader, MixtureDataset, TokenCache, TokenSeqDataset
 from headrace.data import AsyncDataset
 from headrace.metrics import LoaderStats
-from headrace.store.layout import CacheLayout
+from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.testing import write_cache
 
 SEQ_LEN, BATCH, EXAMPLES = 2048, 128, 16_384
 GROUPS, GROUP_BATCHES, SEED_BLOCK, SEED_WINDOW = 20, 16, 128, 8
 SEED_READS = {"full": 35_650, "era 1024": 20, "block 128x8": 287}
-FLOOR_SHARE, MIXED_SHARE, ZSTD_SHARE = 0.5, 0.9, 0.9
+FLOOR_SHARE, MIXED_SHARE, ZSTD_SHARE, COLUMN_SHARE = 0.5, 0.9, 0.9, 0.6
 DTYPES = ("uint32", "uint16")
 
 Strategy = Callable[[TokenSeqDataset], AsyncDataset]
@@ -196,6 +200,45 @@ def bench_zstd(report: Report, folder: Path, examples: int, repeats: int) -> Non
     report.bar("zstd: share of TensorStore's block rate", share, at_least=ZSTD_SHARE)
 
 
+COLUMN_LEAVES = {
+    "a float for each token": [LeafSpec("weights", "float32", width=1)],
+    "8 ids and log probabilities": [LeafSpec("topk", "int32", width=8), LeafSpec("log_probs", "float32", width=8)],
+    "a number of each document": [LeafSpec("score", "float32", "fixed")],
+}
+
+
+def bench_columns(report: Report, folder: Path, examples: int, batches: int, repeats: int) -> None:
+    rng = np.random.default_rng(0)
+    documents = np.split(rng.integers(0, 50_000, examples * SEQ_LEN).astype(np.uint32), examples * 2)
+    leaves = {leaf: partial(column_values, leaf) for leaves in COLUMN_LEAVES.values() for leaf in leaves}
+    cache = write_cache(folder / "columns", [documents], vocab_size=65_536, layout=CacheLayout("uint32"), leaves=leaves)
+    plain = STRATEGIES["braid"](TokenSeqDataset(cache, SEQ_LEN)).repeat()
+    rows = []
+    loader_speed(plain, batches, examples // BATCH)
+    for name, specs in COLUMN_LEAVES.items():
+        columns = {leaf.name: leaf.name for leaf in specs}
+        dataset = STRATEGIES["braid"](TokenSeqDataset(cache, SEQ_LEN, columns=columns)).repeat()
+        loader_speed(dataset, batches, examples // BATCH)
+        taken = []
+        for _ in range(repeats):
+            before = loader_speed(plain, batches, examples // BATCH)
+            speed, stats, _, _ = loader_speed(dataset, batches, examples // BATCH)
+            after = loader_speed(plain, batches, examples // BATCH)[0]
+            per_fetch = (stats.reads.mapped_blocks + stats.reads.tensorstore_reads_issued) / stats.reads.block_fetches
+            of_plain = 2 * speed / (before[0] + after)
+            taken.append([of_plain, speed / 1e6, stats.reads.block_fetches / before[1].reads.block_fetches, per_fetch])
+        rows.append([name, *sorted(taken)[len(taken) // 2]])
+    heads = ["column", "share of tokens alone", "M tokens/s", "fetches, of those of tokens alone", "reads per fetch"]
+    report.table(f"Columns: {examples:,} examples x {SEQ_LEN}, braid", heads, rows)
+    report.bar("a float column: share of tokens alone", rows[0][1], at_least=COLUMN_SHARE)
+    report.bar("columns: fetches of blocks, of those of tokens alone", max(row[3] for row in rows), at_most=1)
+
+
+def column_values(leaf: LeafSpec, ids: np.ndarray) -> np.ndarray:
+    """Values that go with the tokens of a document."""
+    return ids[:1] if leaf.kind == "fixed" else np.broadcast_to(ids[:, None] % 97, (ids.size, leaf.width or 1))
+
+
 def block_speed(cache: TokenCache, in_flight: int = 4) -> float:
     """Tokens a second of TensorStore alone: all blocks in order, each into a buffer that is there already."""
     data = cache.parts[0].data
@@ -246,6 +289,8 @@ def measure(args: argparse.Namespace, report: Report) -> None:
             batches=128 if args.quick else 512,
             repeats=3 if args.quick else 7,
         )
+        columns_of = EXAMPLES // 16  # 17 times the bytes
+        bench_columns(report, Path(folder), columns_of, 64 if args.quick else 512, 3 if args.quick else 7)
         bench_zstd(report, Path(folder), EXAMPLES, repeats=3 if args.quick else 7)
         bench_reads(report, Path(folder))
 

@@ -7,8 +7,11 @@ from hypothesis import strategies as st
 
 from headrace.adapters import HostBatches
 from headrace.adapters.host_batches import FIELDS, arrays_of
+from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.feed.loader import DataLoader
+from headrace.store.layout import LeafSpec
+from headrace.testing import write_cache
 
 
 @settings(max_examples=10)
@@ -80,3 +83,12 @@ def test_wrong_use_is_refused(sources, mixture):
         HostBatches(mixture(), world=3)
     with pytest.raises(ConfigError, match="rank"):
         HostBatches(mixture(), rank=2, world=2)
+
+
+def test_columns_come_by_name(tmp_path):
+    leaves = {LeafSpec("topk", "int32", width=2): lambda ids: np.stack([ids, ids + 1], axis=-1)}
+    cache = write_cache(tmp_path / "cache", [[np.arange(1, 65)]], leaves=leaves)
+    batches = HostBatches(TokenSeqDataset(cache, 8, columns={"teacher": "topk"}), 4, rank=1, world=2)
+    _, batch = next(batches.from_step(1))
+    arrays = arrays_of(batch)
+    assert arrays["teacher"].tolist() == np.stack([arrays["tokens"], arrays["tokens"] + 1], axis=-1).tolist()

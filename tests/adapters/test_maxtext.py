@@ -104,6 +104,17 @@ def test_state_goes_round_and_a_state_of_another_run_is_refused(mixture):
         next(MaxTextIterator(DataLoader(mixture().map(lambda batch: {"tokens": batch.tokens}))))
 
 
+@pytest.mark.parametrize("state", [-3, None, "x", [1], {}, {"step": -3}, {"step": 1.0}, {"step": True}])
+def test_what_is_no_state_is_refused_and_changes_nothing(mixture, state):
+    batches = MaxTextIterator(DataLoader(mixture()), step=2)
+    before = batches.get_state()
+    given = {**before, **state} if isinstance(state, dict) and state else state
+    with pytest.raises(ConfigError, match="is not a loader's state"):
+        batches.set_state(given)
+    assert batches.get_state() == before
+    assert np.array_equal(next(batches)["inputs"], DataLoader(mixture()).batch_at(2).tokens)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_orbax_saves_it_beside_the_model(mixture, tmp_path):
     """A training whose weights depend on every batch: stopped and resumed, it gives the weights of an unbroken one."""

@@ -8,12 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.batch.distillation import mtp_batch, top_k_divergence, z_loss
+from headrace import DataLoader
+from headrace.batch.distillation import distillation_loss, mtp_batch, top_k_divergence, z_loss
 from headrace.batch.loss import token_mean, unified_loss
 from headrace.batch.packed_batch import PackedBatch, pack_rows
 from headrace.batch.vocabulary import hidden_stats, token_stats
+from headrace.data import PackedTokenDataset
 from headrace.errors import ConfigError
+from headrace.store.layout import LeafSpec
+from headrace.testing import write_cache
 
+VOCABULARY = 17
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "losses.json").read_text())["distillation"]
 
 
@@ -159,3 +164,64 @@ def test_a_teacher_teaches_more_than_hard_labels():
         return float((truth * (np.log(truth + 1e-9) - jax.nn.log_softmax(table)))[seen].sum(1).mean())
 
     assert learn(soft) < 0.5 * learn(hard)
+
+
+def write_taught(path):
+    """A cache with a teacher's three likeliest tokens of each, and weights; all follow from the token."""
+    teacher = np.random.default_rng(0).normal(size=(VOCABULARY, VOCABULARY))
+    log_probs = np.asarray(jax.nn.log_softmax(teacher))
+    ids = np.argsort(-log_probs)[:, :3]
+    leaves = {
+        LeafSpec("topk", "int32", width=3): lambda tokens: ids[tokens],
+        LeafSpec("topk_log_probs", "float32", width=3): lambda tokens: np.take_along_axis(log_probs, ids, -1)[tokens],
+        LeafSpec("weights", "float32", width=1): lambda tokens: tokens % 3 / 2,
+    }
+    documents = [np.random.default_rng(n).integers(0, VOCABULARY, 3 + n % 9) for n in range(24)]
+    cache = write_cache(path, [documents], vocab_size=VOCABULARY, leaves=leaves)
+    return cache, ids, np.take_along_axis(log_probs, ids, -1)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_losses_over_columns_of_a_cache_are_plain_sums(tmp_path, direction):
+    """Loss and gradient of weighted NLL, distillation and z-loss against plain sums over the labels."""
+    cache, ids, log_probs = write_taught(tmp_path / "cache")
+    names = {"weight": "weights", "teacher_ids": "topk", "teacher_log_probs": "topk_log_probs"}
+    dataset = PackedTokenDataset(cache, 16, columns=names).shuffle(seed=1)
+    batch = DataLoader(dataset, 8).batch_at(0)
+    logits = jnp.asarray(np.random.default_rng(3).normal(size=(*batch.tokens.shape, VOCABULARY)), jnp.float32)
+
+    def ours(logits):
+        ids, log_probs = map(batch.of_labels, ("teacher_ids", "teacher_log_probs"))
+        stats = token_stats(logits, batch.labels, entropy=False)
+        loss = distillation_loss(logits, batch, ids, log_probs, direction)
+        return loss + 0.5 * unified_loss(logits, batch) + 1e-2 * z_loss(stats.log_normalizer, batch)
+
+    tokens, segments = np.asarray(batch.tokens), np.asarray(batch.segment_ids)
+    follows = (segments >= 0)[:, :-1] & (segments[:, 1:] == segments[:, :-1])
+    label = tokens[:, 1:][follows]
+    weight = label % 3 / 2
+
+    def plain(logits):
+        at = logits[:, :-1][follows]
+        normalizer = jnp.log(jnp.exp(at).sum(-1))
+        log_p = at - normalizer[:, None]
+        p, t = jnp.exp(jnp.take_along_axis(log_p, ids[label], -1)), np.exp(log_probs[label])
+        p, t = (jnp.concatenate([x, 1 - x.sum(-1, keepdims=True)], -1) for x in (p, t))
+        divergence = (t * jnp.log(t / p) if direction == "forward" else p * jnp.log(p / t)).sum(-1)
+        nll = -jnp.take_along_axis(log_p, label[:, None], -1)[:, 0]
+        trained = weight > 0
+        return (weight * (divergence + 0.5 * nll)).sum() / weight.sum() + 1e-2 * (normalizer**2)[trained].mean()
+
+    found, expected = (jax.value_and_grad(loss)(logits) for loss in (jax.jit(ours), plain))
+    assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-5)
+    np.testing.assert_allclose(found[1], expected[1], atol=2e-6, rtol=1e-4)
+
+
+def test_next_labels_are_those_of_the_mtp_batches(tmp_path):
+    cache, *_ = write_taught(tmp_path / "cache")
+    batch = DataLoader(PackedTokenDataset(cache, 16, columns={"weight": "weights"}), 8).batch_at(0)
+    labels, weights = batch.next_labels(3), batch.next_weights(3)
+    for depth in range(3):
+        one = mtp_batch(batch, depth)
+        assert np.array_equal(labels[..., depth], one.labels)
+        assert np.array_equal(weights[..., depth], one.token_weights)

@@ -1,5 +1,6 @@
 """On meshes of ``jax.make_mesh``, whose axes are explicit, all that a batch derives is what the host derives."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -51,7 +52,7 @@ def on_mesh(mesh, spec, batch):
     """As a loader puts it there: leaves of another width than the rows are sharded over rows alone."""
 
     def put(leaf):
-        fits = leaf.shape == batch.token_ids.shape
+        fits = leaf.shape[:2] == batch.token_ids.shape
         return jax.device_put(leaf, NamedSharding(mesh, spec if fits else P(*spec[:1])))
 
     return jax.tree.map(put, batch)
@@ -138,3 +139,22 @@ def test_what_a_loader_delivers(settings, tmp_path):
         batch = loader.batch_at(0)
     host = jax.tree.map(np.asarray, batch)
     assert_same(everything(batch), everything(host))
+
+
+@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("eos_id", [None, 0])
+def test_columns_beside_the_labels_are_the_hosts(name, eos_id):
+    axes, spec = MESHES[name]
+    mesh, plain = mesh_of(axes), host_batch("whole rows")
+    rng = np.random.default_rng(2)
+    extras = {"topk": rng.integers(0, VOCAB, (4, 16, 3)).astype(np.int32), "score": rng.random((4, 16), np.float32)}
+    weights = rng.integers(0, 3, (4, 16)).astype(np.float32) / 2
+    batch = pack_rows(plain.token_ids, plain.source_id, eos_id=eos_id, token_mask=weights, extras=extras)
+    if eos_id is None:
+        batch = replace(batch, weights=np.array([[1], [0.5], [2], [0]], np.float32))
+
+    def derived(batch):
+        ahead = batch.next_labels(3), batch.next_weights(3)
+        return batch.token_weights, batch.label_mask, *ahead, *map(batch.of_labels, extras)
+
+    assert_same(jax.jit(derived)(on_mesh(mesh, spec, batch)), derived(batch))

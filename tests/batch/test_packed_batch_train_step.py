@@ -112,6 +112,7 @@ def train_step(model, opt_state, batch):
     return eqx.apply_updates(model, updates), opt_state, loss
 
 
+@pytest.mark.slow
 def test_one_step_trains_all_of_them():
     model = Transformer(VOCABULARY, dim=16, layers=1, heads=2, key=jax.random.key(0))
     model, rest = eqx.partition(model, eqx.is_array)

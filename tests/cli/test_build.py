@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli.build import summary
 from headrace.cli.inspect import build_command
 from headrace.ingest.build import BuildReport
+from headrace.ingest.progress import EncoderCounts
 from headrace.store.cache import TokenCache
 
 BYTES = ("--tokenizer", "bytes")
@@ -196,3 +198,38 @@ def test_documents_for_filling_in_the_middle(headrace, tmp_path):
     refused = headrace(*command, "--fim", "97", "98", "100")
     assert refused.code == 2
     assert "fim.middle" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tokenizer_engine": "tokenizers"}, ""),
+        (
+            {"tokenizer_engine": "tokenizers", "engine_reason": "it has a normalizer (NFC)"},
+            "by tokenizers: it has a norm",
+        ),
+        (
+            {"tokenizer_engine": "gigatoken", "encoded": EncoderCounts(7, 0, 2)},
+            "by gigatoken: 7 documents; 2 compared.",
+        ),
+        ({"tokenizer_engine": "gigatoken", "encoded": EncoderCounts(7, 1)}, "8 documents, 1 of them by tokenizers"),
+        (
+            {"tokenizer_engine": "gigatoken", "encoded": EncoderCounts(differences=("a.jsonl, line 3",))},
+            "The encoders differ at a.jsonl, line 3: 1 part built with tokenizers alone.",
+        ),
+    ],
+)
+def test_the_summary_says_what_encoded(fields: dict[str, object], said: str):
+    report = BuildReport("c", 8, 9, 9, 0, "", 0, {}, None, 0, 1, 0, 9, 9, seconds=1.0, **fields)
+    lines = summary(report).splitlines()[2:-1]
+    assert said in "\n".join(lines)
+    assert bool(lines) == bool(said)
+
+
+def test_an_engine_that_cannot_be_used(headrace: Run, corpus: Path, tmp_path: Path):
+    options = ("build", str(corpus), "-o", str(tmp_path / "c"), *BYTES, "--tokenizer-engine")
+    code, _, err = headrace(*options, "gigatoken")
+    assert code == 2
+    assert "tokenizer.engine" in err
+    assert "'bytes' is no tokenizer.json" in err
+    assert headrace(*options, "auto")[0] == 0

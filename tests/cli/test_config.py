@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import threading
 
@@ -65,6 +66,24 @@ def test_check_as_json_holds_the_whole_config(headrace, plan):
     assert facts["config"]["seed"] == 7
     assert [h["hosts"] for h in facts["plan"]["forecast"]["by_hosts"]] == [1, 4]
     assert [c["name"] for c in facts["plan"]["components"]] == ["web", "code"]
+
+
+def test_check_says_which_replicas_it_reached(headrace, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_cache(tmp_path / "a", documents=300)
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    (tmp_path / "run.yaml").write_text("{seq_len: 16, batch_size: 8, num_steps: 50, components: {a: {cache: a}}}")
+    check = ("config", "check", "run.yaml", "--hosts", "1")
+    done = headrace(*check, "components.a.replicas=[lost, copy]")
+    assert "a lies at a (read), lost (unreached), copy (reached)" in done.out
+    assert "warning components.a.replicas: lost is not a token cache (there is no such folder)" in done.out
+    facts = json.loads(headrace(*check, "--json", "components.a.replicas=[copy]", "components.a.cache=gone").out)
+    assert [r["state"] for r in facts["plan"]["components"][0]["replicas"]] == ["unreached", "read"]
+    assert "replica_unreached" in [f["rule"] for f in facts["findings"]]
+    tiny_cache(tmp_path / "other", documents=299)
+    refused = headrace(*check, "components.a.replicas=[other]")
+    assert refused.code == 2
+    assert "replicas = 'other': is no copy of a: their ledgers differ" in refused.err
 
 
 def test_statuses_of_check(headrace, plan):

@@ -65,6 +65,40 @@ def test_what_is_damaged_is_built_again_and_only_that(headrace, corpus, tmp_path
     assert headrace("verify", f"{tmp_path}/cache", "--deep").code == 0
 
 
+def test_repair_mends_what_has_a_source_and_names_the_rest(headrace, corpus, tmp_path):
+    command = ("build", str(corpus), "--output", f"{tmp_path}/cache", "--tokenizer", "bytes", "--part-bytes", "1")
+    assert headrace(*command).code == 0
+    cache = tmp_path / "cache"
+    before = {str(p): p.read_bytes() for p in sorted(cache.rglob("*")) if p.is_file()}
+    assert "repaired" not in headrace("verify", str(cache), "--repair").out
+    next(cache.glob("parts/00001/input_ids/data/c/*")).unlink()
+    done = headrace("verify", str(cache), "--repair")
+    assert (done.code, "repaired part 00001: built anew, as it was" in done.out) == (0, True)
+    assert {str(p): p.read_bytes() for p in sorted(cache.rglob("*")) if p.is_file()} == before
+    next(cache.glob("parts/00001/input_ids/data/c/*")).unlink()
+    (corpus / "1.jsonl").unlink()
+    done = headrace("verify", str(cache), "--repair")
+    assert done.code == 1
+    assert f"left 00001: {corpus}/1.jsonl cannot be read" in done.out
+    assert f"once that is mended: headrace build {corpus}" in done.out
+    report = json.loads(headrace("verify", str(cache), "--repair", "--json").out)
+    assert report["repaired"]["left"] == {"00001": f"{corpus}/1.jsonl cannot be read"}
+    assert headrace("verify", str(cache)).code == 1
+
+
+def test_saved_plans_are_checked_and_dropped(headrace, corpus, tmp_path):
+    cache = build(headrace, corpus, tmp_path / "cache")
+    assert headrace("pack", str(cache), "--seq-len", "64").code == 0
+    assert headrace("verify", str(cache)).code == 0
+    (plan,) = (cache / "plans").iterdir()
+    content = (plan / "plan.json").read_text()
+    (plan / "plan.json").write_text(content.replace('"packs": ', '"packs": 1'))
+    done = headrace("verify", str(cache))
+    assert (done.code, f"{plan}/plan.json: is not as it was written" in done.out) == (1, True)
+    done = headrace("verify", str(cache), "--repair")
+    assert (done.code, f"repaired {plan}: deleted" in done.out, plan.exists()) == (0, True, False)
+
+
 def test_the_copy_of_the_tokenizer_is_checked_and_mended(headrace, corpus, tmp_path):
     model = {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"}
     parts = dict.fromkeys(["truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.parsing import fields_of, read, slot_of
+from headrace.config.lm_data import LmDataConfig
+from headrace.config.parsing import decode, fields_of, read, slot_of, with_overrides
 from headrace.errors import ConfigError
 
 
@@ -82,3 +83,20 @@ def test_a_type_that_no_config_holds_is_an_error_of_the_program():
 
 def test_fields_without_a_default_are_required():
     assert [name for name, one in fields_of(Leaf).items() if one.required] == ["size"]
+
+
+@given(st.text("abc/", min_size=1) | st.lists(st.text("abc", min_size=1), min_size=1))
+def test_a_cache_stands_for_its_component(cache):
+    raw = {"components": {"web": cache, "code": {"cache": "c", "weight": 2}}}
+    config = decode(LmDataConfig, raw)
+    assert config == decode(LmDataConfig, {"components": {"web": {"cache": cache}, "code": raw["components"]["code"]}})
+    overridden = decode(LmDataConfig, with_overrides(raw, ["components.web.weight=3"], LmDataConfig))
+    assert overridden.components["web"] == replace(config.components["web"], weight=3.0)
+    assert raw["components"]["web"] == cache
+
+
+@pytest.mark.parametrize("cache", [3, True, None, [1, {}]])
+def test_what_stands_for_no_component(cache):
+    with pytest.raises(ConfigError) as caught:
+        decode(LmDataConfig, {"components": {"web": cache}})
+    assert str(caught.value.field).startswith("components.web")

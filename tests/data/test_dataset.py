@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import itertools
 import json
 import threading
 
@@ -18,7 +19,7 @@ from headrace.order.block_shuffle import BlockShuffle, EraShuffle
 from headrace.order.order import Repeat, Slice
 from headrace.order.permutation import Feistel
 from headrace.store.layout import CacheLayout
-from headrace.testing import write_cache
+from headrace.testing import tiny_cache, write_cache
 
 SEQ_LEN = 4
 
@@ -295,3 +296,30 @@ def test_functions_leave_what_is_planned_below_them(dataset):
     assert mapped.functions == (str, len)
     assert mapped.planned is mapped.base.base
     assert (dataset.functions, dataset.planned) == ((), dataset)
+
+
+@given(st.integers(0, 40), st.slices(30))
+def test_a_dataset_is_indexed_like_a_list(index, part):
+    dataset = TokenSeqDataset(tiny_cache(), seq_len=8).shuffle(seed=1).take(30)
+    rows = dataset.read(np.arange(30)).tokens
+    assert np.array_equal(dataset[part].tokens, rows[part])
+    if index < 30:
+        assert np.array_equal(dataset[index].tokens, rows[index : index + 1])
+        assert np.array_equal(dataset[-index - 1].tokens, rows[29 - index : 30 - index])
+    else:
+        for wrong in (index, -index - 1):
+            with pytest.raises(IndexOutOfRangeError):
+                dataset[wrong]
+
+
+def test_a_dataset_is_iterated_like_a_list():
+    dataset = TokenSeqDataset(tiny_cache(), seq_len=8)
+    rows = dataset.read(np.arange(len(dataset))).tokens
+    assert np.array_equal(np.concatenate([batch.tokens for batch in dataset]), rows)
+    endless = dataset.repeat()
+    assert np.array_equal(np.concatenate([b.tokens for b in itertools.islice(endless, 3)]), rows[:3])
+    assert np.array_equal(endless[2:9:3].tokens, rows[2:9:3])
+    assert endless[len(dataset) + 2].tokens.shape == (1, 8)
+    for from_the_end in (slice(3, None), slice(-3, 5), slice(None, -1), -1):
+        with pytest.raises(ConfigError, match="needs a dataset with an end"):
+            endless[from_the_end]

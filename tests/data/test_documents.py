@@ -132,3 +132,15 @@ def test_memory_follows_the_filter_not_the_cache(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 100_000  # all offsets would be 400,000 bytes
     finally:
         tracemalloc.stop()
+
+
+def test_a_list_that_names_its_cache_is_refused_for_another(tmp_path):
+    one, other = (tiny_cache(tmp_path / str(n), documents=30, seed=n) for n in (1, 2))
+    path = tmp_path / "ids.txt"
+    path.write_text(f"# duplicates of 2026-11\n# cache: {one.fingerprint}\n3\n\n5\n")
+    assert DocumentFilter.load(str(path)).of(one).documents.numbers(np.arange(2)).tolist() == [3, 5]
+    with pytest.raises(ConfigError, match=f"is of another cache: it names {one.fingerprint}"):
+        DocumentFilter.load(str(path)).of(other)
+    path.write_text("# a comment\n3\n# x\nfive\n")
+    with pytest.raises(ConfigError, match="line 4 is not a document number: 'five'"):
+        DocumentFilter.load(str(path))

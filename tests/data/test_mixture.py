@@ -1,10 +1,14 @@
 """Mixtures: which row of which source each index means, counted by hand; exact shares; random access."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig
 from headrace.data.mixture import MixtureDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
@@ -167,3 +171,31 @@ def test_one_source_may_stand_twice():
     dataset = TokenSeqDataset(tiny_cache(documents=30), SEQ_LEN)
     mixture = MixtureDataset({"x": dataset, "y": dataset.shuffle(1)}, {"x": 1, "y": 1}, 4)
     assert sorted(set(mixture.read(np.arange(8)).source_id.tolist())) == [0, 1]
+
+
+def test_losses_weigh_by_component_and_step(tmp_path):
+    """A number, or a schedule of the step; through packing, phases, meshes and a loader that resumes; no row moves."""
+    for k, name in enumerate("ab"):
+        write_cache(tmp_path / name, [random_documents(200, vocab_size=60, seed=k)], vocab_size=60, eos_id=59)
+    weights = {"a": 0.5, "b": {"linear": {0: 0, 8: 4}}}
+    components = {n: ComponentConfig(str(tmp_path / n), loss_weight=weights[n]) for n in "ab"}
+    config = LmDataConfig(components, seq_len={0: 8, 4: 16}, batch_size=8)
+    plain = replace(config, components={n: replace(c, loss_weight=None) for n, c in components.items()})
+    weighed, alike = config.loader(), plain.loader()
+    assert "loss_weights" not in str(alike.describe())
+    described = weighed.describe()["dataset"]["phases"][1]["dataset"]["loss_weights"]
+    assert described == {"a": 0.5, "b": {"linear": {0: 0.0, 8: 4.0}}}
+    for step in (0, 3, 5, 20):
+        batch, other = weighed.batch_at(step), alike.batch_at(step)
+        of_row = np.array([0.5, min(4, step / 2)])[np.asarray(batch.source_id)]
+        assert np.array_equal(batch.token_ids, other.token_ids)
+        assert np.array_equal(batch.token_weights, of_row[:, None] * np.asarray(other.token_weights))
+        assert np.array_equal(batch.label_mask, other.label_mask)
+        with weighed.iter_from_step(step) as batches:
+            assert np.array_equal(next(batches).token_weights, batch.token_weights)
+    mapped = config.loader(fn=lambda batch: batch)
+    assert np.array_equal(mapped.batch_at(3).token_weights, weighed.batch_at(3).token_weights)
+    with pytest.raises(ConfigError, match=r"components.a.loss_weight"):
+        replace(config, components={"a": replace(components["a"], loss_weight=-1)})
+    with pytest.raises(ConfigError, match="is not a component"):
+        plain.dataset().with_loss_weights({"c": 1})

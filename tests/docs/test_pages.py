@@ -10,7 +10,18 @@ from typer.testing import CliRunner
 from headrace.cli.application import application
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("quickstart", "order", "mixing", "multi_host", "object_stores", "config", "cli", "report", "metrics")
+PAGES = (
+    "quickstart",
+    "order",
+    "mixing",
+    "multi_host",
+    "object_stores",
+    "config",
+    "cli",
+    "report",
+    "metrics",
+    "columns",
+)
 _FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

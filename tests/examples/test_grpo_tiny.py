@@ -33,6 +33,7 @@ def check_once(history, steps):
     assert sorted(used) == list(range(len(used)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_reward_rises(example, seed):
     # measured over seeds 0 to 2: from 0.10 .. 0.18 to 0.85 .. 0.95; chance is 0.125

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import headrace.testing
 from headrace.data.async_dataset import AsyncDataset
+from headrace.data.columns import ColumnConfig
 from headrace.data.dataset import BatchOrder
 from headrace.data.mixture import MixtureDataset
 from headrace.data.token_seq import TokenSeqDataset
@@ -29,11 +30,16 @@ from headrace.feed.plan import BlockSpace, plan_window
 from headrace.feed.reader import Grouping, MappedReader, PlannedReader
 from headrace.metrics import IterationStats
 from headrace.mix.schedule import BatchSchedule
-from headrace.store.layout import CacheLayout
+from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.testing import write_cache
 
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
 SEQ_LEN = 6
+LEAVES = {
+    LeafSpec("topk", "int16", width=3): lambda ids: np.asarray(ids)[:, None] + np.arange(3),
+    LeafSpec("score", "float32", "fixed"): lambda ids: np.asarray(ids[:1]) / 4,
+}
+COLUMNS = {"topk": ColumnConfig("topk", 7), "score": ColumnConfig("score", 0.5)}
 NAMES = ("tokens", "token_ids", "source_id", "token_mask")
 
 
@@ -57,8 +63,9 @@ def sources(root, count, seed, masked):
         tokens = [rng.integers(0, 200, rng.integers(1, 20)) for _ in range(40)]
         layout = CacheLayout(["uint8", "uint16"][(seed + k) % 2], chunk_elements=[12, 16, 30][k % 3], shard_chunks=2)
         mask = (lambda ids: np.asarray(ids) % 3 != 1) if masked and k % 2 else None
-        cache = write_cache(f"{root}/{k}", [tokens], eos_id=255, layout=layout, mask=mask)
-        yield f"s{k}", TokenSeqDataset(cache, SEQ_LEN, name=f"s{k}")
+        leaves = LEAVES if masked and k % 2 else {}
+        cache = write_cache(f"{root}/{k}", [tokens], eos_id=255, layout=layout, mask=mask, leaves=leaves)
+        yield f"s{k}", TokenSeqDataset(cache, SEQ_LEN, name=f"s{k}", columns=COLUMNS if masked else None)
 
 
 def ramp(root, holders, seed=0, count=3, masked=True, ends=True):
@@ -79,7 +86,8 @@ def batches_of(dataset, host, exchange, first, steps, group, row_order="locality
 
 def arrays_of(read):
     host = read.arrays if isinstance(read, PooledRows) else read
-    return {n: x for n in NAMES if (x := getattr(host, n, None)) is not None}
+    extras = getattr(host, "extras", None) or {}
+    return {n: x for n in NAMES if (x := getattr(host, n, None)) is not None} | extras
 
 
 def put_together(parts, holders):

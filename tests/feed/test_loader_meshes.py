@@ -16,20 +16,22 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from headrace.data.columns import ColumnConfig
 from headrace.data.mixture import MixtureDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.feed.loader import DataLoader
-from headrace.store.layout import CacheLayout
+from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.testing import write_cache
 
-LEAVES = ("token_ids", "token_mask", "source_id", "valid")
+LEAVES = ("token_ids", "token_mask", "source_id", "valid", "topk", "score")
+COLUMNS = {"weight": ColumnConfig("weights", 0.5), "topk": ColumnConfig("topk", 7), "score": ColumnConfig("score", 0)}
 
 HOST = """
 import json, os, sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 sys.path.insert(0, sys.argv[1])
-from test_loader_meshes import LEAVES, mixture, mesh_of
+from test_loader_meshes import LEAVES, leaf_of, mixture, mesh_of
 from headrace import DataLoader
 
 root, address, job = sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
@@ -42,7 +44,7 @@ for name, mesh, spec in job["meshes"]:
     for step, batch in enumerate(loader.iter_from_step(job["step"]), job["step"]):
         shards = {"sums": np.asarray([float(x) for x in total(batch)])}
         for leaf in LEAVES:
-            for shard in getattr(batch, leaf).addressable_shards:
+            for shard in leaf_of(batch, leaf).addressable_shards:
                 begin = "/".join(str(s.start or 0) for s in shard.index)
                 shards[f"{leaf}@{begin}"] = np.asarray(shard.data)
         at = f"{root}/{name}-{step}-{number}.npz"
@@ -58,10 +60,14 @@ for name, mesh, spec in job["meshes"]:
 
 
 def mixture(root):
-    """Two sources of different dtype, one with a mask; the batch grows; the last one is padded."""
-    a, b = (TokenSeqDataset(f"{root}/{n}", 8, split_documents=True) for n in "ab")
+    """Two sources of different dtype, one with a mask, one with columns; the batch grows; the last one is padded."""
+    a, b = (TokenSeqDataset(f"{root}/{n}", 8, split_documents=True, columns=COLUMNS) for n in "ab")
     sources = {"a": a.braid_shuffle(strands=4, seed=1), "b": b.shuffle(2)}
     return MixtureDataset(sources, {"a": 3, "b": 1}, {0: 8, 3: 16}, stop_strategy="first_exhausted")
+
+
+def leaf_of(batch, name):
+    return batch.extras[name] if name in batch.extras else getattr(batch, name)
 
 
 def mesh_of(shape, spec):
@@ -76,7 +82,13 @@ def root(tmp_path_factory):
     for name, dtype, rows in (("a", "uint8", 93), ("b", "uint16", 70)):
         tokens = [np.append((np.arange(7) * 3 + 5 * r) % 255, 255) for r in range(rows)]
         mask = (lambda ids: ids % 2 == 1) if name == "b" else None
-        write_cache(root / name, [tokens], eos_id=255, layout=CacheLayout(dtype, 32, 2), mask=mask)
+        leaves = {
+            LeafSpec("weights", "float32", width=1): lambda ids: ids % 5 / 4,
+            LeafSpec("topk", "int32", width=2): lambda ids: np.stack([ids, ids + 1], axis=-1),
+            LeafSpec("score", "float32", "fixed"): lambda ids: ids[:1] / 8,
+        }
+        leaves = leaves if name == "a" else {}
+        write_cache(root / name, [tokens], eos_id=255, layout=CacheLayout(dtype, 32, 2), mask=mask, leaves=leaves)
     return root
 
 
@@ -84,7 +96,7 @@ def root(tmp_path_factory):
 def expected(root):
     """Every batch as one process on one device loads it."""
     loader = DataLoader(mixture(root), mesh=Mesh(np.asarray(jax.devices()[:1]), ("data",)))
-    batches = [{n: np.asarray(getattr(b, n)) for n in LEAVES} for b in loader]
+    batches = [{n: np.asarray(leaf_of(b, n)) for n in LEAVES} for b in loader]
     assert len(batches) > 6
     assert not batches[-1]["valid"].all()
     return batches
@@ -161,8 +173,12 @@ def check_equal(root, name, processes, steps, expected):
 @pytest.mark.parametrize(
     ("processes", "devices", "meshes"),
     [
-        (4, 1, [("data4", {"data": 4}, ["data"]), ("seq4", {"seq": 4}, [None, "seq"])]),
-        (
+        pytest.param(
+            *(4, 1, [("data4", {"data": 4}, ["data"]), ("seq4", {"seq": 4}, [None, "seq"])]),
+            marks=pytest.mark.slow,
+            id="4x1",
+        ),
+        pytest.param(
             2,
             2,
             [
@@ -170,10 +186,11 @@ def check_equal(root, name, processes, steps, expected):
                 ("model2-data2", {"model": 2, "data": 2}, ["data"]),  # every process holds every row
                 ("seq2-data2", {"seq": 2, "data": 2}, ["data", "seq"]),  # a process holds half of each row
             ],
+            marks=pytest.mark.slow,
+            id="2x2",
         ),
-        (2, 4, [("data2-seq2-model2", {"data": 2, "seq": 2, "model": 2}, ["data", "seq"])]),
+        pytest.param(2, 4, [("data2-seq2-model2", {"data": 2, "seq": 2, "model": 2}, ["data", "seq"])], id="2x4"),
     ],
-    ids=["4x1", "2x2", "2x4"],
 )
 def test_a_job_loads_what_one_process_loads(root, expected, processes, devices, meshes):
     """Also when its processes read rows for each other."""

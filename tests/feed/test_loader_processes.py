@@ -134,6 +134,7 @@ with DataLoader(TokenSeqDataset(cache, 8), batch_size=8).iter_from_step(0) as ba
 )
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_whose_store_hangs(root):
     with start(HANGS, root) as process:
         try:

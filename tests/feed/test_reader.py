@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from headrace.data.columns import MASK
 from headrace.data.dataset import BatchOrder
 from headrace.data.mixture import MixtureDataset
 from headrace.data.token_seq import TokenSeqDataset
@@ -140,7 +141,7 @@ def reader(dataset, batch, host, row_order, max_bytes, group=0, stats=None, mapp
 
 def slot_bytes(dataset):
     arrays = [a for s in dataset.sources for a in s.arrays]
-    masked = any(s.masks is not None for s in dataset.sources)
+    masked = any(MASK in s.columns for s in dataset.sources)
     largest = max(a.chunk_elements * a.dtype.itemsize for a in arrays), masked * max(a.chunk_elements for a in arrays)
     return sum((size + 7) // 8 * 8 for size in largest)
 
@@ -195,7 +196,7 @@ def check_batches(data):
                 wanted = [wanted[i] for i in np.argsort(where, kind="stable")]
             assert pairs == wanted
             if mask is not None:
-                masked = np.array([s.masks is not None for s in dataset.sources])[source_id[: len(tokens), None]]
+                masked = np.array([MASK in s.columns for s in dataset.sources])[source_id[: len(tokens), None]]
                 assert np.array_equal(masks[: len(tokens)] != 0, ~masked | trained(everything[: len(tokens)]))
                 held = np.c_[everything, masks][: len(tokens)]
                 assert sorted(np.c_[tokens, mask].tolist()) == sorted(held.tolist())

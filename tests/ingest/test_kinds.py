@@ -1,6 +1,7 @@
 """What records become: ids, masks and leaves; checked against a plain reading of the rules and against transformers."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, PlanMismatchError, SourceError
 from headrace.ingest.base_tokenizer import ByteTokenizer
 from headrace.ingest.build import build_cache
@@ -421,3 +423,67 @@ def test_a_bad_conversation_is_named_or_counted(tmp_path: Path):
         build_cache(SourceConfig(paths, kind="chat", chat=chat), TokenizerConfig(), str(tmp_path / "c"), progress=False)
     config = SourceConfig(paths, kind="chat", chat=chat, on_bad_line="skip")
     assert build_cache(config, TokenizerConfig(), str(tmp_path / "d"), progress=False).skipped_lines == 1
+
+
+TAUGHT = [
+    {"input_ids": [1, 2, 3], "weights": [0.5, 0, 2], "ids": [[1, 2], [3, 4], [5, 6]], "score": 1.5},
+    {"input_ids": [], "weights": [], "ids": [], "score": 2},
+    {"input_ids": [4], "weights": [1], "ids": [[7, 8]], "score": 3},
+]
+TAUGHT_LEAVES = ["loss_weights=weights:float32:token", "topk=ids:int32:token:2", "score=score:float32"]
+
+
+@pytest.mark.parametrize("container", ["jsonl", "parquet", "flat"])
+def test_values_of_each_token_come_with_ready_ids(tmp_path: Path, container: str):
+    path = tmp_path / f"a.{container.replace('flat', 'jsonl')}"
+    if container == "parquet":
+        parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+        parquet.write_table(arrow.Table.from_pylist(TAUGHT), path)
+    else:
+        path.write_text("".join(json.dumps(record) + "\n" for record in TAUGHT))
+    leaves = dict(map(parse_leaf, TAUGHT_LEAVES))
+    config = SourceConfig([str(path)], kind="tokens", leaves=leaves)
+    build_cache(config, TokenizerConfig("ids:9"), str(tmp_path / "c"), progress=False)
+    cache = TokenCache.open(tmp_path / "c")
+    assert cache.leaf("topk").values(0, 3).tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert cache.leaf("topk").width == 2
+    assert cache.leaf("topk").parts[0].data.chunk_elements == 2 * cache.layout.chunk_elements
+    assert cache.leaf("loss_weights").values(0, 3).tolist() == [0.5, 0, 2, 1]
+    assert [leaf.get("width") for leaf in cache.ledger.leaves] == [1, 2, None]
+    columns = {"weight": "loss_weights", "teacher": "topk", "score": "score"}
+    batch = TokenSeqDataset(cache, 4, columns=columns).read([0])
+    assert batch.extras["teacher"].tolist() == [[[1, 2], [3, 4], [5, 6], [7, 8]]]
+    assert batch.extras["score"].tolist() == [[1.5, 1.5, 1.5, 3]]
+    assert batch.token_mask.tolist() == [[0.5, 0, 2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"weights": [1, 2]}, "has 3 ids, and not a number for each in field 'weights'"),
+        ({"ids": [[1, 2], [3, 4]]}, "has 3 ids, and not 2 numbers for each in field 'ids'"),
+        ({"ids": [[1, 2], [3, 4], [5]]}, "has not 2 numbers for each token in field 'ids'"),
+        ({"weights": "no"}, "holds a string in field 'weights'"),
+        ({"weights": [1, None, 2]}, "holds something else than numbers"),
+    ],
+)
+def test_values_that_are_not_those_of_the_tokens_are_refused(tmp_path: Path, change: dict[str, Any], words: str):
+    (tmp_path / "a.jsonl").write_text(json.dumps({**TAUGHT[0], **change}))
+    config = SourceConfig([str(tmp_path / "a.jsonl")], kind="tokens", leaves=dict(map(parse_leaf, TAUGHT_LEAVES)))
+    with pytest.raises(SourceError, match=re.escape(words)):
+        build_cache(config, TokenizerConfig("ids:9"), str(tmp_path / "c"), progress=False)
+
+
+def test_texts_have_no_values_for_tokens(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "ab", "weights": [1, 2]}))
+    config = SourceConfig([str(tmp_path / "a.jsonl")], leaves=dict([parse_leaf(TAUGHT_LEAVES[0])]))
+    with pytest.raises(ConfigError, match=r"leaves.loss_weights = 'weights': has values for tokens.*--kind tokens"):
+        build_cache(config, TokenizerConfig(), str(tmp_path / "c"), progress=False)
+
+
+@pytest.mark.parametrize("text", ["a=b:int32:token:x", "a=b:int32:ragged:8", "a=b:int32:token:8:9", "a=b:int32:tokens"])
+def test_leaves_of_tokens_that_are_none(text: str):
+    with pytest.raises(ConfigError, match="leaf"):
+        parse_leaf(text)
+    with pytest.raises(ConfigError, match="width"):
+        LeafConfig("b", "int32", "fixed", 8)

@@ -53,6 +53,7 @@ def build(corpus: str, tokenizer: str, root: Path) -> None:
     build_cache(SourceConfig([corpus]), TokenizerConfig(tokenizer), str(root), engine="ray", **SMALL)
 
 
+@pytest.mark.slow
 def test_a_cluster_builds_the_same(cluster: Any, corpus: str, bpe_path: str, whole: Any, tmp_path: Path, tree: Tree):
     build(corpus, bpe_path, tmp_path / "c")
     assert tree(tmp_path / "c") == whole
@@ -61,6 +62,7 @@ def test_a_cluster_builds_the_same(cluster: Any, corpus: str, bpe_path: str, who
         build(str(tmp_path / "bad.jsonl"), bpe_path, tmp_path / "d")
 
 
+@pytest.mark.slow
 def test_a_document_at_which_the_tokenizer_panics_is_named(cluster: Any, panicking_path: str, tmp_path: Path):
     (tmp_path / "a.jsonl").write_text('{"text": "good"}\n{"text": "b\u00e4d"}\n')
     tokenizer = TokenizerConfig(panicking_path, eos="none")

@@ -19,6 +19,7 @@ from headrace.mix.quota_walk import (
     Walk,
     due_first,
     longest_wait,
+    may_be_early,
     room_before_limits,
     shares_after,
 )
@@ -48,6 +49,8 @@ def weights_of(kind, rng, d):
         return 1 + rng.integers(0, 3, d) * 2.0**-43 * d
     if kind == "doubled":
         return 2.0 ** rng.integers(0, 6, d) / 3
+    if kind == "rare":  # several whose next example is not due for many chunks
+        return np.where(rng.random(d) < 0.5, 1.0, 10.0 ** -rng.uniform(3, 6, d))
     if kind == "skewed":  # several examples that are not due for longer than a chunk
         return np.where(rng.random(d) < 0.5, 1.0, 3e-3 * rng.random(d) + 3e-4)
     return rng.lognormal(0, 1.5, d) + 0.01
@@ -58,7 +61,7 @@ def settling(draw):
     """Weights that jump about for a while (or not) and then stay; limits; a batch schedule."""
     d = draw(st.integers(1, 9))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    kind = draw(st.sampled_from(["equal", "small whole", "nearly equal", "doubled", "skewed", "skewed", "any"]))
+    kind = draw(st.sampled_from(["equal", "small whole", "nearly equal", "doubled", "skewed", "rare", "any"]))
     before = draw(st.sampled_from([0, 0, 1, 100, CHUNK, CHUNK + 7]))
     rows = np.stack(
         [*(rng.lognormal(0, 2, (before, d)) * (rng.random((before, d)) < 0.8) + 1e-6), weights_of(kind, rng, d)]
@@ -152,11 +155,23 @@ def test_what_was_ramped_down_and_is_owed_something_takes_the_walk():
     assert jumping.late_steps == walked.late_steps
 
 
-def test_a_weight_too_rare_to_be_exact_takes_the_walk():
+def test_a_weight_too_rare_to_be_waited_for_costs_no_walk():
     assert longest_wait(fixed_point(np.array([[1 - 1e-12, 1e-12]]))[0]) == NEVER
     quota = Quota(rows_of([[1 - 1e-12, 1e-12]]), 2, BatchSchedule(4), settled=0)
-    assert quota.starts_at(40 * CHUNK).sum() == 160 * CHUNK
-    assert len(quota._anchors) == 41
+    assert quota.starts_at(40 * CHUNK).tolist() == [160 * CHUNK, 0]
+    assert len(quota._anchors) == 2
+
+
+def test_who_may_have_been_served_early():
+    rate = np.array([ONE - (1 << 20) - (1 << 12), 1 << 20, 1 << 12])
+    delta = ONE // 8
+    for share, early in [(0.1, False), (0.6, False), (0.75, True), (0.85, True)]:
+        part = np.array([ONE // 3, int(share * ONE), 0])
+        assert may_be_early(part, rate, delta)[1] == early
+    both = np.array([ONE // 3, ONE // 2, ONE // 2])  # together they may fill what the first leaves
+    assert may_be_early(both, rate, delta).tolist() == [True, True, False]
+    assert not may_be_early(both, np.array([ONE, 0, 0]), delta)[1:].any()
+    assert longest_wait(np.zeros(3, np.int64)) == 0
 
 
 def test_parts():
@@ -221,13 +236,17 @@ def take_cure(weights: dict[str, object], refusal: ConfigError) -> dict[str, obj
     ("rare", "batch", "step", "refused"),
     [
         (1e-6, 128, 10**9, False),
-        (5e-8, 128, 10**7, True),
         (5e-8, 128, 10**6, False),
-        (1e-8, 128, 10**9, True),
         (1e-8, 4096, 10**12, False),
-        (1e-9, 128, 10**9, True),
-        (1e-12, 1, 10**12, True),
-        (1e-16, 128, 10**12, True),
+        (1e-9, 1024, 10**6, False),
+        (1e-8, 128, 10**9, False),
+        (1e-8, 128, int((7 + 0.85) * 1.5e8 / 128), False),
+        (5e-10, 1024, int(0.85 * 3e9 / 1024), True),
+        (1e-9, 128, 10**9, False),
+        (1e-9, 128, int((85 + 0.85) * 1.5e9 / 128), True),
+        (1e-12, 1, 10**12, False),
+        (2e-12, 1, int(0.85 * 0.75e12), True),
+        (1e-16, 128, 10**12, False),
     ],
 )
 def test_a_far_step_of_a_rare_component_is_near_or_refused(rare, batch, step, refused, monkeypatch):

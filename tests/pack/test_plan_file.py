@@ -1,6 +1,7 @@
 """Plans on disk: the plan that was asked for, or an error, or a new one."""
 
 import json
+import shutil
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
 from headrace.pack import plan_file
 from headrace.pack.plan import plan_packs
-from headrace.pack.plan_file import PlanRequest, open_plan, read_plan, write_plan
+from headrace.pack.plan_file import PlanRequest, open_plan, plan_findings, read_plan, write_plan
 from headrace.pack.spec import PackSpec
 
 LENGTHS = np.random.default_rng(0).integers(0, 300, 400)
@@ -96,7 +97,14 @@ def test_a_damaged_record_is_noticed(tmp_path):
     asked = request_for()
     open_plan(str(tmp_path), asked, chunks)
     path = tmp_path / asked.fingerprint / "plan.json"
-    record = json.loads(path.read_text())
+    text = path.read_text()
+    record = json.loads(text)
+    path.write_text(text.replace('"packs": ', '"packs": 1'))
+    with pytest.raises(CacheCorruptError, match="its digest is of another text"):
+        read_plan(str(tmp_path), asked)
+    del record["digest"]  # as plans of 0.2
+    path.write_text(json.dumps(record))
+    assert read_plan(str(tmp_path), asked) is not None
     path.write_text("{")
     with pytest.raises(CacheCorruptError, match="is not a plan's record"):
         read_plan(str(tmp_path), asked)
@@ -104,6 +112,28 @@ def test_a_damaged_record_is_noticed(tmp_path):
     path.write_text(json.dumps(record))
     with pytest.raises(CacheCorruptError, match="does not list"):
         read_plan(str(tmp_path), asked)
+
+
+def test_every_damage_of_a_folder_of_plans_is_found_and_named(tmp_path):
+    one, other = (tmp_path / request_for(algorithm).fingerprint for algorithm in ("wrap", "bfd"))
+    for algorithm in ("wrap", "bfd"):
+        open_plan(str(tmp_path), request_for(algorithm), chunks)
+    (tmp_path / "half-made").mkdir()
+    assert plan_findings(str(tmp_path)) == []
+    pick = np.random.default_rng(0)
+    for path in sorted(one.iterdir()):
+        content = path.read_bytes()
+        for at in pick.integers(0, len(content), 8).tolist():
+            for damaged in (bytes([*content[:at], content[at] ^ 1, *content[at + 1 :]]), content[:at], None):
+                path.unlink() if damaged is None else path.write_bytes(damaged)
+                if damaged is None and path.name == "plan.json":
+                    continue  # a plan to come
+                ((file, _),) = plan_findings(str(tmp_path))
+                assert file == str(path)
+        path.write_bytes(content)
+    shutil.rmtree(one)
+    shutil.copytree(other, one)
+    assert plan_findings(str(tmp_path)) == [(str(one), "is the plan of another request: somebody moved it there")]
 
 
 def test_a_plan_of_another_request_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """The pull loop: groups by number, filters, guards, staleness, and a store that makes every step once."""
 
 import dataclasses
+import os
 import tempfile
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
+from headrace.batch.examples import Example, pack_examples
+from headrace.errors import CacheError, ConfigError, PlanMismatchError
 from headrace.rl.advantages import Verdict, group_advantages
 from headrace.rl.dataset import NoGroupError, RLDataset, RLSettings
 from headrace.rl.groups import CachePrompts, ScoredGroup
@@ -16,6 +18,7 @@ from headrace.rl.prompt_order import PromptOrder
 from headrace.rl.store import RolloutStore
 from headrace.testing import tiny_cache
 
+SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
 PROMPTS = [np.array([i + 1]) for i in range(7)]
 
 
@@ -200,11 +203,12 @@ def test_a_crash_loses_nothing_and_doubles_nothing(crashes, at_a_time, checkpoin
     sampler = Dies(lambda p: [0.0, float(p % 3 > 0)])
     calm = dataset(Scripted(sampler.rewards), prompts_at_a_time=at_a_time)
     wanted = [calm.next_batch(s) for s in range(steps)]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         step, trained = 0, {}
         found = dataset(sampler, store=RolloutStore(folder))
         for budget in [*crashes, 0]:
             sampler.left = budget
+            found.store.close()
             found = dataset(sampler, prompts_at_a_time=at_a_time, store=RolloutStore(folder))
             try:
                 for s in range(step, steps):
@@ -226,6 +230,7 @@ def test_a_step_is_the_same_however_often_it_is_asked_for(tmp_path):
     store = RolloutStore(tmp_path)
     first = dataset(Scripted(), store=store).next_batch(0)
     other = Scripted(lambda p: [9.0, 8.0])
+    store.close()
     again = dataset(other, store=RolloutStore(tmp_path))
     assert np.array_equal(again.next_batch(0).token_weights, first.token_weights)
     assert other.asked == []
@@ -244,6 +249,7 @@ def test_a_batch_that_does_not_fit_is_no_step_yet(bounds, tmp_path):
     assert (small.store.next_step, small.store.next_position, small.store.pending) == (0, 0, [0, 1, 2])
     assert small.totals == {}
     other = Scripted()
+    small.store.close()
     mended = dataset(other, store=RolloutStore(tmp_path))
     mended.next_batch()
     assert mended.store.record(0).positions == [0, 1, 2]
@@ -271,34 +277,6 @@ def test_a_store_is_one_run_s(tmp_path):
     dataset(Scripted(), store=RolloutStore(tmp_path))
     with pytest.raises(PlanMismatchError, match="seed = 1"):
         dataset(Scripted(), store=RolloutStore(tmp_path), seed=1)
-
-
-def test_damage_is_named(tmp_path):
-    dataset(Scripted(), store=RolloutStore(tmp_path)).next_batch()
-    path = tmp_path / "groups" / "000000000001.npz"
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CacheCorruptError, match="000000000001"):
-        dataset(Scripted(), store=RolloutStore(tmp_path)).next_batch(0)
-    (tmp_path / "batches" / "000000000000.json").write_text("{}")
-    with pytest.raises(CacheCorruptError, match=r"000000000000\.json"):
-        RolloutStore(tmp_path)
-
-
-def test_what_a_killed_writer_left_is_not_read(tmp_path):
-    store = RolloutStore(tmp_path)
-    dataset(Scripted(), store=store).next_batch()
-    (tmp_path / "groups" / "000000000003.npz.tmp").write_bytes(b"half")
-    (tmp_path / "batches" / "000000000001.json.tmp").write_bytes(b"half")
-    again = RolloutStore(tmp_path)
-    assert (again.next_step, again.pending) == (1, [])
-
-
-def test_a_store_on_an_object_store():
-    found = dataset(Scripted(), store=RolloutStore("memory://rollouts-of-a-test"))
-    batch = found.next_batch()
-    again = RolloutStore("memory://rollouts-of-a-test")
-    assert (again.next_step, again.next_position) == (1, 3)
-    assert np.array_equal(dataset(Scripted(), store=again).next_batch(0).tokens, batch.tokens)
 
 
 def test_a_group_survives_its_file_exactly():
@@ -342,3 +320,19 @@ def test_bad_input(field, make):
     with pytest.raises(ConfigError) as caught:
         make()
     assert caught.value.field == field
+
+
+def test_columns_of_rollouts_are_beside_their_tokens(tmp_path):
+    """Stored and read back, they come with the tokens of each completion; groups without them have zeros."""
+    ids = [np.array([[1, 2], [3, 4], [5, 6]]), np.array([[7, 8], [9, 10]])]
+    columns = {"ids": ids, "score": [[0.5] * 3, [1.5] * 2]}
+    group = ScoredGroup([np.array([1, 2, 3]), np.array([4, 5])], np.array([1.0, 0.0]), 1, extras=columns)
+    again = ScoredGroup.from_bytes(group.to_bytes(), "x")
+    examples = [*again.examples(np.array([1.0, -1.0]), 0), Example(np.array([6, 7]))]
+    batch = pack_examples(examples, 8)
+    assert batch.tokens.tolist() == [[1, 2, 3, 4, 5, 6, 7, 0]]
+    assert batch.extras["ids"].tolist() == [[[1, 2], [3, 4], [5, 6], [7, 8], [9, 10], [0, 0], [0, 0], [0, 0]]]
+    assert batch.extras["score"].tolist() == [[0.5, 0.5, 0.5, 1.5, 1.5, 0, 0, 0]]
+    assert batch.of_labels("score").tolist() == [[0.5, 0.5, 0, 1.5, 0, 0, 0, 0]]
+    with pytest.raises(ConfigError, match=r"extras.score\[1\] = \(3,\): are not numbers of the 2 tokens"):
+        ScoredGroup(group.tokens, group.rewards, 1, extras={"score": [np.zeros(3), np.zeros(3)]})

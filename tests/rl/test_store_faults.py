@@ -1,6 +1,7 @@
 """What a sampler may get wrong: a group that cannot be is named and never stored, and no step is lost over it."""
 
 import dataclasses
+import os
 import re
 import tempfile
 
@@ -15,8 +16,10 @@ from headrace.errors import CacheCorruptError, ConfigError
 from headrace.rl.dataset import NoGroupError, RLDataset, RLSettings
 from headrace.rl.groups import ScoredGroup
 from headrace.rl.prompt_order import PromptOrder
-from headrace.rl.store import BatchRecord, RolloutStore
+from headrace.rl.rollout_records import BatchRecord
+from headrace.rl.store import RolloutStore
 
+SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
 PROMPTS = [np.array([i + 1]) for i in range(7)]
 
 
@@ -78,11 +81,12 @@ def test_a_fault_that_is_mended_changes_nothing(faults, small, at_a_time, thread
     calm = dataset()
     wanted = [calm.next_batch(s) for s in range(steps)]
     small, trained = dict(small), []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         found = dataset(make, store=RolloutStore(folder), **options)
         while len(trained) < steps:
             step = len(trained)
             if restarts:
+                found.store.close()
                 found = dataset(make, store=RolloutStore(folder), **options)
             sizes = {"rows": None, "max_segments": None} | small.get(step, {})
             found.settings = dataclasses.replace(found.settings, **sizes)
@@ -97,6 +101,7 @@ def test_a_fault_that_is_mended_changes_nothing(faults, small, at_a_time, thread
                 assert not found.store.has_group(position)
             assert found.store.next_step == len(trained)
         assert [p for r in found.store.records() for p in [*r.positions, *r.dropped]] == list(range(3 * steps))
+        found.store.close()
         assert restarts or found.totals["valid_groups"] == 3 * steps
     for mine, theirs in zip(trained, wanted, strict=True):
         assert np.array_equal(mine.tokens, theirs.tokens)

@@ -106,6 +106,18 @@ def test_the_second_is_refused_and_the_first_leaves_nothing(tmp_path):
         pass
 
 
+def test_a_lease_that_was_taken_over_is_told_when_it_ends_and_when_it_is_asked_for(tmp_path):
+    taking = lease(str(tmp_path), field="rollouts", cure="Stop.")
+    held = taking.__enter__()
+    held.confirm()
+    put(tmp_path, record())  # between two heartbeats
+    with pytest.raises(CacheError, match=r"rollouts = .*taken over .*\(process 7 on elsewhere\)\. Stop\."):
+        taking.__exit__(None, None, None)
+    assert owner(tmp_path) == "somebody"
+    with pytest.raises(CacheError, match="taken over"):
+        held.confirm()
+
+
 def test_two_processes(tmp_path, child):
     process, said = child(tmp_path)
     assert said == "held"

@@ -18,9 +18,10 @@ from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.feed.loader import DataLoader
 from headrace.store import requests, retry
-from headrace.store.array import StoredArray, _PendingRead
+from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
+from headrace.store.pending import PendingRead
 from headrace.testing import Faults, write_cache
 
 SEQ, BLOCK, SHARD = 16, 8, 16  # rows of tokens, rows a block, blocks a shard
@@ -152,7 +153,7 @@ def test_no_more_requests_in_flight_than_the_policy_says(remote, monkeypatch):
 def test_a_time_limit_of_the_stores_own_is_an_error_and_not_waited_for(tmp_path):
     array = write_cache(tmp_path, [rows(BLOCK)], vocab_size=1 << 16, layout=LAYOUT).parts[0].data
     future: Future[None] = Future()
-    read = _PendingRead(future, array, 0, BLOCK)
+    read = PendingRead(future, array, 0, BLOCK)
     with pytest.raises(TimeoutError):
         read.result(0.01)
     future.set_exception(TimeoutError(110, "Connection timed out"))

@@ -22,7 +22,7 @@ from headrace.errors import ConfigError, SourceError
 from headrace.ingest import documents
 from headrace.ingest.build import build_cache
 from headrace.ingest.documents import described, open_reader, split_file
-from headrace.ingest.readers import columnar
+from headrace.ingest.readers import columnar, streams
 from headrace.ingest.readers.datasets import HubAddress, HubReader, load_function
 from headrace.ingest.records import BadRecordError, Slice, lookup
 from headrace.ingest.source import SourceConfig, SourceFile
@@ -380,3 +380,55 @@ def test_reading_goes_on_where_it_failed(monkeypatch: pytest.MonkeyPatch):
 
 def test_slices_are_values():
     assert Slice(0, None, 3) == Slice(0, None, 3)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from([2**64, -(2**63) - 1, 10**400]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+ODD_LINES = [
+    *(
+        b'{"a": NaN}',
+        b'{"a": 1e400}',
+        b'{"a": "\\ud800"}',
+        b'{"a": 1, "a": 2}',
+        b'{"a": "\xff"}',
+        b'{"a": "\xed\xa0\x80"}',
+    ),
+    *(b'{"a": "\x01"}', b"{'a': 1}", b'{"a": 1,}', b"[1]", b"7", b"{", b'{"a": 01}', b'{"a": "\\x"}', b"[" * 100_000),
+]
+
+
+def outcome(parse: Callable[[bytes], Any], line: bytes) -> str:
+    try:
+        return repr(parse(line))  # NaN is NaN, and 1 is not 1.0
+    except BadRecordError as bad:
+        return f"{bad.problem} {bad.cure}"
+
+
+def by_json_alone(line: bytes, monkeypatch: pytest.MonkeyPatch) -> str:
+    def refuse(line: bytes) -> Any:
+        raise ValueError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(streams, "_decode", refuse)
+        return outcome(streams._object_of, line)
+
+
+@given(value=JSON, ascii_only=st.booleans(), cut=st.integers(0, 60))
+def test_lines_are_what_json_takes_them_for(value: Any, ascii_only: bool, cut: int):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        whole = json.dumps({"a": value}, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+        for line in (whole, whole[:cut], whole[cut:], b" " + whole + b"\r"):
+            assert outcome(streams._object_of, line) == by_json_alone(line, monkeypatch)
+
+
+@pytest.mark.parametrize("line", ODD_LINES, ids=lambda line: repr(line[:12]))
+def test_odd_lines_are_what_json_takes_them_for(line: bytes, monkeypatch: pytest.MonkeyPatch):
+    assert outcome(streams._object_of, line) == by_json_alone(line, monkeypatch)

@@ -26,6 +26,8 @@ retries                      count    requests sent again after a failure; near 
 damaged                      count    of these, for answers that were not what was stored; above 0: something on the
                                       way, or the cache itself (headrace verify --deep), is damaged
 refused                      count    of these, after a refusal (401, 403) or a redirect; above 0: look at credentials
+replica_switches             count    reads that went on at another replica of their cache; above 0: the log says which
+                                      place could not be read, and why
 hedges                       count    second requests for late answers; high: the store has a long tail
 reads_per_example            ratio    (tensorstore_reads_issued + mapped_blocks) / examples_requested; 1: random access
 read_amplification           ratio    bytes_read / bytes_delivered; 1, or below if all stays in memory; high: blocks
@@ -84,6 +86,7 @@ class ReadStats:
     exchanged_bytes: int = 0
     damaged: int = 0
     refused: int = 0
+    replica_switches: int = 0
 
     @property
     def reads_per_example(self) -> float:

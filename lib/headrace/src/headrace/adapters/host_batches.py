@@ -125,8 +125,8 @@ class _Share:
 
 
 def arrays_of(batch: Any) -> dict[str, np.ndarray]:
-    """What a training step reads, by name: tokens, labels, positions, segments and loss weights, ``[B, S]`` each; of a
-    dict that a function of ``map`` made, what is in it.
+    """What a training step reads, by name: tokens, labels, positions, segments and loss weights, ``[B, S]`` each, and
+    columns beside the tokens; of a dict that a function of ``map`` made, what is in it.
 
     Raises:
         ConfigError: the batch is neither.
@@ -137,4 +137,5 @@ def arrays_of(batch: Any) -> dict[str, np.ndarray]:
         raise ConfigError(
             "is no batch with names", field="map", value=type(batch).__name__, cure="Give a PackedBatch, or a dict."
         )
-    return {name: np.asarray(getattr(batch, name)) for name in FIELDS}
+    extras = {name: np.asarray(values) for name, values in (batch.extras or {}).items()}
+    return {name: np.asarray(getattr(batch, name)) for name in FIELDS} | extras

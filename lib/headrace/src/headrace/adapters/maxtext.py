@@ -19,6 +19,7 @@ from typing import Any
 
 import grain
 import jax
+import jax.numpy as jnp
 from jaxtyping import Int32
 
 from headrace.batch.packed_batch import PackedBatch
@@ -53,7 +54,8 @@ def to_maxtext(batch: PackedBatch) -> dict[str, Int32[Any, "B S"]]:
         targets_position [[0, 1, 2, 0]]
         targets_segmentation [[1, 1, 0, 0]]
     """
-    if batch.weights is not None or batch.pairs:
+    weighed = batch.token_mask is not None and jnp.issubdtype(batch.token_mask.dtype, jnp.floating)
+    if batch.weights is not None or batch.pairs or weighed:
         raise ConfigError(
             "have weights of their own, and MaxText's loss counts a label or does not",
             field="batch",
@@ -127,6 +129,7 @@ class MaxTextIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         """Goes on where the state says.
 
         Raises:
+            ConfigError: it is no state.
             PlanMismatchError: it is the state of another run.
         """
         loader_state = LoaderState.from_json(state)

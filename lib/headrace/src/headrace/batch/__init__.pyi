@@ -14,6 +14,7 @@ from .conversions import to_grug_example as to_grug_example
 from .conversions import to_lm_example as to_lm_example
 from .conversions import to_megatron as to_megatron
 from .conversions import to_nanomoe as to_nanomoe
+from .distillation import distillation_loss as distillation_loss
 from .distillation import mtp_batch as mtp_batch
 from .distillation import top_k_divergence as top_k_divergence
 from .distillation import z_loss as z_loss

@@ -8,6 +8,9 @@ the policy, over the K tokens and the rest::
     forward   KL(t || p) = sum of t (log t - log p)         covers what the teacher does
     reverse   KL(p || t) = sum of p (log p - log t)         keeps to what the teacher does
 
+A cache keeps what the teacher says of each token as columns (:mod:`headrace.data.columns`); ``batch.of_labels`` lays
+them out as labels are.
+
 Price: the log probabilities of K ids a label, in the one pass over the vocabulary that a loss makes anyway.
 
 References: Hinton et al., arXiv:1503.02531, and Agarwal et al., arXiv:2306.13649 (distillation); DeepSeek-AI,
@@ -17,16 +20,18 @@ arXiv:2412.19437 (several next tokens); Chowdhery et al., arXiv:2204.02311 (z-lo
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from headrace.batch.loss import Denominator, LossBatch, token_mean
+from headrace.batch.loss import Denominator, LossBatch, token_mean, weighted_mean
 from headrace.batch.packed_batch import ExpandedBatch, PackedBatch
 from headrace.batch.segments import next_in_segment
+from headrace.batch.vocabulary import DEFAULT_CHUNK, token_stats
 from headrace.errors import ConfigError, check_at_least, check_choice
 
+Direction: TypeAlias = Literal["forward", "reverse"]
 SMALLEST_REST = 1e-7
 """The least mass of the rest: float32 cannot tell less from none."""
 
@@ -34,7 +39,7 @@ SMALLEST_REST = 1e-7
 def top_k_divergence(
     log_probs: Float[Array, "*batch K"],
     teacher_log_probs: Float[Array, "*batch K"],
-    direction: Literal["forward", "reverse"] = "forward",
+    direction: Direction = "forward",
     *,
     rest: bool = True,
 ) -> Float[Array, "*batch"]:
@@ -72,6 +77,45 @@ def top_k_divergence(
     first, second = (teacher, policy) if direction == "forward" else (policy, teacher)
     p = jnp.exp(first)
     return (p * jnp.where(p > 0, first - second, 0)).sum(axis=-1)
+
+
+def distillation_loss(
+    logits: Float[Array, "B S V"],
+    batch: LossBatch,
+    teacher_ids: Int[Array, "B S K"],
+    teacher_log_probs: Float[Array, "B S K"],
+    direction: Direction = "forward",
+    denominator: Denominator = "weights",
+    *,
+    rest: bool = True,
+    chunk: int = DEFAULT_CHUNK,
+) -> Float[Array, ""]:
+    """The mean divergence of teacher and policy over the labels that are trained on, in nats.
+
+    Args:
+        logits: The policy's.
+        batch: What was asked of it.
+        teacher_ids: The teacher's likeliest tokens at each label; columns of a cache are ``batch.of_labels(name)``.
+        teacher_log_probs: Their log probabilities; -inf for ids that only fill up.
+        direction: See :func:`top_k_divergence`.
+        denominator: See :mod:`headrace.batch.loss`; labels weigh what the batch says.
+        rest: See :func:`top_k_divergence`.
+        chunk: Entries of the vocabulary at a time.
+
+    Raises:
+        ConfigError: no such direction or denominator; shapes do not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> from headrace.batch import pack_rows
+        >>> teacher = {"ids": np.array([[[0], [1], [2]]]), "log_probs": np.log(np.full((1, 3, 1), 0.25, np.float32))}
+        >>> batch = pack_rows(np.array([[1, 2, 3]]), extras=teacher)
+        >>> round(float(distillation_loss(jnp.zeros((1, 3, 4)), batch, *map(batch.of_labels, teacher))), 6)
+        0.0
+    """
+    stats = token_stats(logits, jnp.asarray(teacher_ids), entropy=False, chunk=chunk)
+    divergence = top_k_divergence(stats.log_probs, jnp.asarray(teacher_log_probs), direction, rest=rest)
+    return weighted_mean(divergence, batch, denominator)
 
 
 def z_loss(

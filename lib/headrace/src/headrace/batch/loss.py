@@ -35,7 +35,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from headrace.batch.packed_batch import ExpandedBatch, PackedBatch, with_auto_axes
+from headrace.batch.along_rows import with_auto_axes
+from headrace.batch.packed_batch import ExpandedBatch, PackedBatch
 from headrace.batch.vocabulary import DEFAULT_CHUNK, hidden_nll, token_nll
 from headrace.errors import ConfigError, check_choice
 

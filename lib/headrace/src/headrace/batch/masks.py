@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from headrace.errors import ConfigError, check_choice, did_you_mean
 
 if TYPE_CHECKING:  # what --help reads opens no store
-    from headrace.store.array import StoredArray
     from headrace.store.cache import TokenCache
 
 TurnMode: TypeAlias = Literal[
@@ -100,35 +99,3 @@ def mask_leaf(cache: TokenCache, loss_mask: str, field: str = "loss_mask") -> st
         return next((name for name in MASKS if name in known), None)
     check_choice(field, loss_mask, [*known, "auto", "none"], f"is not a leaf of {cache.path}")
     return loss_mask
-
-
-def mask_arrays(cache: TokenCache, leaf: str | None) -> Sequence[StoredArray] | None:
-    """The mask of each part of a cache; None for ``leaf=None``.
-
-    Raises:
-        ConfigError: the leaf has not one number a token, or lies in other chunks than the tokens.
-    """
-    from headrace.store.layout import TOKENS
-
-    if leaf is None:
-        return None
-    found = cache.leaf(leaf)
-    field = f"leaf {leaf!r} of {cache.path}"
-    masks, tokens = found.arrays, cache.leaf(TOKENS).arrays
-    one_each = found.kind == "ragged" and bool((masks.lengths == tokens.lengths).all())
-    if not one_each or found.dtype.kind not in "iub":
-        raise ConfigError(
-            "has not one number a token",
-            field=field,
-            value=found.num_elements,
-            cure="Name another leaf as loss_mask, or none.",
-        )
-    for mask, of in zip(masks.runs, tokens.runs, strict=True):
-        if mask.chunk != of.chunk:
-            raise ConfigError(
-                f"lies in chunks of {mask.chunk} elements, the tokens in chunks of {of.chunk}",
-                field=field,
-                cure="Build the cache again, as chunks of tokens and of their mask are read together; or set loss_mask:"
-                " none.",
-            )
-    return masks

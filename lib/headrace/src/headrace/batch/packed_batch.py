@@ -13,18 +13,17 @@ were made for, so that one compiled training step serves them all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from jaxtyping import Bool, Float32, Int32, Integer
+from jax.sharding import PartitionSpec
+from jaxtyping import Bool, Float32, Int32, Integer, Num, Shaped
 
-from headrace.errors import ConfigError
+from headrace.batch.along_rows import begins_and_end, count_starts, latest, segment_starts, shifted, with_auto_axes
+from headrace.errors import ConfigError, check_choice
 
 T = TypeVar("T")
 
@@ -100,14 +99,17 @@ class PackedBatch(eqx.Module):
         eos_id: A segment ends after each of these tokens; None: each row is one segment. Static under jit.
         loss_mask: Which labels are trained on, beside what segments say (RL, and SFT of examples); None: all.
             Position i stands for token i + 1; a mask of tokens, as caches have it, is ``token_mask``.
-        weights: Weight of each label (RL: its advantage); None: 1. Where a label is not trained on, it does not count.
+        weights: Weight of each label (RL: its advantage), or ``[B, 1]``, one for each row (its source's); None: 1.
+            Where a label is not trained on, it does not count.
         group_ids: Group of each segment (RL: the prompt; preference: the pair), any numbers; None: each its own.
         policy_version: Version of the policy that sampled each label (RL), or None.
         token_mask: Which tokens are trained on, as caches store it (SFT): the label of a position counts if the token
-            behind it does. None: all.
+            behind it does. Numbers that are not whole are weights too: so much weighs the loss of the label, and a
+            label of weight 0 is not trained on. None: all.
         pairs: Whether the segments of each row are chosen and rejected in turn: rejected ones weigh -1, and both of a
             pair are one group. Static under jit.
-        extras: Further leaves, each ``[B, S, ...]``, that the model reads: e.g. where pictures go. Carried as they are.
+        extras: Further leaves, each ``[B, S, ...]``, one entry beside each token: columns of caches, or where pictures
+            go. Carried as they are; :meth:`of_labels` has them beside the labels.
 
     Example:
         >>> batch = pack_rows(np.array([[5, 6, 0, 8]], np.uint16), eos_id=0)
@@ -124,10 +126,10 @@ class PackedBatch(eqx.Module):
     segment_lengths: Int32[Any, "B M"] | None = None
     eos_id: int | None = eqx.field(static=True, default=None)
     loss_mask: Integer[Any, "B S"] | None = None
-    weights: Float32[Any, "B S"] | None = None
+    weights: Float32[Any, "B S1"] | None = None
     group_ids: Int32[Any, "B M"] | None = None
     policy_version: Int32[Any, "B S"] | None = None
-    token_mask: Integer[Any, "B S"] | None = None
+    token_mask: Num[Any, "B S"] | None = None
     pairs: bool = eqx.field(static=True, default=False)
     extras: dict[str, Any] | None = None
 
@@ -160,7 +162,51 @@ class PackedBatch(eqx.Module):
     @property
     def labels(self) -> Int32[Any, "B S"]:
         """The token that follows; 0 at the end of a segment."""
-        return self._xp.where(self._ends, 0, _shifted(self.tokens, -1, 0))
+        return self._ahead(self.tokens, 1)
+
+    def of_labels(self, name: str) -> Shaped[Any, "B S ..."]:
+        """A leaf of ``extras`` beside the labels: at position i what stands beside token i + 1; 0 at a segment's end.
+
+        Raises:
+            ConfigError: there is no such leaf.
+
+        Example:
+            >>> batch = pack_rows(np.array([[5, 6, 7]]), extras={"score": np.array([[0.1, 0.2, 0.3]], np.float32)})
+            >>> batch.of_labels("score").round(1).tolist()
+            [[0.20000000298023224, 0.30000001192092896, 0.0]]
+        """
+        check_choice("extras", name, self.extras or {}, "is no column of the batch")
+        return self._ahead((self.extras or {})[name], 1)
+
+    def next_labels(self, count: int) -> Int32[Any, "B S n"]:
+        """The next ``count`` tokens of the segment at each position, for heads that predict several; 0 behind its end.
+
+        Derived where the batch lies; what weighs the loss of each is :meth:`next_weights`.
+
+        Example:
+            >>> pack_rows(np.array([[5, 6, 7]])).next_labels(2).tolist()
+            [[[6, 7], [7, 0], [0, 0]]]
+        """
+        return self._xp.stack([self._ahead(self.tokens, distance) for distance in range(1, count + 1)], axis=-1)
+
+    def next_weights(self, count: int) -> Float32[Any, "B S n"]:
+        """Loss weight of each of :meth:`next_labels`: that of the label wherever it is the next token.
+
+        Example:
+            >>> pack_rows(np.array([[5, 6, 7]])).next_weights(2).tolist()
+            [[[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]]
+        """
+        weights = self.token_weights
+        further = [self._ahead(weights, distance) for distance in range(1, count)]
+        return self._xp.stack([weights, *further], axis=-1)
+
+    def _ahead(self, values: Any, distance: int) -> Any:
+        """What stands so many positions further on, within the segment; 0 elsewhere."""
+        ends = self._ends
+        for back in range(1, distance):
+            ends = ends | shifted(self._ends, -back, True)
+        ends = ends.reshape(*ends.shape, *[1] * (values.ndim - 2))
+        return self._xp.where(ends, np.zeros((), values.dtype), shifted(values, -distance, 0))
 
     @property
     def label_mask(self) -> Bool[Any, "B S"]:
@@ -169,17 +215,20 @@ class PackedBatch(eqx.Module):
         if self.segment_lengths is not None:
             trained = trained & ~self._padding
         if self.token_mask is not None:
-            trained = trained & (_shifted(self.token_mask, -1, 0) != 0)
+            trained = trained & (shifted(self.token_mask, -1, 0) != 0)
         return trained if self.loss_mask is None else trained & (self.loss_mask != 0)
 
     @property
     def token_weights(self) -> Float32[Any, "B S"]:
-        """Loss weight of each label: 1, or what ``weights`` says; minus that in the rejected ones of ``pairs``; 0 where
-        a label is not trained on.
+        """Loss weight of each label: 1, or what ``weights`` says, times that of ``token_mask``; minus that in the
+        rejected ones of ``pairs``; 0 where a label is not trained on.
         """
-        if self.weights is None and not self.pairs:
+        given = self.token_mask is not None and jnp.issubdtype(self.token_mask.dtype, jnp.floating)
+        if self.weights is None and not self.pairs and not given:
             return self.label_mask.astype(np.float32)
         weights = np.float32(1) if self.weights is None else self.weights
+        if given:
+            weights = weights * shifted(self.token_mask, -1, 0)
         if self.pairs:
             weights = self._xp.where(self.segment_ids % 2 == 0, weights, -weights)
         return self._xp.where(self.label_mask, weights, np.float32(0)).astype(np.float32)
@@ -188,12 +237,12 @@ class PackedBatch(eqx.Module):
     def position_ids(self) -> Int32[Any, "B S"]:
         """Position within the segment, from 0."""
         position = self._positions
-        return position - _along_rows(_latest, self._xp.where(self._starts, position, 0))
+        return position - latest(self._xp.where(self._starts, position, 0))
 
     @property
     def segment_ids(self) -> Int32[Any, "B S"]:
         """Number of the segment within its row, from 0; -1 in padding."""
-        number = _along_rows(_counted, self._starts) - 1
+        number = count_starts(self._starts) - 1
         return number if self.segment_lengths is None else self._xp.where(self._padding, -1, number)
 
     @property
@@ -212,8 +261,8 @@ class PackedBatch(eqx.Module):
             return (self._zeros + xp.asarray([0, length], dtype=np.int32)).astype(np.int32)
         begins = xp.where(self._starts, self._positions, length)
         if xp is np:
-            return _begins_and_end(begins)
-        return with_auto_axes(_begins_and_end, begins, out=lambda spec: PartitionSpec(*spec[:1]))
+            return begins_and_end(begins)
+        return with_auto_axes(begins_and_end, begins, out=lambda spec: PartitionSpec(*spec[:1]))
 
     @property
     def segment_groups(self) -> Int32[Any, "B M"]:
@@ -294,76 +343,16 @@ class PackedBatch(eqx.Module):
     @property
     def _starts(self) -> Bool[Any, "B S"]:
         if self.segment_lengths is not None:
-            return _begins(self._xp, self.segment_lengths, self.seq_len)
+            return segment_starts(self._xp, self.segment_lengths, self.seq_len)
         if self.eos_id is None:
             return self._positions == 0
-        return _shifted(self.token_ids == self.eos_id, 1, True)
+        return shifted(self.token_ids == self.eos_id, 1, True)
 
     @property
     def _ends(self) -> Bool[Any, "B S"]:
         if self.segment_lengths is None and self.eos_id is None:
             return self._positions == self.seq_len - 1
-        return _shifted(self._starts, -1, True)
-
-
-def with_auto_axes(function: Callable[..., T], *arguments: Any, out: Callable[[PartitionSpec], Any]) -> T:
-    """``function(*arguments)``, the sharding of what it computes left to the compiler, on any mesh.
-
-    On a mesh with explicit axes, which ``jax.make_mesh`` makes, types say how arrays are sharded, and what mixes rows
-    of several devices does not type: there it runs as on a mesh with automatic axes, and its result is sharded as
-    ``out`` says (PartitionSpecs of its leaves, from that of the first argument's first leaf).
-    """
-    sharding: Any = jax.typeof(jax.tree.leaves(arguments)[0]).sharding
-    mesh = sharding.mesh
-    if AxisType.Explicit not in mesh.axis_types:
-        return function(*arguments)
-    specs = out(PartitionSpec(*sharding.spec))
-    shardings = jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
-    )
-    automatic: Any = jax.sharding.auto_axes(function, out_sharding=shardings)
-    return automatic(*arguments)
-
-
-def _shifted(values: Any, by: int, fill: Any) -> Any:
-    """Values one position further on (1) or back (-1). Of jax's ways, ``pad`` alone types on rows that are sharded."""
-    if not isinstance(values, np.ndarray):
-        return jax.lax.pad(values, jnp.asarray(fill, values.dtype), [(0, 0, 0), (by, -by, 0)])
-    edge = np.full_like(values[:, :1], fill)
-    return np.concatenate([edge, values[:, :-1]] if by > 0 else [values[:, 1:], edge], axis=1)
-
-
-def _along_rows(scan: Callable[[Any], Any], values: Any) -> Any:
-    """A scan of each row, of the same shape; rows may be sharded."""
-    return scan(values) if isinstance(values, np.ndarray) else with_auto_axes(scan, values, out=lambda spec: spec)
-
-
-def _latest(begun: Int32[Any, "B S"]) -> Int32[Any, "B S"]:
-    return np.maximum.accumulate(begun, axis=1) if isinstance(begun, np.ndarray) else jax.lax.cummax(begun, axis=1)
-
-
-def _counted(starts: Bool[Any, "B S"]) -> Int32[Any, "B S"]:
-    return starts.cumsum(axis=1, dtype=np.int32)
-
-
-def _begins_and_end(begins: Int32[Any, "B S"]) -> Int32[Any, "B S1"]:
-    xp = np if isinstance(begins, np.ndarray) else jnp
-    ends = xp.full_like(begins[:, :1], begins.shape[1])
-    return xp.concatenate([xp.sort(begins, axis=1), ends], axis=1).astype(np.int32)
-
-
-def _begins(xp: ModuleType, segment_lengths: Int32[Any, "B M"], length: int) -> Bool[Any, "B S"]:
-    """Where segments, and the padding behind them, begin."""
-    rows = segment_lengths.shape[0]
-    ends = segment_lengths.cumsum(axis=1)
-    if xp is np:
-        starts = np.zeros((rows, length + 1), bool)
-        starts[np.arange(rows)[:, None], ends] = True  # behind a full row: the column that is cut off
-        starts[:, 0] = True
-        return starts[:, :length]
-    # a comparison and a reduction, which fuse and keep any sharding; a scatter does not
-    place = jnp.arange(length, dtype=np.int32)[None, :]
-    return (ends[:, None, :] == place[:, :, None]).any(axis=2) | (place == 0)
+        return shifted(self._starts, -1, True)
 
 
 def pack_rows(
@@ -371,8 +360,9 @@ def pack_rows(
     source_id: Int32[np.ndarray, " B"] | None = None,
     eos_id: int | None = None,
     segment_lengths: Int32[np.ndarray, "B M"] | None = None,
-    token_mask: Integer[np.ndarray, "B S"] | None = None,
+    token_mask: Num[np.ndarray, "B S"] | None = None,
     pairs: bool = False,
+    extras: dict[str, np.ndarray] | None = None,
 ) -> PackedBatch:
     """A batch of rows that all hold data, on the host. Arguments are its attributes; without ``source_id`` it is 0."""
     rows = token_ids.shape[0]
@@ -383,4 +373,5 @@ def pack_rows(
         eos_id=eos_id,
         token_mask=token_mask,
         pairs=pairs,
+        extras=extras,
     )

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from headrace.batch.packed_batch import ExpandedBatch, PackedBatch, with_auto_axes
+from headrace.batch.along_rows import with_auto_axes
+from headrace.batch.packed_batch import ExpandedBatch, PackedBatch
 
 
 def segment_sums(values: Float[Array, "B S"], batch: PackedBatch | ExpandedBatch) -> Float[Array, "B M"]:

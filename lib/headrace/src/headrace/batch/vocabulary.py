@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from headrace.batch.packed_batch import with_auto_axes
+from headrace.batch.along_rows import with_auto_axes
 from headrace.errors import ConfigError, check_at_least
 
 DEFAULT_CHUNK = 4096

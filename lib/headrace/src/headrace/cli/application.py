@@ -21,7 +21,7 @@ COMMANDS = {  # in the order of the help; the function and, before the dot, its 
     "cat": "cat.command",
     "pack": "pack.command",
     "verify": "verify.command",
-    "diff": "verify.diff",
+    "diff": "diff.command",
     "consolidate": "convert.consolidate",
     "convert": "convert.command",
     "upgrade": "upgrade.command",

@@ -11,7 +11,7 @@ import typer
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson
 from headrace.cli.shown import counted, in_bytes
-from headrace.ingest.choices import Engine, FormatOrAuto, KindOrAuto, Mask, OnBadLine
+from headrace.ingest.choices import Engine, FormatOrAuto, KindOrAuto, Mask, OnBadLine, TokenizerEngine
 
 if TYPE_CHECKING:
     from headrace.ingest.build import BuildReport
@@ -35,6 +35,12 @@ TokenizerOption = Annotated[
         metavar="FILE",
     ),
 ]
+TokenizerEngineOption = Annotated[
+    TokenizerEngine,
+    typer.Option(
+        help="Which library encodes: auto takes gigatoken where it gives the same ids. No effect on the cache."
+    ),
+]
 EosOption = Annotated[
     str, typer.Option(help="Token after each document: auto, none, or the token itself.", metavar="TOKEN")
 ]
@@ -55,7 +61,8 @@ FieldOption = Annotated[
 LeafOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Keep a field of each document; DTYPE is text, or that of a number (repeatable).",
+        help="Keep a field of each document; DTYPE is text, or that of a number; :token of ready ids: one number for"
+        " each, :token:K K of them (repeatable).",
         metavar="NAME=FIELD:DTYPE",
     ),
 ]
@@ -118,6 +125,7 @@ def command(
     tokenizer: TokenizerOption,
     eos: EosOption = "auto",
     bos: BosOption = "none",
+    tokenizer_engine: TokenizerEngineOption = "auto",
     text_field: Annotated[str, typer.Option(help="Field of a record that holds the text; a.b is b within a.")] = "text",
     on_bad_line: OnBadLineOption = "error",
     format: FormatOption = "auto",  # noqa: A002
@@ -190,7 +198,7 @@ def command(
     chunks = {"dtype": dtype, "chunk_tokens": chunk_tokens, "compression": compression, "part_bytes": part_bytes}
     options = {**chunks, "engine": engine, "workers": workers, "hash_sources": hash_sources, "restart": restart}
     how = shuffle_config(shuffle, memory)
-    report = _build(source, TokenizerConfig(tokenizer, bos=bos, eos=eos), output, repair, how, options)
+    report = _build(source, TokenizerConfig(tokenizer, bos, eos, tokenizer_engine), output, repair, how, options)
     typer.echo(json.dumps(report.to_json()) if as_json else summary(report))
 
 
@@ -303,6 +311,7 @@ def summary(report: BuildReport) -> str:
             f"{counted(parts, 'part')}.",
             f"This run: {counted(report.parts_built, 'part')} in {report.seconds:.1f} s ({rates}){there}.",
         ]
+    lines += _encoding_in_words(report)
     if report.empty_documents:
         lines.append(f"{counted(report.empty_documents, 'document')} without text (kept: special tokens alone).")
     if report.ignored_records:
@@ -321,3 +330,17 @@ def summary(report: BuildReport) -> str:
         failed = f", {report.failed_requests:,} of them failed and repeated" if report.failed_requests else ""
         lines.append(f"{counted(report.requests, 'request')} over HTTP{failed}.")
     return "\n".join([*lines, f"Next: headrace inspect {shlex.quote(report.path)}"])
+
+
+def _encoding_in_words(report: BuildReport) -> list[str]:
+    """What encoded the documents, where that is of interest: not where there was little to do."""
+    encoded = report.encoded
+    if report.tokenizer_engine != "gigatoken":
+        return [f"Encoded by tokenizers: {report.engine_reason}."] if report.engine_reason else []
+    slow = f", {encoded.slow:,} of them by tokenizers (other Unicode tables)" if encoded.slow else ""
+    documents = counted(encoded.fast + encoded.slow, "document")
+    lines = [f"Encoded by gigatoken: {documents}{slow}; {encoded.compared:,} compared."]
+    if encoded.differences:
+        parts = counted(len(encoded.differences), "part")
+        lines.append(f"The encoders differ at {encoded.differences[0]}: {parts} built with tokenizers alone.")
+    return lines

@@ -15,12 +15,14 @@ from headrace.cli.shown import coloured, legend, marked, one_line, printable
 from headrace.errors import redact
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.console import Console
 
     from headrace.data.provenance import StepRows
 
 _SHOWN_FILES = 2
 _LEAST_TEXT, _ID_WIDTH = 24, 60
+_SHOWN_VALUES = 4
 
 
 def command(
@@ -94,10 +96,11 @@ def described_rows(
     import numpy as np
 
     from headrace.cli.decoded import decode, document_ids, tokenizer_of, trained_runs
-    from headrace.data.provenance import read_masks_of_spans, read_spans, spans_of_rows
+    from headrace.data.columns import MASK
+    from headrace.data.provenance import read_columns_of_spans, read_spans, spans_of_rows
 
     spans = spans_of_rows(rows, np.unique(np.asarray(places, np.int64)))
-    tokens, masks = read_spans(rows, spans), read_masks_of_spans(rows, spans)
+    tokens, columns = read_spans(rows, spans), read_columns_of_spans(rows, spans)
     decoders = {
         number: tokenizer_of(rows.caches[number])
         or (tokenizer and tokenizer_of(rows.caches[number], tokenizer))
@@ -126,12 +129,26 @@ def described_rows(
             **({"id": ids[source][document]} if ids[source] else {}),
             "text": decode(decoders[source], tokens[k]),
         }
-        mask = masks[k]
+        mask = columns[k].pop(MASK, None)
         if mask is not None:
+            mask = mask != 0
             one["trained_tokens"] = int(mask.sum())
             one["runs"] = trained_runs(decoders[source], tokens[k], mask)
+        if columns[k]:
+            one["columns"] = {name: described_column(values) for name, values in columns[k].items()}
         found.setdefault(place, []).append(one)
     return [_row(rows, place, found[place]) for place in places]
+
+
+def described_column(values: np.ndarray) -> dict[str, Any]:
+    """A column of a span as JSON values: its shape, its range, its mean, and the values of the first tokens."""
+    return {
+        "shape": list(values.shape),
+        "min": values.min().item(),
+        "mean": round(float(values.mean()), 6),
+        "max": values.max().item(),
+        "first": values[:_SHOWN_VALUES].tolist(),
+    }
 
 
 def _row(rows: StepRows, place: int, spans: list[dict[str, Any]]) -> dict[str, Any]:
@@ -196,8 +213,23 @@ def _show_whole(console: Console, row: dict[str, Any]) -> None:
 
     for one in row["spans"]:
         console.print(Text(f"[{_columns(one)}] {_document(one)}", "cyan"), soft_wrap=True)
+        for name, column in one.get("columns", {}).items():
+            console.print(Text(f"{name}: {_column(column)}", "dim"), soft_wrap=True)
         text = marked(one["runs"], console) if "runs" in one else Text(printable(one["text"]))
         console.print(text, soft_wrap=not coloured(console))
+
+
+def _column(column: dict[str, Any]) -> str:
+    """A column in a line."""
+    low, mean, high = (f"{column[name]:.4g}" for name in ("min", "mean", "max"))
+    per_token = f", {column['shape'][1]} a token" if column["shape"][1:] else ""
+    first = ", ".join(str(_four_digits(value)) for value in column["first"])
+    return f"{low} to {high}, mean {mean}{per_token}; begins {first}" if low != high else f"{low}{per_token}"
+
+
+def _four_digits(value: Any) -> Any:
+    """Numbers, or lists of them, with four digits."""
+    return [_four_digits(one) for one in value] if isinstance(value, list) else float(f"{value:.4g}")
 
 
 def _columns(span: dict[str, Any]) -> str:

@@ -246,6 +246,10 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
         console.print(Text(f"  from step {stage['step']:,}: {stage['name'] or _short(stage['weights'])}"))
     console.print()
     console.print(_components(plan))
+    for c in plan.components:
+        if c.replicas:
+            places = ", ".join(f"{replica.path} ({replica.state})" for replica in c.replicas)
+            console.print(Text(f"{c.name} lies at {places}"), soft_wrap=True)
     console.print()
     console.print(
         Text(

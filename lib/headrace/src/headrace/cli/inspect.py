@@ -1,5 +1,5 @@
 """``headrace inspect``: what is in a token cache; of an unfinished one how far it got and how to finish it; of a config
-what it resolves to: where the tokens of each source go, and what mixes them.
+what it resolves to: where the tokens of each source go, and what mixes them; of rollouts how far their run is.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Show what is in a token cache: sizes, lengths, frequent tokens, decoded samples. Of a config: where its tokens
-    go.
+    go. Of a folder of rollouts: whose they are, how far the run is, and whether they are whole.
 
     Samples show where documents begin and end, and what of them is trained on, if the cache says so. Of huge caches
     lengths and tokens are sampled. Reads Levanter's caches, too.
@@ -61,13 +61,14 @@ def command(
         headrace inspect cache --remove duplicates.txt
 
         headrace inspect run.yaml seq_len=4096
+
+        headrace inspect run/rollouts
     """
+    if _is_no_cache(cache, settings or [], as_json):
+        return
     from rich.console import Console
     from rich.text import Text
 
-    if cache.endswith(CONFIG_SUFFIXES):
-        inspect_run(cache, settings or [], as_json)
-        return
     from headrace.cli.decoded import drawn, sample, tokenizer_of
     from headrace.cli.inspect_show import (
         length_statistics,
@@ -108,6 +109,24 @@ def command(
     show_samples(console, shown)
     if chosen is not None and len(chosen) > len(shown):
         console.print(Text(f"{len(chosen) - len(shown):,} more have this id (all with --json)", "dim"))
+
+
+def _is_no_cache(path: str, settings: list[str], as_json: bool) -> bool:
+    """Whether there is a config or a folder of rollouts, which is shown then."""
+    from headrace.store.ledger import read_ledger
+
+    if path.endswith(CONFIG_SUFFIXES):
+        inspect_run(path, settings, as_json)
+        return True
+    if read_ledger(path) is not None:
+        return False
+    from headrace.cli.inspect_rollouts import inspect_rollouts
+    from headrace.rl.store import holds_rollouts
+
+    is_rollouts = holds_rollouts(path)
+    if is_rollouts:
+        inspect_rollouts(path, as_json)
+    return is_rollouts
 
 
 def _chosen(
@@ -230,7 +249,8 @@ def build_command(cache: str, ledger: Ledger) -> str:
     ):
         words += [flag, value] if value != default else []
     leaves = {
-        name: f"{leaf['field']}:{leaf['dtype']}" + ("" if leaf["kind"] == "auto" else f":{leaf['kind']}")
+        name: f"{leaf['field']}:{leaf['dtype']}"
+        + (f":token:{leaf['width']}" if "width" in leaf else "" if leaf["kind"] == "auto" else f":{leaf['kind']}")
         for name, leaf in source["leaves"].items()
     }
     for flag, values in (

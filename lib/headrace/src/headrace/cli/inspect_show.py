@@ -65,7 +65,12 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
         "parts": _parts(facts),
     }
     if facts["leaves"]:
-        sizes = ("one each" if one["kind"] == "fixed" else f"{one['values']:,} values" for one in facts["leaves"])
+        sizes = (
+            "one each" if one["kind"] == "fixed"
+            else f"{one['width']} a token" if "width" in one
+            else f"{one['values']:,} values"
+            for one in facts["leaves"]
+        )  # fmt: skip
         leaves = zip(facts["leaves"], sizes, strict=True)
         rows["leaves"] = ", ".join(f"{one['name']} ({one['dtype']}, {size})" for one, size in leaves)
     if facts["trained_tokens"]:

@@ -22,7 +22,9 @@ Config = Annotated[str, typer.Argument(help="YAML file of an LmDataConfig.", met
 Settings = Annotated[
     list[str] | None, typer.Argument(help="Settings over the config, e.g. batch_size=512.", metavar="[NAME=VALUE]...")
 ]
-CacheOrConfig = Annotated[str, typer.Argument(help="Folder or URL of a cache, or a config.", metavar="CACHE|RUN.yaml")]
+CacheOrConfig = Annotated[
+    str, typer.Argument(help="Folder or URL of a cache, a config, or rollouts.", metavar="CACHE|RUN.yaml|ROLLOUTS")
+]
 Hosts = Annotated[
     str | None, typer.Option(help="Numbers of hosts to forecast for; 1,8,64 by default.", metavar="N,N,...")
 ]

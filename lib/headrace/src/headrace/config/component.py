@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError, did_you_mean
 from headrace.feed.host_ledgers import ledger_reader
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
@@ -25,7 +26,7 @@ from headrace.store.levanter.layout import is_levanter
 
 @dataclass(frozen=True)
 class ComponentConfig:
-    """One source of a mixture.
+    """One source of a mixture. In a config, its cache may stand for the whole: ``{web: caches/web}``.
 
     Attributes:
         cache: Path or URL of its token cache; or a list of several, which are one source, one after the other.
@@ -46,6 +47,12 @@ class ComponentConfig:
             and go on.
         loss_mask: Leaf of the cache that says which tokens are trained on; ``auto``: that of chats, if there is one;
             ``none``: all tokens are.
+        replicas: Other places where the same cache lies, which are read in turn where the first fails. Not part of the
+            run's fingerprint: batches do not depend on it; see :mod:`headrace.store.replicas`.
+        loss_weight: What the loss of its tokens weighs, written as ``weight`` is: a number, or a function of the step.
+            None: 1.
+        columns: Leaves of its cache that go by other names than those of the config's ``columns``; ``none``: it has
+            none, and its tokens have the column's default.
 
     Example:
         >>> from headrace import LmDataConfig
@@ -54,6 +61,8 @@ class ComponentConfig:
         >>> [*LmDataConfig({"web": web, "wiki": wiki}).components]
         ['web', 'wiki']
     """
+
+    SHORTHAND: ClassVar[str] = "cache"
 
     cache: str | list[str]
     weight: float | dict[str, Any] | None = None
@@ -68,6 +77,9 @@ class ComponentConfig:
     remove: str | None = None
     remove_not_found: Literal["refuse", "count"] = "refuse"
     loss_mask: str = "auto"
+    replicas: list[str] | None = None
+    loss_weight: float | dict[str, Any] | None = None
+    columns: dict[str, str] | None = None
 
     @property
     def caches(self) -> list[str]:
@@ -81,7 +93,7 @@ class ComponentConfig:
 
     def build_caches(self, name: str, tokenizer: TokenizerConfig, *, progress: bool) -> None:
         """Builds those that do not exist, and finishes those that were begun; see ``LmDataConfig.build_caches``."""
-        for path in self.caches:
+        for path in self.caches if self.source is not None or not self.replicas else ():  # a copy is not built
             ledger = ledger_state(path)
             if ledger is not None and ledger.finished:
                 continue
@@ -94,6 +106,13 @@ class ComponentConfig:
                     value=path,
                     cure=f"Add components.{name}.source, or: headrace build SOURCE -t FILE -o {path}",
                 )
+
+    def document_filter(self, name: str) -> DocumentFilter | None:
+        """The documents to leave out; ConfigError if its file has none."""
+        if self.remove is None:
+            return None
+        count = self.remove_not_found == "count"
+        return DocumentFilter.load(self.remove, name=f"components.{name}.remove", count_not_found=count)
 
     def of_braid_version(self, version: int) -> ComponentConfig:
         """This component with a version of its own braid, if it has one that names none."""
@@ -109,11 +128,20 @@ class ComponentConfig:
         """Raises ConfigError for a value that nothing can meet; ``path`` is the component's, for the error."""
         if not self.caches:
             raise ConfigError("is empty", field=f"{path}.cache", cure="Name a cache, or a list of caches.")
+        if self.replicas and self.caches[1:]:
+            cure = "Make each cache a component of its own, with its replicas."
+            raise ConfigError("go with one cache, and there are several", field=f"{path}.replicas", cure=cure)
+        places = [self.caches[0], *(self.replicas or [])]
+        if twice := [place for n, place in enumerate(places) if place in places[:n]]:
+            cure = "Name each place once."
+            raise ConfigError("is named twice", field=f"{path}.replicas", value=twice[0], cure=cure)
         if self.source is not None and self.caches[1:]:
             cure = "Name one cache to build, or build each by itself: headrace build SOURCE -o CACHE."
             raise ConfigError("cannot be built into several caches", field=f"{path}.source", cure=cure)
         if self.weight is not None:
             weight_from_config(self.weight, f"{path}.weight")
+        if self.loss_weight is not None:
+            weight_from_config(self.loss_weight, f"{path}.loss_weight")
         if self.shuffle is not None:
             shuffle_config.check_shuffle(self.shuffle, f"{path}.shuffle")
         check_component_budgets(path, self.max_epochs, self.max_tokens, self.max_share, row_tokens)
@@ -147,8 +175,9 @@ def open_caches(
     for name in instead:
         if name not in components:
             raise ConfigError("is not a component", field=name, cure=did_you_mean(name, components))
-    paths = {n: c.caches for n, c in components.items() if n not in instead}
-    caches = open_components(paths, catalog, ledger_reader())
+    wanted = {n: c for n, c in components.items() if n not in instead}
+    replicas = {c.caches[0]: c.replicas for c in wanted.values() if c.replicas}
+    caches = open_components({n: c.caches for n, c in wanted.items()}, catalog, replicas, ledger_reader())
     opened = [(name, cache) for name, joined in caches.items() for cache in joined.members]
     if opened and tokenizer is None:
         check_one_tokenizer([(name, c.path, c.ledger.tokenizer) for name, c in opened])

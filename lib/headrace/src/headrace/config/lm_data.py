@@ -22,7 +22,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from headrace.config.component import ComponentConfig, braid_of_version, open_caches, subsets_of
-from headrace.config.parsing import decode, dump, read_mapping, with_overrides
+from headrace.config.parsing import decode, read_mapping, with_overrides
+from headrace.config.writing import dump
+from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
 from headrace.errors import ConfigError, check_choice
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.limits import STOP_STRATEGIES, check_epochs, phase_lengths, tightest_bounds
@@ -83,6 +85,8 @@ class LmDataConfig:
         tokenizer: Tokenizer of the caches; None: the one that they were built with, which must be one. Levanter's
             caches do not keep theirs: of them it is believed, as far as ids and ends of documents allow.
         split_documents: Whether attention and labels stay within documents.
+        columns: What batches hold beside the tokens, by the name that it has there: a leaf of the caches, or a leaf and
+            a default for components without it; None: nothing. See :mod:`headrace.data.columns`.
         row_order: ``locality`` or ``stream``: order of rows within a batch.
         prefetch_bytes: Memory for reading ahead, on each host.
         cache_catalog: Levanter's catalog of caches: the ledgers of those that it names are taken from this one file.
@@ -111,6 +115,7 @@ class LmDataConfig:
     subset: SubsetConfig | None = None
     tokenizer: TokenizerConfig | None = None
     split_documents: bool = False
+    columns: dict[str, str | ColumnConfig] | None = None
     row_order: str = "locality"
     prefetch_bytes: int = 1 << 30
     cache_catalog: str | None = None
@@ -138,6 +143,8 @@ class LmDataConfig:
         check_shuffle(self.shuffle, "shuffle")
         packing = {name: component.packing for name, component in self.components.items()}
         check_packing(packing, phases=len(self.phases), split_documents=self.split_documents)
+        for name in self.columns or {}:
+            check_column_name(name)
         for name, component in self.components.items():
             component.check(f"components.{name}", self.phases[0][1])
         if self.phases[1:] and (subsets := [path for _, path in subsets_of(self.components, self.subset).values()]):
@@ -219,6 +226,9 @@ class LmDataConfig:
         """
         from headrace.data.component import stored_rows
 
+        caches, components = self.open_caches(instead), self.components
+        own = {name: component.columns or {} for name, component in components.items()}
+        columns = columns_by_component(caches, self.columns or {}, own)
         return {
             name: stored_rows(
                 cache,
@@ -226,11 +236,11 @@ class LmDataConfig:
                 name=name,
                 split_documents=self.split_documents,
                 packing=self.components[name].packing,
-                remove=self.components[name].remove,
-                remove_not_found=self.components[name].remove_not_found,
+                removed=self.components[name].document_filter(name),
                 loss_mask=self.components[name].loss_mask,
+                columns=columns[name],
             )
-            for name, cache in self.open_caches(instead).items()
+            for name, cache in caches.items()
         }
 
     def train_datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, PlannedDataset]:
@@ -317,8 +327,12 @@ class LmDataConfig:
                 sizes[name] = recipe.subsets[name][0].rows_of(sizes[name] // dataset.seq_len) * dataset.seq_len
             own = {name for name, c in components.items() if c.max_epochs is not None}
             require_steps(dataset, recipe.num_steps, tightest_bounds(bounded, tokens, sizes, own))
+        loss_weights = {name: c.loss_weight for name, c in components.items() if c.loss_weight is not None}
+        if loss_weights:
+            dataset = dataset.with_loss_weights(loss_weights)
         if (earlier := self.of_braid_version(1)) is not self:
             dataset.earlier = partial(earlier.dataset, instead)
+        dataset.config = self
         return dataset
 
     def of_braid_version(self, version: int) -> LmDataConfig:
@@ -385,4 +399,4 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> LmDat
         >>> load_config(overrides=["seq_len=128", "components.a.cache=caches/a"]).components["a"].cache
         'caches/a'
     """
-    return decode(LmDataConfig, with_overrides(read_mapping(path) if path else {}, overrides))
+    return decode(LmDataConfig, with_overrides(read_mapping(path) if path else {}, overrides, LmDataConfig))

@@ -1,6 +1,7 @@
-"""Between YAML or flags and config dataclasses: reading, dotted overrides (also into dicts), decoding, writing.
+"""From YAML or flags to config dataclasses: reading, dotted overrides (also into dicts), decoding.
 
-The names and what they do are draccus's, so that configs mean here what they mean to Levanter, and draccus writes them.
+The names and what they do are draccus's, so that configs mean here what they mean to Levanter, and draccus writes them
+(:mod:`headrace.config.writing`).
 Reading is one walk over the types of a config and its plain values: :func:`slot_of` says once what a type hint admits,
 :func:`read` goes down slots and values together, so that a wrong value is refused where it stands, and what a dataclass
 refuses in ``__post_init__`` is given its path as it passes. draccus's ``decode`` takes ``true`` for 1 and a list for a
@@ -13,7 +14,6 @@ import contextlib
 import dataclasses
 import datetime
 import functools
-import io
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,7 +57,7 @@ def _read_mapping(path: str, including: tuple[str, ...] | None) -> dict[str, Any
     return cast("dict[str, Any]", value)
 
 
-def with_overrides(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def with_overrides(config: Mapping[str, Any], overrides: Sequence[str], cls: type[Any] | None = None) -> dict[str, Any]:
     """``config`` with dotted settings applied, left to right: ``a.b=1``, ``--a.b=1``, or two items ``--a.b`` and ``1``.
 
     Raises:
@@ -77,10 +77,12 @@ def with_overrides(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[
         if not equals or not name:
             raise ConfigError("is not a setting", field="override", value=item, cure="Write name.of.field=value.")
         *parents, last = name.split(".")
-        target = result
+        target, slot = result, None if cls is None else slot_of(cls)
         for depth, parent in enumerate(parents):
-            key = _key_in(target, parent)
+            key, slot = _key_in(target, parent), _slot_under(slot, parent)
             child = target.get(key, {})
+            if (short := shorthand_of(slot)) is not None and isinstance(child, str | list):
+                child = {short: child}
             if not isinstance(child, dict):
                 raise ConfigError(
                     f"goes into {'.'.join(parents[: depth + 1])}, which is {child!r} and not a mapping",
@@ -97,18 +99,16 @@ def _key_in(mapping: Mapping[Any, Any], name: str) -> Any:
     return name if name in mapping else next((key for key in mapping if str(key) == name), name)
 
 
+def _slot_under(slot: Slot | None, name: str) -> Slot | None:
+    """What may stand under a name; None if that is not known."""
+    if slot is not None and dataclasses.is_dataclass(slot.form):
+        return fields_of(slot.form)[name].slot if name in fields_of(slot.form) else None
+    return slot.parts[1] if slot is not None and slot.form is dict else None
+
+
 def decode(cls: type[T], raw: Mapping[str, Any]) -> T:
     """``raw`` as a config dataclass."""
     return read(slot_of(cls), raw)
-
-
-def dump(config: Any) -> str:
-    """A config dataclass as YAML."""
-    import draccus
-
-    stream = io.StringIO()
-    draccus.dump(config, stream, sort_keys=False)  # the order of components is part of the run
-    return stream.getvalue()
 
 
 def _yaml(text: str, where: str, loader: type[yaml.SafeLoader] | None = None) -> Any:
@@ -263,6 +263,11 @@ def fields_of(cls: type[Any]) -> dict[str, Field]:
     return {field.name: Field(slot_of(hints[field.name]), field) for field in dataclasses.fields(cls)}
 
 
+def shorthand_of(slot: Slot | None) -> str | None:
+    """The field that stands for the whole where a dataclass is written as a text or a list; None: none does."""
+    return getattr(slot and slot.form, "SHORTHAND", None)
+
+
 def read(slot: Slot, value: Any, path: str = "") -> Any:
     """The object that a plain value at a dotted path stands for; ``1e9`` is a whole number too.
 
@@ -286,6 +291,8 @@ def read(slot: Slot, value: Any, path: str = "") -> Any:
             raise ConfigError("is not a list", field=path, value=value, cure=f"Write [{value}].")
         return [read(slot.parts[0], item, f"{path}[{n}]") for n, item in enumerate(cast("list[Any]", value))]
     if slot.form is dict or dataclasses.is_dataclass(slot.form):
+        if (short := shorthand_of(slot)) is not None and isinstance(value, str | list):
+            value = {short: value}
         if not isinstance(value, Mapping):
             raise ConfigError("is not a mapping", field=path, value=value, cure=f"Give {slot.expected}.")
         return (_read_entries if slot.form is dict else _read_record)(slot, cast("Mapping[Any, Any]", value), path)

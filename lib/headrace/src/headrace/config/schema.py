@@ -13,7 +13,7 @@ import inspect
 import re
 from typing import Any, Literal, Union, get_args
 
-from headrace.config.parsing import Slot, fields_of
+from headrace.config.parsing import Slot, fields_of, shorthand_of
 from headrace.mix.limits import STOP_STRATEGIES
 from headrace.mix.policies.registry import POLICIES
 from headrace.mix.schedule import ExchangeSetting, RowOrder
@@ -125,7 +125,8 @@ def _define(cls: type[Any], definitions: dict[str, Schema]) -> Schema:
 
 def _schema(slot: Slot, definitions: dict[str, Schema]) -> Schema:
     if isinstance(slot.form, type) and dataclasses.is_dataclass(slot.form):
-        return _define(slot.form, definitions)
+        whole, short = _define(slot.form, definitions), shorthand_of(slot)
+        return whole if short is None else _one_of(whole, _schema(fields_of(slot.form)[short].slot, definitions))
     parts = [_schema(part, definitions) for part in slot.parts]
     if slot.form is Union:
         return {"anyOf": [*parts, *([{"type": "null"}] if slot.optional else [])]}

@@ -8,10 +8,12 @@ from __future__ import annotations
 import abc
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine
+import itertools
+import operator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 
 import numpy as np
 from jaxtyping import Int64
@@ -20,7 +22,7 @@ from headrace.errors import ConfigError, check_not_negative, check_whole
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
 from headrace.order.braid.shuffle import BraidShuffle, PendingBraid
 from headrace.order.holdout import TrainSplit, ValidationSplit
-from headrace.order.order import Identity, Order, Repeat, Slice
+from headrace.order.order import MAX_LENGTH, Identity, Order, Repeat, Slice
 from headrace.order.permutation import Feistel
 
 if TYPE_CHECKING:
@@ -65,6 +67,9 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
     earlier: Callable[[], AsyncDataset[T_co]] | None = None
     """Makes this dataset with version 1 of the braid, with which a run may have begun; None: it names its version."""
 
+    config: Any = None
+    """The config that it was made from, for what is said to its user; no part of what it is. None: no config."""
+
     @property
     def functions(self) -> tuple[Callable[[Any], Any], ...]:
         """What batches of :attr:`planned` pass through, first to last; see :meth:`map`."""
@@ -87,6 +92,26 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
     def read(self, indices: object) -> T_co:
         """:meth:`get_batch` for callers that do not await. ``indices`` is anything that numpy makes an array of."""
         return run_blocking(self.get_batch(np.asarray(indices)))  # pyright: ignore[reportArgumentType]
+
+    def __getitem__(self, index: SupportsIndex | slice) -> T_co:
+        """Examples as a batch: ``ds[3]`` is a batch of one, ``ds[-8:]`` one of the last eight; read now.
+
+        Raises:
+            IndexOutOfRangeError: no such example.
+            ConfigError: counted from the end of a dataset that has none.
+        """
+        if isinstance(index, slice):
+            n = self.length
+            if n is None and (index.stop is None or min(index.start or 0, index.stop, index.step or 1) < 0):
+                n = self._finite_length("a slice that is counted from the end")
+            return self.read(np.arange(*index.indices(MAX_LENGTH if n is None else n)))
+        number = operator.index(index)
+        return self.read([number + self._finite_length("an index from the end") if number < 0 else number])
+
+    def __iter__(self) -> Iterator[T_co]:
+        """Batches of one example, in order, without end where the dataset has none. A loader is faster."""
+        for number in itertools.count() if self.length is None else range(self.length):
+            yield self[number]
 
     def shuffle(self, seed: int, *, perm_type: str = "feistel") -> AsyncDataset[T_co]:
         """A full shuffle: best mixing, one random read an example."""
@@ -271,6 +296,10 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return self.length
 
 
+def _mapped_earlier(earlier: Callable[[], AsyncDataset[Any]], fn: Callable[[Any], U]) -> AsyncDataset[U]:
+    return MappedDataset(earlier(), fn)
+
+
 class MappedDataset(AsyncDataset[U]):
     """A dataset whose batches pass through a function.
 
@@ -280,7 +309,7 @@ class MappedDataset(AsyncDataset[U]):
     def __init__(self, base: AsyncDataset[Any], fn: Callable[[Any], U]) -> None:
         self.base, self.fn = base, fn
         if (earlier := base.earlier) is not None:
-            self.earlier = lambda: MappedDataset(earlier(), fn)
+            self.earlier = partial(_mapped_earlier, earlier, fn)
 
     @property
     def planned(self) -> AsyncDataset[Any] | None:

@@ -6,12 +6,14 @@ dropped_tokens``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal, cast
+from typing import Any, cast
 
 import numpy as np
 
 from headrace.batch.masks import mask_leaf
+from headrace.data.columns import Column, ColumnConfig
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.packed import PackedTokenDataset
@@ -33,13 +35,14 @@ def stored_rows(
     name: str,
     split_documents: bool = False,
     packing: PackingConfig | None = None,
-    remove: str | None = None,
-    remove_not_found: Literal["refuse", "count"] = "refuse",
+    removed: DocumentFilter | None = None,
     loss_mask: str = "auto",
+    columns: Mapping[str, ColumnConfig | Column] | None = None,
 ) -> TokenSeqDataset | PackedTokenDataset:
     """The rows of a component: windows of its cache's token stream, or packs of its documents.
 
-    Arguments are the fields of :class:`~headrace.config.component.ComponentConfig` and of the run's config.
+    Arguments are the fields of :class:`~headrace.config.component.ComponentConfig` and of the run's config; ``columns``
+    are those of the run as this component has them.
 
     Raises:
         ConfigError: as the dataset's; the cache is only thought of, and its documents have no lengths to plan with.
@@ -51,21 +54,16 @@ def stored_rows(
         'PackedTokenDataset'
     """
     loss_mask = mask_leaf(cache, loss_mask, f"components.{name}.loss_mask") or "none"
-    removed = None
-    if remove is not None:
-        field, count = f"components.{name}.remove", remove_not_found == "count"
-        removed = DocumentFilter.load(remove, name=field, count_not_found=count)
+    said: dict[str, Any] = {"name": name, "removed": removed, "loss_mask": loss_mask, "columns": columns}
     if packing is None:
-        return TokenSeqDataset(
-            cache, seq_len, split_documents=split_documents, name=name, removed=removed, loss_mask=loss_mask
-        )
+        return TokenSeqDataset(cache, seq_len, split_documents=split_documents, **said)
     if cache.ledger.tokenizer.get("fingerprint") == "virtual":
         raise ConfigError(
             "needs the lengths of documents, and the cache does not exist yet",
             field=f"components.{name}.packing",
             cure="Build the cache, or leave packing out of the forecast.",
         )
-    return PackedTokenDataset(cache, seq_len, removed=removed, name=name, loss_mask=loss_mask, **vars(packing))
+    return PackedTokenDataset(cache, seq_len, **said, **vars(packing))
 
 
 def split_sides(

@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float32, Int64
 
 from headrace.batch.packed_batch import PackedBatch, pack_rows
 from headrace.data.async_dataset import AsyncDataset
-from headrace.data.rows import Rows, RowSource, masks_of, read_masks, read_rows, segments_of
+from headrace.data.columns import columns_of, of_batch
+from headrace.data.rows import Rows, RowSource, read_columns, read_rows, segments_of
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
 from headrace.mix.schedule import BatchSchedule, RowOrder
@@ -113,10 +114,14 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row as it is stored, with its mask."""
+        """Bytes of a row as it is stored, with its columns."""
         tokens = max(run.itemsize for s in self.sources for run in ArrayList.of(s.arrays).runs)
-        mask = max((run.itemsize for s in self.sources for run in ArrayList.of(masks_of(s) or ()).runs), default=0)
-        return self.seq_len * (tokens + mask)
+        columns: dict[str, int] = {}
+        for source in self.sources:
+            for name, column in columns_of(source).items():
+                widest = max((run.itemsize for run in ArrayList.of(column.arrays).runs), default=0)
+                columns[name] = max(columns.get(name, 0), column.width * widest)
+        return self.seq_len * (tokens + sum(columns.values()))
 
     @property
     @abc.abstractmethod
@@ -190,6 +195,10 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         rows = max(chunk // self.seq_len, 1)
         return OpenWindow(rows=min(rows, self.length or rows))
 
+    def loss_weights_at(self, step: int, source: Int64[np.ndarray, " n"]) -> Float32[np.ndarray, " n"] | None:
+        """What the losses of rows of these sources weigh at a step of a run; None: all alike."""
+        return None
+
     def open_windows(self, step: int | None = None) -> Mapping[str, tuple[OpenWindow, int]]:
         """Open window and bytes of a row of each component, of a mixture: of those with weight at ``step``; None: of
         all.
@@ -215,8 +224,8 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         else:
             tokens = await read_rows(self.sources, rows, stats)
         segments = segments_of(self.sources, rows.source, rows.row)
-        mask = await read_masks(self.sources, rows, self.seq_len, stats)
-        return pack_rows(tokens, rows.source.astype(np.int32), self.eos_id, segments, mask, self.pairs)
+        mask, extras = of_batch(await read_columns(self.sources, rows, stats))
+        return pack_rows(tokens, rows.source.astype(np.int32), self.eos_id, segments, mask, self.pairs, extras)
 
     def block_aligned(self, io_block_size: int) -> PlannedDataset:
         return self

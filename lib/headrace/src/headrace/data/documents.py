@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import tokenize
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -25,13 +26,16 @@ from jaxtyping import Int64
 from headrace.errors import ConfigError
 from headrace.order.intervals import Intervals
 from headrace.store import files
-from headrace.store.array import ArrayFuture, StoredArray
+from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS
 from headrace.store.leaf import starts
+from headrace.store.ledger import shuffle_record
+from headrace.store.pending import ArrayFuture
 
 _READS_IN_FLIGHT = 32
 _RUN_CHUNKS = 16  # 2 MiB of offsets a read
+_CACHE_LINE = re.compile(rb"^#\s*cache:\s*([\x21-\x7e]+)\s*$", re.MULTILINE)
 _CURE = (
     "Give document numbers, one a line or as an integer .npy file, or a boolean .npy file with one entry a document."
 )
@@ -70,6 +74,7 @@ class DocumentFilter:
         name: What errors call it: the config field or the file.
         count_not_found: Whether numbers that no document has are counted (:attr:`RemovedDocuments.not_found`) instead
             of refused.
+        content: Fingerprint of the cache that the numbers are of; another cache is refused. Empty: of any.
 
     Raises:
         ConfigError: neither numbers nor a bitmap; a negative number.
@@ -82,9 +87,14 @@ class DocumentFilter:
     """
 
     def __init__(
-        self, documents: np.ndarray | Sequence[int] | Intervals, *, name: str = "removed", count_not_found: bool = False
+        self,
+        documents: np.ndarray | Sequence[int] | Intervals,
+        *,
+        name: str = "removed",
+        count_not_found: bool = False,
+        content: str = "",
     ) -> None:
-        self.name, self._count_not_found = name, count_not_found
+        self.name, self._count_not_found, self._content = name, count_not_found, content
         self._bitmap_length: int | None = None
         if isinstance(documents, Intervals):
             self._documents, self.listed = documents, documents.total
@@ -108,6 +118,7 @@ class DocumentFilter:
     @classmethod
     def load(cls, url: str, *, name: str | None = None, count_not_found: bool = False) -> DocumentFilter:
         """Reads a filter from a file: ``.npy`` (integers, or booleans for a bitmap), else text with one number a line.
+        A line ``# cache: FINGERPRINT`` of the text names the cache that it is of; other lines with ``#`` are comments.
 
         Raises:
             ConfigError: there is no such file, or it is neither; the line is named.
@@ -124,7 +135,9 @@ class DocumentFilter:
                 raise ConfigError(
                     f"is not a .npy file of numbers ({error})", field=field, value=url, cure=_CURE
                 ) from error
-        return cls(_numbers(raw, field, url), name=field, count_not_found=count_not_found)
+        named = _CACHE_LINE.search(raw)
+        content = named[1].decode() if named else ""
+        return cls(_numbers(raw, field, url), name=field, count_not_found=count_not_found, content=content)
 
     def of(self, cache: TokenCache) -> RemovedDocuments:
         """What the filter removes from a cache, counted; errors as in :meth:`among`.
@@ -136,10 +149,22 @@ class DocumentFilter:
             >>> removed.documents.total, removed.listed, removed.repeated, removed.not_found
             (2, 4, 1, 1)
         """
+        self._check_content(cache)
         found, given = stored_documents(cache, self.among(cache.num_documents)), self._documents.total
         return RemovedDocuments(
             found, token_ranges(cache, found), self.listed, self.listed - given, given - found.total
         )
+
+    def _check_content(self, cache: TokenCache) -> None:
+        """Raises ConfigError if the filter names another cache; numbers of a shuffled one are those of its original."""
+        shuffled = None if cache.shuffle is None else shuffle_record(cache.ledger, cache.path)
+        content = cache.fingerprint if shuffled is None else shuffled.fingerprint
+        if self._content not in ("", content):
+            raise ConfigError(
+                f"is of another cache: it names {self._content}, and {cache.path} is {content}",
+                field=self.name,
+                cure="Make the list from this cache: numbers and bitmaps belong to one build.",
+            )
 
     def among(self, num_documents: int) -> Intervals:
         """The documents, as ranges of numbers below ``num_documents``; others are left away if they may be.
@@ -183,7 +208,7 @@ def stored_documents(cache: TokenCache, originals: Intervals) -> Intervals:
 
 
 def _numbers(raw: bytes, field: str, url: str) -> Int64[np.ndarray, " n"]:
-    lines = [line.strip() for line in raw.splitlines()]
+    lines = [b"" if line.startswith(b"#") else line.strip() for line in raw.splitlines()]
     try:
         numbers = np.array([line for line in lines if line] or np.zeros(0), np.int64)
     except (ValueError, OverflowError):

@@ -8,14 +8,16 @@ function of (config, seed, step).
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 
 from headrace.data.async_dataset import AsyncDataset
+from headrace.data.columns import run_columns
 from headrace.data.dataset import Explained, PlannedDataset, WrappingDataset
 from headrace.data.rows import Rows, RowSource
 from headrace.data.strands import share_strands
@@ -27,7 +29,7 @@ from headrace.mix.limits import STOP_STRATEGIES, example_limits, mixture_length
 from headrace.mix.policies.kind import MixturePlan, PolicyInputs
 from headrace.mix.policies.nmoe import StagePlan
 from headrace.mix.policies.registry import plan_of
-from headrace.mix.schedule import BatchSchedule
+from headrace.mix.schedule import BatchSchedule, Weight, weight_from_config
 from headrace.mix.shares import UNLIMITED
 from headrace.mix.stages import Stage, check_components
 from headrace.order.order import Identity, OpenWindow, Order, Repeat
@@ -103,6 +105,7 @@ class MixtureDataset(WrappingDataset):
         self._sources = tuple(source for component in self.components for source in component.sources)
         self._first_source = np.cumsum([0] + [len(c.sources) for c in self.components])
         self._stats = ReadStats()
+        self._loss_weights: dict[str, Weight] = {}
 
     def _end(self, sizes: list[int | None], num_steps: int | None) -> int | None:
         """Examples until limits, sources, the policy or the run's length end the mixture."""
@@ -167,8 +170,43 @@ class MixtureDataset(WrappingDataset):
             if share > 0
         }
 
+    def with_loss_weights(self, weights: Mapping[str, object]) -> MixtureDataset:
+        """This mixture with losses that weigh differently by component; its rows are the same.
+
+        Args:
+            weights: By component, as weights of a mixture are written; a component that is left out weighs 1. The
+                batches of a loader, which knows the step, have them; those of :meth:`read` have not.
+
+        Raises:
+            ConfigError: no such component; a weight that is none.
+
+        Example:
+            >>> import headrace.testing
+            >>> from headrace import DataLoader, TokenSeqDataset
+            >>> datasets = {n: TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8, name=n) for n in "ab"}
+            >>> mixture = MixtureDataset(datasets, {"a": 1, "b": 1}, batch_size=8)
+            >>> loader = DataLoader(mixture.with_loss_weights({"b": {"linear": {0: 0, 10: 1}}}))
+            >>> float(loader.batch_at(5).token_weights.min(where=loader.batch_at(5).label_mask, initial=9))
+            0.5
+        """
+        for name in weights:
+            check_choice("loss_weight", name, self.names, "is not a component")
+        weighed = copy.copy(self)
+        weighed._loss_weights = {n: weight_from_config(w, f"components.{n}.loss_weight") for n, w in weights.items()}
+        return weighed
+
+    def loss_weights_at(self, step: int, source: Int64[np.ndarray, " n"]) -> Float32[np.ndarray, " n"] | None:
+        if not self._loss_weights:
+            return None
+        of_component, at = np.ones(len(self.names), np.float32), np.asarray([step])
+        for name, weight in self._loss_weights.items():
+            of_component[self.names.index(name)] = weight.at(at)[0]
+        return of_component[np.searchsorted(self._first_source, source, side="right") - 1]
+
     def describe(self) -> dict[str, Any]:
+        weights = {name: weight.to_config() for name, weight in self._loss_weights.items()}
         return {
+            **({"loss_weights": weights} if weights else {}),
             "names": list(self.names),  # sources are numbered in this order
             "components": {n: c.describe() for n, c in zip(self.names, self.components, strict=True)},
             "stages": [
@@ -227,6 +265,7 @@ class MixtureDataset(WrappingDataset):
         return located
 
     def _check_rows(self) -> None:
+        run_columns([source for component in self.components for source in component.sources])
         first = self.base
         for name, component in zip(self.names, self.components, strict=True):
             if (component.seq_len, component.eos_id) != (first.seq_len, first.eos_id):

@@ -15,14 +15,14 @@ one read for each run of documents that lie side by side.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from headrace.batch.masks import mask_arrays
+from headrace.data.columns import Column, ColumnConfig, describe_columns
 from headrace.data.documents import DocumentFilter, RemovedDocuments, is_of_pairs
 from headrace.data.rows import Pieces
 from headrace.data.token_seq import CacheDataset
@@ -65,6 +65,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         name: Name for counters and reports; None: the cache's path.
         loss_mask: Leaf that says which tokens are trained on; ``auto``: that of chats, if the cache has it; ``none``:
             all tokens are. See :mod:`headrace.batch.masks`.
+        columns: Further leaves that batches hold, by the names that they have there; see :mod:`headrace.data.columns`.
         pairs: Whether documents are preference pairs, chosen and rejected in turn (:mod:`headrace.batch.preference`),
             which takes ``unit=2``; None: if they are packed so and the cache says which are chosen, as those that
             headrace builds do.
@@ -80,6 +81,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         incomplete_documents: Documents with tokens, not left out themselves, of whose unit another one is left out or
             empty, so that none of it is packed.
         loss_mask: The leaf that says which tokens are trained on; None: all are.
+        columns: What batches hold beside the tokens, as it was asked for.
 
     Raises:
         ConfigError: the dataset is not a cache but an order of one; ``long`` would need longer rows; nothing to pack;
@@ -102,6 +104,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         removed: DocumentFilter | RemovedDocuments | None = None,
         name: str | None = None,
         loss_mask: str = "auto",
+        columns: Mapping[str, str | ColumnConfig | Column] | None = None,
         pairs: bool | None = None,
         **packing: Unpack[Packing],
     ) -> None:
@@ -112,7 +115,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
                 value=type(cache).__name__,
                 cure="Pack the token cache of each source, then shuffle and mix the packed datasets.",
             )
-        super().__init__(cache, seq_len, removed, loss_mask)
+        super().__init__(cache, seq_len, removed, loss_mask, columns)
         plans = packing.pop("plans", None)
         self.packing = PackingConfig(**packing, plans=plans and str(plans))  # pyright: ignore[reportCallIssue]
         self.unit = unit = self.packing.unit
@@ -126,7 +129,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
                 f" tokens are in no pack, as others of their units of {unit} are removed or empty"
             )
         self._pairs = is_of_pairs(self.cache, unit, pairs, self.loss_mask)
-        self._rows = PackedRows(self.cache, self.plan, name or self.cache.path, self.loss_mask)
+        self._rows = PackedRows(self.cache, self.plan, name or self.cache.path, self._opened)
 
     @property
     def eos_id(self) -> int | None:
@@ -144,6 +147,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
             **({} if self.unit == 1 else {"unit": self.unit}),
             **({} if self.removed_documents == 0 else {"removed_documents": self.removed_documents}),
             **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
+            **describe_columns(self._opened),
             **({"pairs": True} if self.pairs else {}),
         }
 
@@ -194,6 +198,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
             removed=removed,
             name=self._rows.name,
             loss_mask=self.loss_mask or "none",
+            columns=self.columns,
             pairs=self.pairs,
             **vars(self.packing),
         )
@@ -202,14 +207,16 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
 class PackedRows:
     """The rows of a plan, none of whose packs exceeds its capacity: a :class:`~headrace.data.rows.SegmentedSource`."""
 
-    def __init__(self, cache: TokenCache, plan: PackPlan, name: str, mask: str | None = None) -> None:
+    def __init__(
+        self, cache: TokenCache, plan: PackPlan, name: str, columns: Mapping[str, Column] | None = None
+    ) -> None:
         self.name = name
         self.row_elements = plan.spec.capacity
         self.max_segments = plan.max_items
         self._plan = plan
         self._chunk = cache.layout.chunk_elements
         self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
-        self.masks = mask_arrays(cache, mask)
+        self.columns = columns or {}
         self._first_token = starts(cache.part_tokens)
         self._start = first_tokens(cache)[plan.items.document]  # of each item, in the stream of all parts
         self._start += plan.items.offset

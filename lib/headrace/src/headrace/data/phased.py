@@ -6,14 +6,15 @@ The idea is in :mod:`headrace.mix.phases`, the construction in :mod:`headrace.da
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Int64
 
 from headrace.batch.packed_batch import PackedBatch
+from headrace.data.columns import columns_of
 from headrace.data.dataset import Explained, OrderedRun, PhaseChange, PlannedDataset, WrappingDataset
-from headrace.data.rows import Rows, masks_of
+from headrace.data.rows import Rows
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
 from headrace.mix.schedule import BatchSchedule
@@ -44,6 +45,11 @@ class PhasedDataset(WrappingDataset):
     @property
     def phases(self) -> Sequence[tuple[int, PlannedDataset]]:
         return self._phases
+
+    def with_loss_weights(self, weights: Mapping[str, object]) -> PhasedDataset:
+        """See :meth:`~headrace.data.mixture.MixtureDataset.with_loss_weights`; every phase must be a mixture."""
+        phases = [(step, cast(Any, dataset).with_loss_weights(weights)) for step, dataset in self._phases]
+        return PhasedDataset(phases, self.batch_schedule, self._changes)
 
     @property
     def changes(self) -> Sequence[PhaseChange]:
@@ -109,8 +115,9 @@ class PhasedDataset(WrappingDataset):
 
 
 def _urls(dataset: PlannedDataset) -> list[str]:
-    """Of all arrays, tokens and masks."""
-    return [a.url for source in dataset.sources for a in (*source.arrays, *(masks_of(source) or ()))]
+    """Of all arrays, tokens and columns."""
+    columns = [a for source in dataset.sources for column in columns_of(source).values() for a in column.stored]
+    return [a.url for a in (*(a for source in dataset.sources for a in source.arrays), *columns)]
 
 
 class Continued(WrappingDataset):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -198,7 +199,7 @@ class _Course:
         stored = self._dataset if first else self._dataset.with_rows(seq_len, block_tokens=tokens)
         blocks = stored.full_blocks(rows)
         if self._validation is None:
-            return _Cut(stored, Identity(blocks), rows, lambda row: stored.windows.block_behind(row, tokens))
+            return _Cut(stored, Identity(blocks), rows, partial(stored.windows.block_behind, block_tokens=tokens))
         train = split_sides(stored, self._validation, block_tokens=tokens)[0]
         return _blocks_first(train, Identity(blocks - (len(stored) - len(train)) // rows), rows)
 
@@ -247,7 +248,12 @@ class _Course:
 
 
 def _blocks_first(dataset: PlannedDataset, blocks: Order, block: int) -> _Cut:
-    return _Cut(dataset, blocks, block, lambda row: -(-row // block))
+    return _Cut(dataset, blocks, block, partial(_block_behind, block))
+
+
+def _block_behind(block: int, row: int) -> int:
+    """The first full block behind so many rows, of blocks of so many."""
+    return -(-row // block)
 
 
 def _shuffled(

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
+from headrace.data.columns import columns_of
 from headrace.data.dataset import PlannedDataset
-from headrace.data.rows import Rows, RowSource, masks_of
+from headrace.data.rows import Rows, RowSource
 from headrace.errors import IndexOutOfRangeError
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.store.array import StoredArray
@@ -164,22 +165,31 @@ def read_spans(rows: StepRows, spans: Spans) -> list[np.ndarray]:
     return _read(spans, [source.arrays for source in rows.sources])
 
 
-def read_masks_of_spans(rows: StepRows, spans: Spans) -> list[np.ndarray | None]:
-    """Which tokens of spans are trained on, bool; None for those whose source does not say so."""
-    masks = [masks_of(source) or () for source in rows.sources]
-    masked = np.flatnonzero(np.asarray([bool(arrays) for arrays in masks])[spans.source])
-    found: list[np.ndarray | None] = [None] * len(spans)
-    for place, mask in zip(masked.tolist(), _read(spans[masked], masks), strict=True):
-        found[place] = mask != 0
-    return found
+def read_columns_of_spans(rows: StepRows, spans: Spans) -> list[dict[str, np.ndarray]]:
+    """The columns of spans by name, ``[n]`` or ``[n, K]`` each, those that their own source has."""
+    values: list[dict[str, np.ndarray]] = [{} for _ in range(len(spans))]
+    columns = [columns_of(source) for source in rows.sources]
+    for name in sorted({name for of_source in columns for name in of_source}):
+        own = [of_source.get(name) for of_source in columns]
+        stored = [() if column is None else column.arrays for column in own]
+        width = max(column.width for column in own if column is not None)
+        places = np.flatnonzero(np.asarray([bool(arrays) for arrays in stored])[spans.source])
+        for place, found in zip(places.tolist(), _read(spans[places], stored, width), strict=True):
+            values[place][name] = found if width == 1 else found.reshape(-1, width)
+        for place, (number, part) in enumerate(zip(spans.source.tolist(), spans.part.tolist(), strict=True)):
+            column = own[number]
+            if column is not None and column.documents:
+                one = spans[np.asarray([place])]
+                values[place][name] = column.documents[part].of_tokens(one.start, one.size)
+    return values
 
 
-def _read(spans: Spans, arrays: Sequence[Sequence[StoredArray]]) -> list[np.ndarray]:
-    """Values of spans, from the arrays of each source."""
+def _read(spans: Spans, arrays: Sequence[Sequence[StoredArray]], width: int = 1) -> list[np.ndarray]:
+    """Values of spans, from the arrays of each source, ``width`` for each token."""
     if len(spans) == 0:
         return []
     order = np.lexsort((spans.start, spans.part, spans.source))
-    source, part, start, size = (a[order] for a in (spans.source, spans.part, spans.start, spans.size))
+    source, part, start, size = (a[order] for a in (spans.source, spans.part, spans.start * width, spans.size * width))
     apart = (np.diff(source) != 0) | (np.diff(part) != 0) | (start[1:] != (start + size)[:-1])
     first = np.flatnonzero(np.append(True, apart))
     total = np.add.reduceat(size, first)

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from jaxtyping import Float64, Int32, Int64, UInt8
+from jaxtyping import Float64, Int32, Int64, Shaped
 
+from headrace.data.columns import Column, RunColumn, columns_of, run_columns
 from headrace.metrics import ReadStats
 from headrace.store.array import StoredArray
 from headrace.store.arrays import ArrayList
@@ -91,22 +92,6 @@ class SegmentedSource(RowSource, Protocol):
         ...
 
 
-class MaskedSource(RowSource, Protocol):
-    """Rows that know which of their tokens are trained on."""
-
-    @property
-    def masks(self) -> Sequence[StoredArray] | None:
-        """For each of ``arrays`` one as long, in chunks of as many elements: other than 0 where a token is trained on.
-        None: all are.
-        """
-        ...
-
-
-def masks_of(source: RowSource | MaskedSource) -> Sequence[StoredArray] | None:
-    """The mask of each array of a source; None if all of its tokens are trained on."""
-    return getattr(source, "masks", None)
-
-
 def segments_of(
     sources: Sequence[RowSource], source: Int64[np.ndarray, " n"], row: Int64[np.ndarray, " n"]
 ) -> Int32[np.ndarray, "n M"] | None:
@@ -155,33 +140,64 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
     return out
 
 
-async def read_masks(
-    sources: Sequence[RowSource], rows: Rows, row_elements: int, stats: ReadStats
-) -> UInt8[np.ndarray, "n S"] | None:
-    """Which tokens of rows are trained on, 1 or 0, in the order of ``rows``; None if no source says so. What is read is
-    added to ``stats``.
+async def read_columns(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) -> dict[str, np.ndarray]:
+    """The columns of rows by name, ``[n, S]`` or ``[n, S, K]`` each, in the order of ``rows``; what is read is added to
+    ``stats``.
     """
-    masked = {k: _OfMasks(s, masks) for k, s in enumerate(sources) if (masks := masks_of(s)) is not None}
-    if not masked:
-        return None
-    out = np.ones((rows.row.size, row_elements), np.uint8)
-    for number, source in masked.items():
-        here = np.flatnonzero(rows.source == number)
-        if here.size:
-            of_masks = ReadStats()
+    return {column.name: await _read_column(column, sources, rows, stats) for column in run_columns(sources)}
+
+
+async def _read_column(
+    column: RunColumn, sources: Sequence[RowSource], rows: Rows, stats: ReadStats
+) -> Shaped[np.ndarray, "n S ..."]:
+    length = sources[0].row_elements
+    out = np.zeros((rows.row.size, length * column.width), column.dtype)
+    for number in np.unique(rows.source).tolist():
+        source, here = sources[number], np.flatnonzero(rows.source == number)
+        own = columns_of(source).get(column.name)
+        if own is not None and own.arrays:
+            of_column = ReadStats()
             view = Rows(np.zeros_like(here), rows.row[here], rows.locality[here])
-            out[here] = await read_rows([source], view, of_masks) != 0
-            stats.tensorstore_reads_issued += of_masks.tensorstore_reads_issued
-            stats.bytes_read += of_masks.bytes_read
-    return out
+            out[here] = await read_rows([_OfColumn(source, own)], view, of_column)
+            stats.tensorstore_reads_issued += of_column.tensorstore_reads_issued
+            stats.bytes_read += of_column.bytes_read
+            continue
+        pieces = source.pieces(rows.row[here])
+        values = np.full(int(pieces.size.sum()), column.default, column.dtype)
+        if own is not None and own.documents:
+            begin = np.cumsum(pieces.size) - pieces.size
+            for array in np.unique(pieces.array).tolist():
+                some = np.flatnonzero(pieces.array == array)
+                found = own.documents[array].of_tokens(pieces.start[some], pieces.size[some])
+                values[runs_of_elements(begin[some], pieces.size[some])] = found
+        out[here] = _rows_of(np.repeat(values, column.width), _widened(pieces, column.width), here.size, out.shape[1])
+    return out if column.width == 1 else out.reshape(-1, length, column.width)
 
 
-class _OfMasks:
-    """A source whose elements are those of its masks."""
+class _OfColumn:
+    """A source whose elements are those of one of its columns."""
 
-    def __init__(self, source: RowSource, masks: Sequence[StoredArray]) -> None:
-        self.name, self.num_rows, self.row_elements = source.name, source.num_rows, source.row_elements
-        self.arrays, self.pieces = masks, source.pieces
+    def __init__(self, source: RowSource, column: Column) -> None:
+        self.name, self.num_rows, self.row_elements = source.name, source.num_rows, source.row_elements * column.width
+        self.arrays, self._source, self._width = column.arrays, source, column.width
+
+    def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
+        return _widened(self._source.pieces(rows), self._width)
+
+
+def _widened(pieces: Pieces, width: int) -> Pieces:
+    """The same where each token has ``width`` elements."""
+    return pieces._replace(column=pieces.column * width, start=pieces.start * width, size=pieces.size * width)
+
+
+def runs_of_elements(begin: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]) -> Int64[np.ndarray, " e"]:
+    """The elements of some runs, run after run.
+
+    Example:
+        >>> runs_of_elements(np.array([4, 0]), np.array([2, 3])).tolist()
+        [4, 5, 0, 1, 2]
+    """
+    return np.arange(int(size.sum())) + np.repeat(begin - (np.cumsum(size) - size), size)
 
 
 def _rows_of(elements: np.ndarray, pieces: Pieces, rows: int, length: int) -> np.ndarray:
@@ -189,8 +205,7 @@ def _rows_of(elements: np.ndarray, pieces: Pieces, rows: int, length: int) -> np
     if elements.size == rows * length:
         return elements.reshape(rows, length)
     out = np.zeros(rows * length, elements.dtype)
-    begin = np.cumsum(pieces.size) - pieces.size
-    out[np.arange(elements.size) + np.repeat(pieces.row * length + pieces.column - begin, pieces.size)] = elements
+    out[runs_of_elements(pieces.row * length + pieces.column, pieces.size)] = elements
     return out.reshape(rows, length)
 
 

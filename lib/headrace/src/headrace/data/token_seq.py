@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import abc
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.batch.masks import mask_arrays, mask_leaf
+from headrace.batch.masks import mask_leaf
+from headrace.data.columns import Column, ColumnConfig, describe_columns, open_columns
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter, RemovedDocuments, warn_of_parted
 from headrace.data.rows import Pieces, Rows, RowSource
@@ -48,6 +49,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         cache: The cache.
         removal: What is left out, with the counters of the filter that says so.
         loss_mask: The leaf that says which tokens are trained on; None: all are.
+        columns: What batches hold beside the tokens, as it was asked for.
         unit: So many neighbouring documents are held out together.
     """
 
@@ -61,6 +63,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         seq_len: int,
         removed: DocumentFilter | RemovedDocuments | None,
         loss_mask: str,
+        columns: Mapping[str, str | ColumnConfig | Column] | None,
     ) -> None:
         self.cache = cache if isinstance(cache, TokenCache) else TokenCache.open(cache)
         if not isinstance(seq_len, int | np.integer) or seq_len < 2:
@@ -69,6 +72,8 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
             removed = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(self.cache)
         self.removal = removed
         self.loss_mask = mask_leaf(self.cache, loss_mask)
+        self.columns = dict(columns or {})
+        self._opened = open_columns(self.cache, self.loss_mask, self.columns)
         self._stats = ReadStats()
 
     @property
@@ -152,6 +157,19 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         """The same with rows of another length, or other documents left out."""
 
 
+class RowCuts(TypedDict, total=False):
+    """How the rows of a :class:`TokenSeqDataset` are cut, where it is said.
+
+    Attributes:
+        block_tokens: Tokens of a block that rows may not cross (see :class:`~headrace.order.windows.Windows`); None,
+            the default: rows follow each other over a whole part.
+        clean_run: See :class:`~headrace.data.token_seq.TokenRows`.
+    """
+
+    block_tokens: int | None
+    clean_run: int | None
+
+
 class TokenSeqDataset(CacheDataset["TokenRows"]):
     """Rows of ``seq_len`` tokens over a token cache.
 
@@ -162,15 +180,14 @@ class TokenSeqDataset(CacheDataset["TokenRows"]):
             documents; if False each row is one segment.
         name: Name of the source in counters and reports; the cache's path if left out.
         removed: Documents to leave out. A row may then run on from one document to one that lay further on.
-        block_tokens: Tokens of a block that rows may not cross (see :class:`~headrace.order.windows.Windows`); None:
-            rows follow each other over a whole part.
-        clean_run: See :class:`~headrace.data.token_seq.TokenRows`.
         loss_mask: Leaf that says which tokens are trained on; ``auto``: that of chats, if the cache has it; ``none``:
             all tokens are. See :mod:`headrace.batch.masks`.
+        columns: Further leaves that batches hold, by the names that they have there; see :mod:`headrace.data.columns`.
+        cuts: How rows are cut, by keyword: see :class:`RowCuts`.
 
     Raises:
-        ConfigError: ``seq_len`` below 2 or longer than the data; ``split_documents`` without an end-of-text token; a
-            filter that is not of this cache, or leaves nothing.
+        ConfigError: a column that the cache has not; ``seq_len`` below 2 or longer than the data; ``split_documents``
+            without an end-of-text token; a filter that is not of this cache, or leaves nothing.
 
     Example:
         >>> import headrace.testing
@@ -188,14 +205,14 @@ class TokenSeqDataset(CacheDataset["TokenRows"]):
         split_documents: bool = False,
         name: str | None = None,
         removed: DocumentFilter | RemovedDocuments | None = None,
-        block_tokens: int | None = None,
-        clean_run: int | None = None,
         loss_mask: str = "auto",
+        columns: Mapping[str, str | ColumnConfig | Column] | None = None,
+        **cuts: Unpack[RowCuts],
     ) -> None:
-        super().__init__(cache, seq_len, removed, loss_mask)
+        super().__init__(cache, seq_len, removed, loss_mask, columns)
         warn_of_parted(self.cache)
         self._rows = TokenRows(
-            self.cache, seq_len, name or self.cache.path, self.removal.tokens, block_tokens, clean_run, self.loss_mask
+            self.cache, seq_len, name or self.cache.path, self.removal.tokens, columns=self._opened, **cuts
         )
         self._check_not_empty()
         self._eos_id = self._end_of_text() if split_documents else None
@@ -213,6 +230,7 @@ class TokenSeqDataset(CacheDataset["TokenRows"]):
             **({} if self.removed_tokens == 0 else {"removed": self._describe_removed()}),
             **({} if self.block_tokens is None else {"block_tokens": self.block_tokens}),
             **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
+            **describe_columns(self._opened),
         }
 
     @property
@@ -289,6 +307,7 @@ class TokenSeqDataset(CacheDataset["TokenRows"]):
             block_tokens=block_tokens,
             clean_run=self._rows.clean_run,
             loss_mask=self.loss_mask or "none",
+            columns=self.columns,
         )
 
     def _end_of_text(self) -> int:
@@ -323,10 +342,10 @@ class TokenRows:
         block_tokens: See :class:`~headrace.order.windows.Windows`.
         clean_run: Tokens without a gap from which on rows begin anew; None: 256 rows. To cut the same blocks into rows
             of another length, give the same number.
-        mask: Leaf that says which tokens are trained on; None: all are.
+        columns: What batches hold beside the tokens.
 
     Attributes:
-        masks: That of each array; None: all tokens are trained on.
+        columns: The same.
         stretch_tokens: int64: tokens of each stretch.
         windows: How rows are numbered.
     """
@@ -339,12 +358,12 @@ class TokenRows:
         removed: Intervals,
         block_tokens: int | None = None,
         clean_run: int | None = None,
-        mask: str | None = None,
+        columns: Mapping[str, Column] | None = None,
     ) -> None:
         self.name = name
         self.row_elements = seq_len
         self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
-        self.masks = mask_arrays(cache, mask)
+        self.columns = columns or {}
         ends = starts(cache.part_tokens)
         self.clean_run = CLEAN_ROWS * seq_len if clean_run is None else clean_run
         self._removal = None

@@ -1,8 +1,8 @@
 """What batches are gathered with: slots of stored blocks, host buffers that are used again, and a few threads.
 
-Slots: the memory of blocks is allocated once, for each kind of values (tokens, their masks) one flat buffer of equal
-slots, of which the operating system backs only what is touched. TensorStore reads into it; chunks of local uncompressed
-arrays are copied from memory-mapped files instead (store/mapped.py), which is faster. Rows that lie in their slots at
+Slots: the memory of blocks is allocated once, for each kind of values (tokens, columns) one flat buffer of equal slots,
+of which the operating system backs only what is touched. TensorStore reads into it; chunks of local uncompressed arrays
+are copied from memory-mapped files instead (store/mapped.py), which is faster. Rows that lie in their slots at
 multiples of their own length, which is the rule, are gathered for several steps in one call of ``np.take``, straight
 into the buffers of the batches. Rows of several pieces, as those of packed documents, are gathered in runs of elements.
 
@@ -31,11 +31,12 @@ import numpy as np
 from jaxtyping import Int64
 from numpy.lib.stride_tricks import as_strided
 
+from headrace.data.columns import RunColumn
+from headrace.data.rows import runs_of_elements
 from headrace.errors import HeadraceError, ReadError
 from headrace.feed.plan import WindowPlan, slot_bytes
 from headrace.metrics import ReadStats
 from headrace.store.array import StoredArray
-from headrace.store.arrays import ArrayList
 from headrace.store.mapped import MappedArray
 
 T = TypeVar("T")
@@ -220,28 +221,30 @@ class Gathering(NamedTuple):
 
 
 class Slots:
-    """Chunks of arrays that are all of one kind: tokens, or their masks (None: an array without, whose are all 1).
+    """Chunks of arrays that are all of one kind: tokens, or a column of theirs. An array without has the default, or
+    values of its documents, which are not in chunks: they are laid where the tokens are when these are gathered.
 
     ``workers`` copy chunks of local uncompressed arrays from memory-mapped files, if ``mapping``.
     """
 
     def __init__(
         self,
-        arrays: ArrayList,
+        kind: RunColumn,
         chunk: Int64[np.ndarray, " a"],
         stats: ReadStats,
         workers: Workers,
         *,
         mapping: bool,
     ) -> None:
-        self.arrays, self.stats = arrays, stats
-        dtypes = [np.dtype(np.uint8) if run.dtype is None else run.dtype for run in arrays.runs]
-        self.dtype = np.result_type(*dtypes)
+        self.kind, self.arrays, self.stats = kind, kind.arrays, stats
+        dtypes = [kind.dtype if run.dtype is None else run.dtype for run in kind.arrays.runs]
+        self.dtype, self.width = kind.dtype, kind.width
         """Of every batch, whichever sources it holds: to the devices of all hosts it is one program."""
         self._dtypes = sorted(set(dtypes), key=str)
-        self._dtype_of = arrays.spread([self._dtypes.index(d) for d in dtypes])
-        self._itemsize = arrays.spread([d.itemsize for d in dtypes])
-        self.slot_bytes = slot_bytes(arrays, chunk)
+        self._dtype_of = kind.arrays.spread([self._dtypes.index(d) for d in dtypes])
+        self._itemsize = kind.arrays.spread([d.itemsize for d in dtypes])
+        self._of_documents = kind.has_documents
+        self.slot_bytes = slot_bytes(kind, chunk)
         self._workers, self._mapping = workers, mapping
         self._mapped: dict[int, MappedArray | None] = {}
         self._memory = np.empty(0, np.uint8)
@@ -255,7 +258,7 @@ class Slots:
         array, stats = self.arrays.get(number), self.stats
         begin = slot * self.slot_bytes
         if array is None:
-            self._memory[begin : begin + self.slot_bytes] = 1
+            self._memory[begin : begin + self.slot_bytes].view(self.dtype)[:] = self.kind.default
             return None
         stats.bytes_read += _elements(array, chunk) * array.dtype.itemsize
         mapped = self._mapped_array(number, array)
@@ -281,11 +284,18 @@ class Slots:
         """What copies the rows of some steps, all of one length, into ``out``, where rows without data become zeros.
 
         For any thread, once; the slots must not be filled anew before it returns. As little as can be is left to it
-        that needs the interpreter's lock. ``out`` is ``[rows of all steps, row elements]`` of :attr:`dtype`, C order.
+        that needs the interpreter's lock. ``out`` is ``[rows of all steps, row elements]`` of :attr:`dtype`, C order,
+        with :attr:`width` elements for each token.
         """
+        if not self._of_documents and self.slot_bytes:
+            return self._gather_stored(steps, out)
+        stored = [self._gather_stored(steps, out)] if self.slot_bytes else []
+        return partial(run_each, [*stored, partial(self._lay_documents, steps, out)])
+
+    def _gather_stored(self, steps: Sequence[Gathering], out: np.ndarray) -> Callable[[], None]:
         row_bytes = out.shape[1] * out.itemsize
         first_byte = [self._first_byte(step) for step in steps]
-        regular = len(self._dtypes) == 1 and self.slot_bytes % row_bytes == 0
+        regular = self._dtypes == [self.dtype] and self.slot_bytes % row_bytes == 0
         if regular and all(s.plan.whole and (s.held == s.rows or (s.loose and s.held > 0)) for s in steps):
             by_place = [_by_place(s, begins) for s, begins in zip(steps, first_byte, strict=True)]
             begins = by_place[0] if len(steps) == 1 else np.concatenate(by_place)
@@ -297,8 +307,8 @@ class Slots:
     def _first_byte(self, where: Gathering) -> np.ndarray:
         """Where each piece of a step begins."""
         plan, pieces = where.plan, where.pieces
-        itemsize = self.dtype.itemsize if len(self._dtypes) == 1 else self._itemsize[plan.array[pieces]]
-        return where.slots * self.slot_bytes + plan.offset[pieces] * itemsize
+        itemsize = self._dtypes[0].itemsize if len(self._dtypes) == 1 else self._itemsize[plan.array[pieces]]
+        return where.slots * self.slot_bytes + plan.offset[pieces] * self.width * itemsize
 
     def _gather_steps(self, steps: Sequence[Gathering], first_byte: Sequence[np.ndarray], out: np.ndarray) -> None:
         at = 0
@@ -309,8 +319,8 @@ class Slots:
     def _gather_pieces(self, where: Gathering, first_byte: np.ndarray, out: np.ndarray) -> None:
         """Rows of any number of pieces, of any sizes and dtypes."""
         plan, pieces = where.plan, where.pieces
-        which, size = self._dtype_of[plan.array[pieces]], plan.size[pieces]
-        begin = plan.piece_row[pieces] * out.shape[1] + plan.column[pieces]
+        which, size = self._dtype_of[plan.array[pieces]], plan.size[pieces] * self.width
+        begin = plan.piece_row[pieces] * out.shape[1] + plan.column[pieces] * self.width
         if int(size.sum()) < out.size:
             out[:] = 0  # what no piece fills
         flat, longest = out.reshape(-1), out.shape[1] + 1
@@ -333,6 +343,28 @@ class Slots:
         within = np.minimum(nth * run, np.repeat(size - run, count))
         memory = self._memory[: self._memory.size // dtype.itemsize * dtype.itemsize].view(dtype)
         _runs(out, run)[np.repeat(begin, count) + within] = _runs(memory, run)[np.repeat(first, count) + within]
+
+    def _lay_documents(self, steps: Sequence[Gathering], out: np.ndarray) -> None:
+        """Writes what is of documents, and the default where an array has nothing and no slots keep it."""
+        at, row = 0, out.shape[1]
+        for where in steps:
+            plan, pieces = where.plan, where.pieces
+            array, flat = plan.array[pieces], out[at : at + where.rows].reshape(-1)
+            begin = plan.piece_row[pieces] * row + plan.column[pieces]
+            runs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+            for number in np.unique(array).tolist():
+                documents, here = self.kind.documents(number), np.flatnonzero(array == number)
+                start, size = plan.start[pieces][here], plan.size[pieces][here]
+                if documents is not None:
+                    found = documents.runs(start, size)
+                    runs.append((begin[here][found.piece] + found.column, found.size, found.value))
+                elif not self.slot_bytes:
+                    runs.append((begin[here], size, np.full(here.size, self.kind.default, self.dtype)))
+            if not self.slot_bytes and not runs:
+                flat[:] = 0
+            elif runs:
+                _lay_runs(flat, *map(np.concatenate, zip(*runs, strict=True)), keep=self.slot_bytes > 0)
+            at += where.rows
 
     def _mapped_array(self, number: int, array: StoredArray) -> MappedArray | None:
         if not self._mapping:
@@ -359,6 +391,26 @@ def _runs(elements: np.ndarray, run: int) -> np.ndarray:
     """An array ``[n, run]``, whose row e is the ``run`` elements from element e on: a view."""
     step = elements.itemsize
     return as_strided(elements, (elements.size - run + 1, run), (step, step))
+
+
+def _lay_runs(flat: np.ndarray, begin: np.ndarray, size: np.ndarray, value: np.ndarray, *, keep: bool) -> None:
+    """Writes runs of equal values; what lies between them is kept, or becomes zeros."""
+    if keep:
+        flat[runs_of_elements(begin, size)] = np.repeat(value, size)
+        return
+    order = np.argsort(begin, kind="stable")
+    begin, size = begin[order], size[order]
+    values, sizes = np.zeros(2 * order.size + 1, flat.dtype), np.empty(2 * order.size + 1, np.int64)
+    ends = begin + size
+    values[1::2], sizes[1::2] = value[order], size
+    sizes[0], sizes[2::2] = begin[0], np.append(begin[1:], flat.size) - ends
+    flat[:] = np.repeat(values, sizes)
+
+
+def run_each(parts: Sequence[Callable[[], None]]) -> None:
+    """Does some work, one part after the other."""
+    for part in parts:
+        part()
 
 
 def _take(rows: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> None:

@@ -269,7 +269,7 @@ class DataLoader(BatchOrder):
             for counted, *_ in self._counted:
                 total.absorb(counted)
         sent = request_counts() - self._requests_before
-        names = ("requests", "retries", "hedges", "damaged", "refused")
+        names = ("requests", "retries", "hedges", "damaged", "refused", "replica_switches")
         over_http = ReadStats(**{name: getattr(sent, name) for name in names})
         resident = sum(reader.resident_bytes for reader in list(self._readers))
         mine = total.snapshot(over_http, resident)

@@ -143,13 +143,13 @@ class Placement:
         sharding = self.rows_sharding if along_rows or local.ndim == 1 else self.sharding
         rows = self._local_slice(batch_size)
         if seq_len is not None and seq_len != local.shape[1]:
-            first = self.local_columns(seq_len)[0]
+            first, shape = self.local_columns(seq_len)[0], (batch_size, seq_len, *local.shape[2:])
 
             def part(index: Any) -> np.ndarray:
                 begin, end, _ = index[1].indices(seq_len)
                 return local[rows(index[0]), begin - first : end - first]
 
-            return jax.make_array_from_callback((batch_size, seq_len), sharding, part)
+            return jax.make_array_from_callback(shape, sharding, part)
 
         def shard(index: Any) -> np.ndarray:
             held = rows(index[0])
@@ -167,7 +167,10 @@ class HostRows(NamedTuple):
         batch_size: Rows of the global batch.
         seq_len: Elements of a whole row, of which ``tokens`` has those that this process holds.
         segment_lengths: int32 ``[local rows, M]``, or None if the sources do not know their segments.
-        token_mask: uint8 ``[local rows, local columns]``, 0 where a token is not trained on, or None if all are.
+        token_mask: uint8 or float32 ``[local rows, local columns]``, 0 where a token is not trained on, or None if all
+            are.
+        extras: Columns by name, ``[local rows, local columns, ...]``, or None if there are no others.
+        row_weights: float32 ``[local rows]``, what the loss of each row weighs, or None if all weigh alike.
     """
 
     tokens: np.ndarray
@@ -176,12 +179,15 @@ class HostRows(NamedTuple):
     seq_len: int
     segment_lengths: np.ndarray | None = None
     token_mask: np.ndarray | None = None
+    extras: dict[str, np.ndarray] | None = None
+    row_weights: np.ndarray | None = None
 
     def batch(self, dataset: PlannedDataset) -> PackedBatch:
         """The same as a batch of ``dataset``, on the host."""
         return PackedBatch(
             self.tokens, self.source_id, segment_lengths=self.segment_lengths, eos_id=dataset.eos_id,
-            token_mask=self.token_mask, pairs=dataset.pairs,
+            token_mask=self.token_mask, pairs=dataset.pairs, extras=self.extras,
+            weights=None if self.row_weights is None else self.row_weights[:, None],
         )  # fmt: skip
 
 
@@ -189,16 +195,8 @@ class Delivery:
     """Hands host rows to the devices of a placement; ``eos_id`` and ``pairs`` are the batches'."""
 
     def __init__(self, placement: Placement, eos_id: int | None, pairs: bool) -> None:
-        self._placement = placement
-        # a Module's constructor costs as much as all transfers together
-        leaf = np.zeros(0)
-        self._structures = {
-            (lengths is not None, mask is not None): jax.tree.structure(
-                PackedBatch(leaf, leaf, segment_lengths=lengths, token_mask=mask, eos_id=eos_id, pairs=pairs)
-            )
-            for lengths in (None, leaf)
-            for mask in (None, leaf)
-        }
+        self._placement, self._eos_id, self._pairs = placement, eos_id, pairs
+        self._structures: dict[tuple[Any, ...], Any] = {}  # a Module's constructor costs as much as all transfers
 
     def __call__(self, host: HostRows) -> PackedBatch:
         """The global batch. ``host.tokens`` belongs to it from now on.
@@ -209,7 +207,25 @@ class Delivery:
         leaves = [place(host.tokens, size, seq_len=host.seq_len), place(host.source_id, size)]
         if host.segment_lengths is not None:
             leaves.append(place(host.segment_lengths, size, along_rows=True))
+        if host.row_weights is not None:
+            leaves.append(place(host.row_weights[:, None], size, along_rows=True))
         if host.token_mask is not None:
             leaves.append(place(host.token_mask, size, seq_len=host.seq_len))
-        structure = self._structures[host.segment_lengths is not None, host.token_mask is not None]
-        return jax.tree.unflatten(structure, leaves)
+        if host.extras is not None:
+            leaves += [place(host.extras[name], size, seq_len=host.seq_len) for name in sorted(host.extras)]
+        return jax.tree.unflatten(self._structure(host), leaves)
+
+    def _structure(self, host: HostRows) -> Any:
+        """How the leaves make a batch."""
+        lengths, weights, mask = host.segment_lengths, host.row_weights, host.token_mask
+        key = lengths is not None, weights is not None, mask is not None, *(host.extras or ())
+        if key not in self._structures:
+            leaf = np.zeros(0)
+            lengths, weights, mask = (None if values is None else leaf for values in (lengths, weights, mask))
+            extras = host.extras and dict.fromkeys(host.extras, leaf)
+            batch = PackedBatch(
+                leaf, leaf, segment_lengths=lengths, eos_id=self._eos_id, weights=weights, token_mask=mask,
+                pairs=self._pairs, extras=extras,
+            )  # fmt: skip
+            self._structures[key] = jax.tree.structure(batch)
+        return self._structures[key]

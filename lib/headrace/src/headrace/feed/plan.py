@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from headrace.data.columns import RunColumn, run_columns
 from headrace.data.dataset import PlannedDataset
-from headrace.data.rows import Pieces, Rows, RowSource, masks_of, segments_of
+from headrace.data.rows import Pieces, Rows, RowSource, segments_of
 from headrace.feed.exchange import Arranged, RowExchange
 from headrace.feed.placement import Placement
 from headrace.mix.schedule import BatchSchedule, RowOrder
@@ -28,19 +29,16 @@ class BlockSpace:
 
     Attributes:
         arrays: All arrays, source by source.
-        kinds: These and, if any of the sources says which tokens are trained on, the masks of each (or None).
+        kinds: These, and the columns of the sources.
         chunk: Elements of a block, by array.
         first_block: Number of each array's first block; its last entry is the number of all blocks.
     """
 
     def __init__(self, sources: Sequence[RowSource]) -> None:
         self.arrays = ArrayList.join([ArrayList.of(s.arrays) for s in sources])
-        self.kinds: list[ArrayList] = [self.arrays]
-        if any(masks_of(s) is not None for s in sources):
-            masks = [(masks_of(s), len(s.arrays)) for s in sources]
-            self.kinds.append(
-                ArrayList.join([ArrayList.missing(n) if of is None else ArrayList.of(of) for of, n in masks])
-            )
+        dtypes = {run.dtype for run in self.arrays.runs if run.dtype is not None}
+        dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.int32)
+        self.kinds = [RunColumn("tokens", 1, dtype, 0, self.arrays), *run_columns(sources)]
         self.first_array = np.cumsum([0] + [len(s.arrays) for s in sources])
         chunks = [run.chunk for run in self.arrays.runs]
         self.chunk = self.arrays.spread(chunks)
@@ -50,25 +48,26 @@ class BlockSpace:
     @property
     def slot_bytes(self) -> int:
         """Bytes that each block takes in memory: those of the largest of each kind."""
-        return sum(slot_bytes(arrays, self.chunk) for arrays in self.kinds)
+        return sum(slot_bytes(kind, self.chunk) for kind in self.kinds)
 
     def block_bytes(self) -> Int64[np.ndarray, " a"]:
-        """Bytes of a full block of each array, with that of its mask."""
-        return self.chunk * sum(kind.spread([run.itemsize for run in kind.runs]) for kind in self.kinds)
+        """Bytes of a full block of each array, with those of its columns."""
+        itemsizes = [k.width * k.arrays.spread([run.itemsize for run in k.arrays.runs]) for k in self.kinds]
+        return self.chunk * sum(itemsizes)  # what is not stored is not read
 
     def block_requests(self) -> Int64[np.ndarray, " a"]:
-        """Requests that a block of each array takes: one for its tokens and one for its mask."""
-        stored = [kind.spread([run.itemsize > 0 for run in kind.runs]) for kind in self.kinds]
-        return np.sum(stored, axis=0)
+        """Requests that a block of each array takes: one for its tokens and one for each column that is stored so."""
+        return np.sum([k.arrays.spread([run.itemsize > 0 for run in k.arrays.runs]) for k in self.kinds], axis=0)
 
     def index_requests(self, blocks: Int64[np.ndarray, " u"]) -> int:
         """Requests for ``zarr.json`` and indices of files that a host makes which reads these blocks, all different."""
-        if all(run.computed or run.dtype is None for kind in self.kinds for run in kind.runs):
+        kinds = [kind.arrays for kind in self.kinds]
+        if all(run.computed or run.dtype is None for kind in kinds for run in kind.runs):
             return 0
         array = self.array_of(blocks)
         chunk = blocks - self.first_block[array]
         requests = 0
-        for kind in self.kinds:
+        for kind in kinds:
             asked = kind.spread([not run.described and run.dtype is not None for run in kind.runs])[array] != 0
             requests += np.unique(array[asked]).size
             asked = kind.spread([not run.computed and run.dtype is not None for run in kind.runs])[array] != 0
@@ -90,9 +89,12 @@ class BlockSpace:
         return array, block - int(self.first_block[array])
 
 
-def slot_bytes(arrays: ArrayList, chunk: Int64[np.ndarray, " a"]) -> int:
-    """Bytes that each chunk of some arrays takes in memory: those of the largest; one byte for what is not stored."""
-    return int((chunk * arrays.spread([run.itemsize or 1 for run in arrays.runs])).max() + 7) // 8 * 8
+def slot_bytes(kind: RunColumn, chunk: Int64[np.ndarray, " a"]) -> int:
+    """Bytes that each chunk of a column takes in memory: those of the largest; none if nothing of it is stored so."""
+    if not kind.is_stored:
+        return 0
+    itemsizes = kind.arrays.spread([run.itemsize or kind.dtype.itemsize for run in kind.arrays.runs])
+    return int((chunk * kind.width * itemsizes).max() + 7) // 8 * 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +119,7 @@ class WindowPlan:
         column: Where in its row each piece begins, counted from the first element that this host holds.
         size: Elements of each piece.
         array: Array that it lies in.
+        start: Its first element there.
         offset: Elements from the start of its block to its own.
         block: Its block, as an index into ``uses.blocks``, whose numbers are those of the :class:`BlockSpace`.
         whole: Whether every row is one piece.
@@ -143,6 +146,7 @@ class WindowPlan:
     column: Int64[np.ndarray, " p"]
     size: Int64[np.ndarray, " p"]
     array: Int64[np.ndarray, " p"]
+    start: Int64[np.ndarray, " p"]
     offset: Int64[np.ndarray, " p"]
     block: Int64[np.ndarray, " p"]
     uses: WindowUses
@@ -238,6 +242,7 @@ def plan_window(
         column=pieces.column,
         size=pieces.size,
         array=pieces.array,
+        start=pieces.start,
         offset=offset,
         block=index,
         uses=uses,

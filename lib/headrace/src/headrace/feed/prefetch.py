@@ -22,9 +22,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
-from headrace.errors import HostError, ReadError
+from headrace.errors import ConfigError, HostError, ReadError
 from headrace.feed.host_gate import HostGate
 from headrace.stalls import QueueStats
 
@@ -90,6 +90,10 @@ class Prefetched(Iterator[T], Generic[T]):
         self._finalizer = weakref.finalize(self, _tell, self.thread, self._room, self._stop, interrupt, gate)
         _stops[self.thread] = self._finalizer
         self.thread.start()
+
+    def __reduce__(self) -> NoReturn:
+        cure = "Send the config or the dataset and the step, and make a loader there."
+        raise ConfigError("cannot be pickled: a thread reads ahead for it", field="batches", cure=cure)
 
     def __iter__(self) -> Prefetched[T]:
         return self

@@ -4,8 +4,8 @@ There are no borders between windows: a window is only what is planned in one go
 free, as far ahead as :data:`AHEAD` steps. What is fetched, and what makes room for it, follows from the plan and the
 number of slots alone (order/residency.py); only the moment of a fetch depends on how far the batches have come.
 
-A block is a chunk of tokens and, where sources say which tokens are trained on, the chunk of their mask. Both are
-fetched together, once, straight into their slots (feed/gathering.py), and stay as long. All are under one byte budget.
+A block is a chunk of tokens and, where batches have columns, the chunks of these beside it. All are fetched together,
+once, straight into their slots (feed/gathering.py), and stay as long. All are under one byte budget.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.errors import HeadraceError, ReadError
-from headrace.feed.gathering import Gathering, Pending, Slots, Workers
+from headrace.feed.gathering import Gathering, Pending, Slots, Workers, run_each
 from headrace.feed.plan import BlockSpace, WindowPlan
 from headrace.metrics import ReadStats
 from headrace.order.residency import Residency
@@ -36,14 +36,14 @@ _POLL_S = 0.1
 class BlockCache:
     """Blocks of a :class:`~headrace.feed.plan.BlockSpace`, at most ``max_bytes`` of them. For one thread.
 
-    ``kinds`` is the memory of the tokens and, if there are any, of their masks; see :class:`Slots` for the arguments.
+    ``kinds`` is the memory of the tokens and of each column; see :class:`Slots` for the arguments.
     """
 
     def __init__(
         self, space: BlockSpace, max_bytes: int, stats: ReadStats, workers: Workers, *, mapping: bool = True
     ) -> None:
         self.space, self.stats = space, stats
-        self.kinds = [Slots(arrays, space.chunk, stats, workers, mapping=mapping) for arrays in space.kinds]
+        self.kinds = [Slots(kind, space.chunk, stats, workers, mapping=mapping) for kind in space.kinds]
         self.slot_bytes = space.slot_bytes
         self.num_slots = min(max_bytes // self.slot_bytes, int(space.first_block[-1]))
         self.max_bytes = max_bytes
@@ -100,7 +100,7 @@ class BlockCache:
     def gather(self, steps: Sequence[Gathering], into: Sequence[np.ndarray]) -> Callable[[], None]:
         """What copies the rows of some steps into one array for each of :attr:`kinds`, see :meth:`Slots.gather`."""
         parts = [kind.gather(steps, out) for kind, out in zip(self.kinds, into, strict=True)]
-        return partial(_run_each, parts)
+        return partial(run_each, parts)
 
     def close(self) -> None:
         """Gives the memory back. Reads in flight are abandoned; each keeps alive what it may still write into."""
@@ -115,11 +115,6 @@ class BlockCache:
             except TimeoutError:
                 continue
         raise ReadError("the loader was closed while it was read")
-
-
-def _run_each(parts: Sequence[Callable[[], None]]) -> None:
-    for part in parts:
-        part()
 
 
 class Step(NamedTuple):

@@ -20,6 +20,7 @@ import numpy as np
 
 from headrace.batch.packed_batch import PackedBatch
 from headrace.data.async_dataset import AsyncDataset, function_name, run_blocking
+from headrace.data.columns import of_batch
 from headrace.data.dataset import BatchOrder, PlannedDataset
 from headrace.errors import ConfigError
 from headrace.feed.exchange import PooledRows, RowExchange
@@ -53,6 +54,7 @@ DEFAULT_GROUPING = Grouping()
 _THRASHING = 3.0
 _UNTRAINED = 0.2
 _MANY = 256
+_FIRST = 16
 
 
 class BatchReader(ABC):
@@ -197,14 +199,15 @@ class PlannedReader(BatchReader):
     def _alike(self, one: Step, other: Step) -> bool:
         """Whether two steps may share a buffer: equal shapes, the second as well aligned as the first."""
         rows, length = self._local_rows(one), one.plan.row_elements
-        aligned = all(rows * length * kind.dtype.itemsize % ALIGNMENT == 0 for kind in self._cache.kinds)
+        sizes = (kind.width * kind.dtype.itemsize for kind in self._cache.kinds)
+        aligned = all(rows * length * size % ALIGNMENT == 0 for size in sizes)
         return aligned and (rows, length) == (self._local_rows(other), other.plan.row_elements)
 
     def _gather(self, steps: list[Step]) -> _Group:
         rows = self._local_rows(steps[0])
         length = steps[0].plan.row_elements
         values = [
-            buffers.take(rows * len(steps), length, kind.dtype)
+            buffers.take(rows * len(steps), length * kind.width, kind.dtype)
             for buffers, kind in zip(self._buffers, self._cache.kinds, strict=True)
         ]
         located = [Gathering(s.plan, s.number, s.slots, rows, self._loose and not s.plan.padded) for s in steps]
@@ -221,28 +224,39 @@ class PlannedReader(BatchReader):
             for number, step in enumerate(group.steps)
         ]
 
-    def _host_rows(self, step: Step, tokens: np.ndarray, mask: np.ndarray | None = None) -> HostRows | PooledRows:
+    def _host_rows(self, step: Step, tokens: np.ndarray, *columns: np.ndarray) -> HostRows | PooledRows:
         plan, k = step.plan, step.number
         rows = slice(int(plan.row_bounds[k]), int(plan.row_bounds[k + 1]))
         count = rows.stop - rows.start
         place = slice(0, count) if plan.row_place is None else plan.row_place[rows]
         source_id = np.full(tokens.shape[0], -1, np.int32)
         source_id[place] = plan.source[rows]
-        row_bytes = tokens[:1].nbytes + (0 if mask is None else mask[:1].nbytes)
+        weights = None
+        of_rows = self._dataset.at_step(step.step)[0].loss_weights_at(step.step, plan.source[rows])
+        if of_rows is not None:
+            weights = np.zeros(tokens.shape[0], np.float32)
+            weights[place] = of_rows
+        row_bytes = tokens[:1].nbytes + (sum([values[:1].nbytes for values in columns]) if columns else 0)
         self._count(plan, k, row_bytes)
         segments = None
         if plan.segments is not None:
             segments = np.zeros((tokens.shape[0], plan.segments.shape[1]), np.int32)
             segments[place] = plan.segments[rows]
-        if mask is not None and mask.dtype != np.uint8:  # as Levanter's caches have it
-            mask = (mask != 0).view(np.uint8)
+        mask, extras = self._of_batch(columns) if columns else (None, None)
         if mask is not None and mask.shape[1] == plan.seq_len:
-            self._stats.untrained_examples += int((~mask[place].any(axis=1)).sum())
+            self._stats.untrained_examples += count_untrained(mask[place])
         self._warn()
-        host = HostRows(tokens, source_id, int(plan.array_sizes[k]), plan.seq_len, segments, mask)
+        host = HostRows(tokens, source_id, int(plan.array_sizes[k]), plan.seq_len, segments, mask, extras, weights)
         return (
             host if plan.origin is None else PooledRows(host, plan.origin[k], int(plan.batch_sizes[k]), host.batch_size)
         )
+
+    def _of_batch(self, columns: Sequence[np.ndarray]) -> tuple[np.ndarray | None, dict[str, np.ndarray] | None]:
+        named = {
+            slots.kind.name: values if slots.width == 1 else values.reshape(values.shape[0], -1, slots.width)
+            for slots, values in zip(self._cache.kinds[1:], columns, strict=True)
+        }
+        return of_batch(named)
 
     def _count(self, plan: WindowPlan, k: int, row_bytes: int) -> None:
         stats, count = self._stats, int(plan.row_bounds[k + 1] - plan.row_bounds[k])
@@ -278,6 +292,17 @@ class PlannedReader(BatchReader):
         if what not in self._said:
             self._said.add(what)
             logging.getLogger(__name__).warning(message)
+
+
+def count_untrained(mask: np.ndarray) -> int:
+    """Rows that are zeros. Of nearly all others a look at their first entries tells.
+
+    Example:
+        >>> count_untrained(np.array([[0.0, 0.5], [0.0, 0.0]]))
+        1
+    """
+    suspects = np.flatnonzero(~mask[:, :_FIRST].any(axis=1))
+    return int((~mask[suspects].any(axis=1)).sum())
 
 
 class MappedReader(BatchReader):

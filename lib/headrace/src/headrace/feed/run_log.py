@@ -44,7 +44,7 @@ import jax
 
 from headrace.errors import ConfigError, HeadraceError, check_at_least, install_command
 from headrace.metrics import LoaderStats
-from headrace.store import files
+from headrace.store import durable, files
 
 FOLDER = "stats"
 FORMAT_VERSION = 1
@@ -170,7 +170,7 @@ class _File:
         self._path = path
 
     def add(self, lines: bytes) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(self._path.parent)
         with self._path.open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -179,7 +179,10 @@ class _File:
             file.write(lines)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """What was added is on the disk then. Before, its end may be lost: lines are not waited for."""
+        if self._path.exists():
+            durable.sync_file(self._path)
+            durable.sync_folder(self._path.parent)
 
 
 class _Objects:

@@ -30,10 +30,11 @@ from msgspec import structs
 
 from headrace.errors import SourceError, check_at_least, redact
 from headrace.ingest.base_tokenizer import FILE_NAME, Tokenizer
-from headrace.ingest.choices import Engine
+from headrace.ingest.choices import Engine, TokenizerEngine
 from headrace.ingest.documents import described, split_file, with_mask_settled
 from headrace.ingest.engine import BuildJob, run_parts
 from headrace.ingest.engines import check_engine, choose_engine, run_tasks
+from headrace.ingest.gigatoken_encoder import check_tokenizer_engine, plan_encoding
 from headrace.ingest.kinds import LOSS_MASK, make_kind, template_of
 from headrace.ingest.plan import (
     DEFAULT_PART_BYTES,
@@ -46,7 +47,7 @@ from headrace.ingest.plan import (
     tasks_from_records,
     with_hashes,
 )
-from headrace.ingest.progress import Progress, show_progress
+from headrace.ingest.progress import EncoderCounts, Progress, Spent, show_progress
 from headrace.ingest.schedule import ATTEMPTS_FOLDER
 from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
@@ -64,7 +65,7 @@ from headrace.store.ledger import (
 )
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.parts import PartRecord
-from headrace.store.retry import Wire, wire
+from headrace.store.retry import wire
 
 INGEST_VERSION = 3
 """Changes when the same input would give other tokens or another layout: a build is not resumed across it."""
@@ -94,6 +95,10 @@ class BuildReport:
         failed_requests: Those among them that a store did not answer, or with 408, 429 or 5xx; all were repeated.
         seconds: Time of this call.
         left_out_files: Files in the given folders that are of no format that is taken from them, by their endings.
+        tokenizer_engine: What this call encoded with, ``gigatoken`` or ``tokenizers``; empty if it built no part.
+        engine_reason: Why not with ``gigatoken``, where ``auto`` would have taken it.
+        differing_code_points: How many code points the two know differently.
+        encoded: What ``gigatoken`` encoded, and what was compared.
     """
 
     path: str
@@ -114,6 +119,10 @@ class BuildReport:
     failed_requests: int = 0
     seconds: float = 0.0
     left_out_files: dict[str, int] = field(default_factory=dict[str, int])
+    tokenizer_engine: str = ""
+    engine_reason: str = ""
+    differing_code_points: int = 0
+    encoded: EncoderCounts = field(default_factory=EncoderCounts)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -199,13 +208,14 @@ def build_cache(
             done = _build(work, wanted, held)
     except OSError as error:  # sources raise SourceError, so this is the output
         raise files.not_written(output, error) from error
-    spent = sum(work.sent, wire() - before)
+    requests = sum((spent.wire for spent in work.spent), wire() - before)
     return replace(
         done,
-        requests=spent.requests,
-        failed_requests=spent.failed,
+        requests=requests.requests,
+        failed_requests=requests.failed,
         seconds=time.monotonic() - began,
         left_out_files=dict(sorted(left_out.items())),
+        encoded=sum((spent.encoder for spent in work.spent), EncoderCounts()),
     )
 
 
@@ -225,27 +235,29 @@ def plan_build(
     left_out: Counter[str] = Counter()
     listed = [described(f) for f in source.files(left_out)]
     kind = source.kind_of(listed)
+    check_tokenizer_engine(tokenizer.engine, loaded, kind)
     source = with_mask_settled(source, kind, listed)
     job = BuildJob(output, source, loaded.record(), layout, kind, template_of(source, kind, tokenizer))
     wanted = _planned(job, loaded, listed, part_bytes)
     if options.get("hash_sources"):
         wanted = structs.replace(wanted, sources=with_hashes(wanted.sources, content_hashes(listed)))
     shows = options.get("progress", True) and sys.stderr.isatty()
-    return _Work(job, {f.shown_path: f for f in listed}, loaded, shows), wanted, left_out
+    return _Work(job, {f.shown_path: f for f in listed}, loaded, shows, tokenizer.engine), wanted, left_out
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What a build has in hand, besides what its ledger says; ``sent``: the requests of its workers."""
+    """What a build has in hand, besides what its ledger says; ``spent``: what parts took that are built already."""
 
     job: BuildJob
     listed: dict[str, SourceFile]
     tokenizer: Tokenizer
     shows_progress: bool
+    tokenizer_engine: TokenizerEngine
     engine: Engine = "auto"
     workers: int | None = None
     restart: bool = False
-    sent: list[Wire] = field(default_factory=list[Wire])
+    spent: list[Spent] = field(default_factory=list[Spent])
 
 
 def _planned(job: BuildJob, tokenizer: Tokenizer, listed: Sequence[SourceFile], part_bytes: int) -> Ledger:
@@ -258,12 +270,17 @@ def _planned(job: BuildJob, tokenizer: Tokenizer, listed: Sequence[SourceFile], 
         leaves=leaves,
         metadata={
             "paths": [redact(str(p)) for p in job.source.paths],
-            "source": {k: v for k, v in asdict(job.source).items() if k != "paths"},
+            "source": {k: v for k, v in asdict(job.source, dict_factory=_without_usual).items() if k != "paths"},
             "template": job.template,
             "part_bytes": part_bytes,
             "ingest_version": INGEST_VERSION,
         },
     )
+
+
+def _without_usual(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Fields as a ledger has them: what came later is left out where it is as it always was."""
+    return dict(pair for pair in fields if pair != ("width", None))
 
 
 def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
@@ -281,8 +298,9 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
     content = work.tokenizer.content
     if content is not None and files.read_bytes(tokenizer_file) != content:
         files.write_atomic(tokenizer_file, content)
-    job = replace(work.job, tokenizer=ledger.tokenizer)
     missing = [t for t in tasks if t.name not in done]
+    encoding = plan_encoding(work.tokenizer_engine, work.tokenizer, work.job.kind, [t.stored_bytes for t in missing])
+    job = replace(work.job, tokenizer=ledger.tokenizer, code_points=encoding.code_points)
     built: dict[str, PartRecord] = {}
     bar = show_progress(sum(t.stored_bytes for t in missing)) if missing and work.shows_progress else nullcontext()
     with (
@@ -293,7 +311,7 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
             built[record.name] = record
             held.check()
     records = [built.get(t.name) or done[t.name] for t in tasks]
-    result = report_of(output, records, built)
+    result = replace(report_of(output, records, built), **encoding.report())
     if result.documents == 0:
         skipped = f"; {result.skipped_lines} lines were skipped, first: {result.first_skipped}"
         why = skipped if result.skipped_lines else ""
@@ -323,9 +341,15 @@ def _run(
     listed = [file for task in tasks for file in task.files]
     sizes = [None if any(f.num_bytes is None for f in t.files) else t.stored_bytes for t in tasks]
     engine = choose_engine(work.engine, job, sizes, (f.path for f in listed), work.workers)
-    if engine == "inline" or not tasks:  # one pipeline over all parts
-        return run_parts(job, tasks, tokenizer=work.tokenizer, report=report)
-    return run_tasks(engine, job, tasks, work.workers, report, work.sent.append)
+    if engine != "inline" and tasks:
+        return run_tasks(engine, job, tasks, work.workers, report, work.spent.append)
+
+    def note(moved: Progress) -> None:
+        work.spent.append(Spent(encoder=moved.encoder))
+        if report is not None:
+            report(moved)
+
+    return run_parts(job, tasks, tokenizer=job.encoding(work.tokenizer), report=note)  # one pipeline over all parts
 
 
 def _begin(

@@ -4,7 +4,7 @@ answer ``--help``, take them from here.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from headrace.batch.masks import TurnMode
 
@@ -15,3 +15,5 @@ KindOrAuto: TypeAlias = Literal["auto", Kind]
 Mask: TypeAlias = Literal["generation", "roles", "all", TurnMode]
 OnBadLine: TypeAlias = Literal["error", "skip"]
 Engine: TypeAlias = Literal["auto", "pool", "inline", "ray", "zephyr"]
+TokenizerEngine: TypeAlias = Literal["auto", "tokenizers", "gigatoken"]
+TOKENIZER_ENGINES = get_args(TokenizerEngine)

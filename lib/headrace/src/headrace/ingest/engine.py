@@ -18,6 +18,7 @@ Price: a thread switch and a few queue operations a batch (0.5 MiB of text on tw
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections import deque
@@ -31,18 +32,23 @@ import numpy as np
 
 from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.choices import Kind
+from headrace.ingest.code_points import Ranges
+from headrace.ingest.comparison import EncodersDifferError, compared_indices, first_difference
 from headrace.ingest.documents import Document, DocumentReader
+from headrace.ingest.gigatoken_encoder import GigatokenEncoder, with_gigatoken
 from headrace.ingest.kinds import LOSS_MASK, DocumentKind, EncodedBatch, make_kind
 from headrace.ingest.plan import PartTask
-from headrace.ingest.progress import Progress
+from headrace.ingest.progress import NOTHING, EncoderCounts, Progress
 from headrace.ingest.records import BadRecordError
 from headrace.ingest.schedule import BuildPart
 from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import batch_chars, encoding_threads, recorded_tokenizer
+from headrace.ingest.tokenize import FileTokenizer, batch_chars, encoding_threads, recorded_tokenizer
 from headrace.store.layout import CacheLayout
 from headrace.store.parts import PartRecord
 from headrace.store.ragged import PartWriter
 from headrace.store.retry import RetryPolicy, policy
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -56,6 +62,8 @@ QUEUE_BATCHES = 4
 class BuildJob:
     """What all parts of a build have in common. Picklable: all that a worker needs besides its task, but for the
     tokenizer itself, which is read from the cache's copy.
+
+    ``code_points`` are those that ``tokenizers`` encodes where ``gigatoken`` encodes the rest; None: it encodes all.
     """
 
     root: str
@@ -65,6 +73,7 @@ class BuildJob:
     kind: Kind = "text"
     template: dict[str, Any] | None = None
     retries: RetryPolicy = field(default_factory=policy)
+    code_points: Ranges | None = None
 
     @property
     def worker_bytes(self) -> int:
@@ -74,13 +83,19 @@ class BuildJob:
 
     def part_builder(self) -> BuildPart:
         """Builds parts with the cache's copy of the tokenizer, which is there when the first part is begun."""
-        tokenizer = recorded_tokenizer(self.root, self.tokenizer)
+        tokenizer = self.encoding(recorded_tokenizer(self.root, self.tokenizer))
 
         def build(task: PartTask, root: str, report: Callable[[Progress], None]) -> PartRecord:
             (record,) = run_parts(replace(self, root=root), [task], tokenizer=tokenizer, report=report)
             return record
 
         return build
+
+    def encoding(self, tokenizer: Tokenizer) -> Tokenizer:
+        """The tokenizer with the encoder of this job."""
+        if self.code_points is None or not isinstance(tokenizer, FileTokenizer):
+            return tokenizer
+        return with_gigatoken(tokenizer, self.code_points)
 
 
 _NONE_SKIPPED = (sys.maxsize, 0, "")
@@ -131,23 +146,37 @@ class _Batch:
     origins: list[tuple[int, int, DocumentReader]] = field(default_factory=list[tuple[int, int, DocumentReader]])
     weight: int = 0
     stored_bytes: int = 0
+    first: int = 0
     closes: bool = False
+    compared: int = 0
 
-    def encoded(self, kind: DocumentKind) -> tuple[_Batch, EncodedBatch]:
-        """The batch with its ids, less the records that the tokenizer cannot encode.
+    def encoded(self, kind: DocumentKind, plain: DocumentKind | None = None) -> tuple[_Batch, EncodedBatch]:
+        """The batch with its ids, less the records that the tokenizer cannot encode; some compared with ``plain``.
 
         Raises:
             SourceError: it cannot encode one, and such records are not skipped.
+            EncodersDifferError: the two kinds give one of the compared documents other ids.
         """
         try:
             encoded = kind.encode(self.documents)
         except BadRecordError:  # which one is found by encoding each alone
             pairs = groupby(zip(self.origins, self.documents, strict=True), key=lambda pair: pair[0])
             records = [(origin, [document for _, document in group]) for origin, group in pairs]
-            self.documents = [d for origin, record in records for d in self._accepted(kind, record, *origin)]
+            accepted = [(o, d) for o, record in records for d in self._accepted(kind, record, *o)]
+            self.origins, self.documents = [o for o, _ in accepted], [d for _, d in accepted]
             encoded = kind.encode(self.documents)
+        if plain is not None:
+            self._compare(encoded, kind, plain)
         self.counts.add_encoded(self.documents, encoded)
         return self, encoded
+
+    def _compare(self, encoded: EncodedBatch, kind: DocumentKind, plain: DocumentKind) -> None:
+        indices = compared_indices(self.task.name, self.first, [d.num_bytes for d in self.documents])
+        differing = first_difference(indices, self.documents, encoded, (kind, plain))
+        if differing is not None:
+            _, row, reader = self.origins[differing]
+            raise EncodersDifferError(self.task.name, reader.place(row))
+        self.compared = len(indices)
 
     def _accepted(
         self, kind: DocumentKind, record: list[Document], number: int, row: int, reader: DocumentReader
@@ -170,6 +199,8 @@ def run_parts(
 ) -> Generator[PartRecord]:
     """Builds the parts of ``tasks``, one after the other, each from its start.
 
+    A part in which a faster encoder differs from ``tokenizers`` is begun again with the latter.
+
     Yields:
         The record of each part, when it is complete on disk.
 
@@ -177,9 +208,46 @@ def run_parts(
         SourceError: a file cannot be read. The parts before it are complete.
         CacheError: the cache cannot be written.
     """
-    tokenizer = tokenizer or recorded_tokenizer(job.root, job.tokenizer)
+    tokenizer = tokenizer or job.encoding(recorded_tokenizer(job.root, job.tokenizer))
     kind = make_kind(job.source, job.kind, tokenizer, job.template)
-    limit = batch_bytes or batch_chars()
+    faster = tokenizer.encoder if isinstance(tokenizer, FileTokenizer) else None
+    encoder = faster if isinstance(faster, GigatokenEncoder) else None
+    plain = None if encoder is None else make_kind(job.source, job.kind, encoder.tokenizer, job.template)
+    left, limit, slow_parts = deque(tasks), batch_bytes or batch_chars(), set[str]()
+
+    def encode(batch: _Batch) -> tuple[_Batch, EncodedBatch]:
+        if plain is not None and batch.task.name in slow_parts:
+            return batch.encoded(plain)
+        return batch.encoded(kind, plain)
+
+    while left:
+        moved = NOTHING  # in the part that is being built
+        try:
+            for batch, encoded, record in _encoded_parts(job, kind, left.copy(), encode, limit):
+                done = len(batch.documents), int(encoded.tokens.size), batch.counts.text_bytes, batch.stored_bytes
+                counts = EncoderCounts() if encoder is None else encoder.take_counts(batch.compared)
+                moved += Progress(*done)
+                if report is not None:
+                    report(Progress(*done, counts))
+                if record is not None:
+                    left.popleft()
+                    moved = NOTHING
+                    yield record
+        except EncodersDifferError as error:
+            slow_parts.add(error.part)
+            _log.warning(f"gigatoken and tokenizers differ at {error.place}: part {error.part} takes tokenizers")
+            if report is not None:
+                report(-moved + Progress(0, 0, 0, 0, EncoderCounts(differences=(error.place,))))
+
+
+def _encoded_parts(
+    job: BuildJob,
+    kind: DocumentKind,
+    tasks: Iterable[PartTask],
+    encode: Callable[[_Batch], tuple[_Batch, EncodedBatch]],
+    limit: int,
+) -> Generator[tuple[_Batch, EncodedBatch, PartRecord | None]]:
+    """All batches as they are written, with the record of the part that one completes."""
     reading = _Prefetch(
         _batches(job.source, kind, tasks, limit), weigh=lambda b: b.weight, capacity=QUEUE_BATCHES * limit
     )
@@ -189,17 +257,16 @@ def run_parts(
     try:
         writer: PartWriter | None = None
         counts = _Counts()
-        for batch, encoded in _map_ahead(pool, lambda b: b.encoded(kind), reading, 2 * encoders):
+        for batch, encoded in _map_ahead(pool, encode, reading, 2 * encoders):
             if writer is None:
                 writer, counts = PartWriter(job.root, batch.task.name, job.layout, kind.specs), _Counts()
             writer.append(*encoded)
             counts += batch.counts
-            if report is not None:
-                moved = len(batch.documents), int(encoded.tokens.size), batch.counts.text_bytes, batch.stored_bytes
-                report(Progress(*moved))
+            record = None
             if batch.closes:
-                yield writer.close(**vars(counts) | {"first_skipped": counts.first_skipped[2]})
+                record = writer.close(**vars(counts) | {"first_skipped": counts.first_skipped[2]})
                 writer = None
+            yield batch, encoded, record
     finally:
         reading.close()
         pool.shutdown(wait=True, cancel_futures=True)
@@ -219,7 +286,7 @@ def _batches(source: SourceConfig, kind: DocumentKind, tasks: Iterable[PartTask]
                     batch.stored_bytes += reader.stored_bytes - consumed
                     consumed = reader.stored_bytes
                     yield batch
-                    batch = _Batch(task)
+                    batch = _Batch(task, first=batch.first + len(batch.documents))
                 batch.documents.append(document)
                 batch.origins.append(origin)
                 batch.weight += document.num_bytes + sum(v.nbytes for v in document.leaves)

@@ -8,12 +8,11 @@ from typing import get_args
 from headrace.errors import check_at_least, check_choice
 from headrace.ingest.choices import Engine
 from headrace.ingest.pool import PoolWorkers, workers_for
-from headrace.ingest.progress import Progress
+from headrace.ingest.progress import Progress, Spent
 from headrace.ingest.ray_workers import RayWorkers
 from headrace.ingest.schedule import Job, Scheduler, Task
 from headrace.ingest.zephyr_engine import build_on_zephyr
 from headrace.store.parts import PartRecord
-from headrace.store.retry import Wire
 
 POOL_FROM_BYTES = 32 << 20
 """Less than this is built before worker processes would have started."""
@@ -52,7 +51,7 @@ def run_tasks(
     tasks: Sequence[Task],
     workers: int | None,
     report: Callable[[Progress], None] | None,
-    sent: Callable[[Wire], None] | None = None,
+    spent: Callable[[Spent], None] | None = None,
 ) -> Generator[PartRecord]:
     """Builds parts with an engine that is not ``auto``; yields the record of each when it is complete, in any order."""
     if engine == "inline" or not tasks:
@@ -62,7 +61,7 @@ def run_tasks(
             yield build(task, job.root, report or (lambda _: None))
         return
     if engine == "zephyr":
-        yield from build_on_zephyr(job, tasks, workers, report, sent)
+        yield from build_on_zephyr(job, tasks, workers, report, spent)
         return
     pool = RayWorkers(job, workers) if engine == "ray" else PoolWorkers(job, workers or workers_for(job, len(tasks)))
-    yield from Scheduler(job, tasks, pool, report, sent=sent).run()
+    yield from Scheduler(job, tasks, pool, report, spent=spent).run()

@@ -62,6 +62,12 @@ class DocumentKind(abc.ABC):
         self.kind: Kind = kind
         self.columns, self.optional = config.columns(kind), config.optional_columns(kind)
         self._asked = tuple(leaf.spec(name) for name, leaf in config.leaves.items())
+        for name, leaf in config.leaves.items():
+            if leaf.width is not None and (kind != "tokens" or config.fim is not None):
+                what = "tokens that move for filling in the middle" if kind == "tokens" else f"documents of kind {kind}"
+                problem = f"has values for tokens, and {what} are not those that they belong to"
+                cure = "Keep such values of ready ids (--kind tokens), without --fim-prefix and the like."
+                raise ConfigError(problem, field=f"leaves.{name}", value=leaf.field, cure=cure)
         self._fim = None if config.fim is None else fill_in_middle(config, config.fim, kind, tokenizer)
         self._cure = f"Choose the field with {'--text-field' if kind == 'text' else '--field NAME=FIELD'}."
 
@@ -142,8 +148,13 @@ class TokensKind(DocumentKind):
                 "has a loss_mask, and the first record of the source has none",
                 "Say --field loss_mask=loss_mask if all have one, or --field loss_mask=none to train on every token.",
             )
-        ids = ids.astype(self.tokenizer.dtype)
-        return (Document("", ids.nbytes, self._leaves(record), ids=ids, mask=mask),)
+        ids, leaves = ids.astype(self.tokenizer.dtype), self._leaves(record)
+        for spec, values in zip(self._asked, leaves, strict=True):
+            if spec.width is not None and values.size != spec.width * ids.size:
+                field = self.config.leaves[spec.name].field
+                each = "a number" if spec.width == 1 else f"{spec.width} numbers"
+                raise BadRecordError(f"has {ids.size} ids, and not {each} for each in field {field!r}")
+        return (Document("", ids.nbytes, leaves, ids=ids, mask=mask),)
 
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
         ids = [d.ids for d in documents if d.ids is not None]

@@ -31,11 +31,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from headrace.ingest.progress import NOTHING, Progress
+from headrace.ingest.progress import NOTHING, EncoderCounts, Progress, Spent
 from headrace.ingest.schedule import BuildPart, Done, Event, Failed, Job, Lost, Moved, Task
 from headrace.ingest.tokenize import THREADS_VARIABLE, cores
 from headrace.store.parts import PartRecord
-from headrace.store.retry import Wire, use_policy, wire
+from headrace.store.retry import use_policy, wire
 
 _SHARE = 0.75
 _REPORT_S = 0.2
@@ -151,13 +151,15 @@ class PoolWorkers:
 
 
 class Reporter:
-    """Collects what was done and tells the sum, at most five times a second."""
+    """Collects what was done and tells the sum, at most five times a second; ``encoder``: what encoders did in all."""
 
     def __init__(self, tell: Callable[[Progress], None]) -> None:
         self._tell, self._sum, self._told = tell, NOTHING, time.monotonic()
+        self.encoder = EncoderCounts()
 
     def __call__(self, progress: Progress) -> None:
         self._sum += progress
+        self.encoder += progress.encoder
         if time.monotonic() - self._told >= _REPORT_S:
             self.flush()
 
@@ -170,12 +172,12 @@ class Reporter:
 
 def build_one_part(
     build: BuildPart, task: Task, root: str, tell: Callable[[Progress], None]
-) -> tuple[PartRecord, Wire]:
-    """Builds one part below ``root``; its record, and the requests over HTTP that it took."""
+) -> tuple[PartRecord, Spent]:
+    """Builds one part below ``root``; its record, and what it took."""
     before, reporter = wire(), Reporter(tell)
     record = build(task, root, reporter)
     reporter.flush()
-    return record, wire() - before
+    return record, Spent(wire() - before, reporter.encoder)
 
 
 def main(fd: int, parent: int) -> None:

@@ -6,6 +6,31 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace.store.retry import Wire
+
+
+@dataclass(frozen=True)
+class EncoderCounts:
+    """What a faster encoder did, and where another one took its place.
+
+    Attributes:
+        fast: Documents that it encoded; a piece of a long one counts as one.
+        slow: Documents that ``tokenizers`` encoded, as they have a code point that the two know differently.
+        compared: Documents that both encoded.
+        restarts: How often it was made anew, as its caches had grown.
+        differences: The documents that both encoded with other ids; their parts were built with ``tokenizers``.
+    """
+
+    fast: int = 0
+    slow: int = 0
+    compared: int = 0
+    restarts: int = 0
+    differences: tuple[str, ...] = ()
+
+    def __add__(self, other: EncoderCounts) -> EncoderCounts:
+        return EncoderCounts(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -16,15 +41,24 @@ class Progress:
     tokens: int
     text_bytes: int
     stored_bytes: int
+    encoder: EncoderCounts = EncoderCounts()
 
     def __add__(self, other: Progress) -> Progress:
         return Progress(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def __neg__(self) -> Progress:
-        return Progress(*(-n for n in vars(self).values()))
+        """What to add when work is lost; what an encoder did is counted where it was done."""
+        return Progress(-self.documents, -self.tokens, -self.text_bytes, -self.stored_bytes)
 
 
 NOTHING = Progress(0, 0, 0, 0)
+
+
+class Spent(NamedTuple):
+    """What a part took besides its source: requests over HTTP, and who encoded it."""
+
+    wire: Wire = Wire()
+    encoder: EncoderCounts = EncoderCounts()
 
 
 @contextmanager
@@ -69,5 +103,6 @@ class Rates:
         """The rates, ``done`` included."""
         self._done += done
         seconds = max(self._clock() - self._started, 1e-9)
-        documents, tokens, text_bytes, _ = (n / seconds for n in vars(self._done).values())
+        done = self._done
+        documents, tokens, text_bytes = (n / seconds for n in (done.documents, done.tokens, done.text_bytes))
         return f"{documents:,.0f} docs/s  {tokens / 1e6:.2f} M tokens/s  {text_bytes / 1e6:.1f} MB/s"

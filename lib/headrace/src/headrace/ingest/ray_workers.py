@@ -20,10 +20,10 @@ from typing import Any
 
 from headrace.errors import ConfigError, install_command
 from headrace.ingest.pool import build_one_part
-from headrace.ingest.progress import NOTHING, Progress
+from headrace.ingest.progress import NOTHING, Progress, Spent
 from headrace.ingest.schedule import Done, Event, Failed, Job, Lost, Moved, Task
 from headrace.store.parts import PartRecord
-from headrace.store.retry import Wire, use_policy
+from headrace.store.retry import use_policy
 
 _SILENCE_S = 60.0
 
@@ -44,7 +44,7 @@ class Board:
         return moved
 
 
-def build_part(job: Job, attempt: int, task: Task, root: str, board: Any) -> tuple[PartRecord, Wire]:
+def build_part(job: Job, attempt: int, task: Task, root: str, board: Any) -> tuple[PartRecord, Spent]:
     """A Ray task: builds one part below ``root``."""
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # Ray gives the task one core
     use_policy(job.retries)

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -226,16 +226,27 @@ class LeafConfig:
     Attributes:
         field: The field; ``a.b`` is field b within a.
         dtype: ``text`` (kept as UTF-8 bytes), or the dtype of a number or of a list of numbers, e.g. ``float32``.
-        kind: ``fixed``: one number a document; ``ragged``: a list; ``auto``: ragged for text, else fixed.
+        kind: ``fixed``: one number a document; ``ragged``: a list; ``auto``: ragged for text and for what tokens have,
+            else fixed.
+        width: Of ready ids, how many numbers the field has for each: a list of numbers, or a list of lists with so many
+            numbers. None: they are not of tokens.
 
     Example:
         >>> LeafConfig("meta.score", "float32").spec("score")
-        LeafSpec(name='score', dtype='float32', kind='fixed')
+        LeafSpec(name='score', dtype='float32', kind='fixed', width=None)
     """
 
     field: str
     dtype: str = TEXT
     kind: Literal["auto", "fixed", "ragged"] = "auto"
+    width: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.width is not None and (self.kind == "fixed" or self.dtype == TEXT):
+            cure = "Leave it out, or give the numbers of tokens: {dtype: float32, width: 1}."
+            raise ConfigError(
+                "cannot be of a text or of one value a document", field="width", value=self.width, cure=cure
+            )
 
     def spec(self, name: str) -> LeafSpec:
         """The leaf as the store knows it.
@@ -249,6 +260,8 @@ class LeafConfig:
                     "a text is no single value", field=f"leaves.{name}", value=self.kind, cure="Say ragged."
                 )
             return LeafSpec(name, "uint8", "ragged")
+        if self.width is not None:
+            return LeafSpec(name, self.dtype, "ragged", self.width)
         return LeafSpec(name, self.dtype, "fixed" if self.kind == "auto" else self.kind)
 
     def values(self, record: Fields) -> np.ndarray:
@@ -262,32 +275,50 @@ class LeafConfig:
             text = string_of(value, self.field)
             utf8_length(text)
             return np.frombuffer(text.encode(), np.uint8)
-        if self.kind == "ragged":
-            return numbers(value, self.dtype, self.field)
+        if self.kind == "ragged" or self.width is not None:
+            return numbers(_flat(value, self.width or 1, self.field), self.dtype, self.field)
         if isinstance(value, np.ndarray | list | tuple):
             raise BadRecordError(f"holds a {type_name(value)} in field {self.field!r}, not one number", _LEAF_CURE)
         return numbers([value], self.dtype, self.field)
 
 
 def parse_leaf(text: str) -> tuple[str, LeafConfig]:
-    """A leaf as it is written on the command line: ``NAME=FIELD[:DTYPE[:KIND]]``.
+    """A leaf as it is written on the command line: ``NAME=FIELD[:DTYPE[:KIND]]`` or ``NAME=FIELD:DTYPE:token[:WIDTH]``.
 
     Raises:
         ConfigError: it is none.
 
     Example:
         >>> parse_leaf("score=meta.score:float32")
-        ('score', LeafConfig(field='meta.score', dtype='float32', kind='auto'))
+        ('score', LeafConfig(field='meta.score', dtype='float32', kind='auto', width=None))
+        >>> parse_leaf("topk=teacher_ids:int32:token:8")[1].spec("topk")
+        LeafSpec(name='topk', dtype='int32', kind='ragged', width=8)
     """
     name, equals, rest = text.partition("=")
     field, *more = rest.split(":")
-    if not (name and equals and field) or len(more) > 2:
+    if not (name and equals and field) or len(more) > 3:
         raise ConfigError(
             "is no leaf", field="leaf", value=text, cure="Write NAME=FIELD or NAME=FIELD:DTYPE, e.g. id=meta.id:text."
         )
-    if more[1:] and more[1] not in ("fixed", "ragged"):
-        raise ConfigError("is no kind of leaf", field="leaf", value=text, cure="Say fixed or ragged.")
+    if more[1:] and more[1] not in ("fixed", "ragged", "token"):
+        raise ConfigError("is no kind of leaf", field="leaf", value=text, cure="Say fixed, ragged or token.")
+    of_tokens = more[1:2] == ["token"]
+    if more[2:] and not (of_tokens and more[2].isdecimal()):
+        cure = f"Write {name}={field}:{more[0]}:token:8 for 8 numbers of each token."
+        raise ConfigError("is no leaf", field="leaf", value=text, cure=cure)
+    if of_tokens:
+        return name, LeafConfig(field, more[0], width=int(more[2]) if more[2:] else 1)
     return name, LeafConfig(field, *more)  # pyright: ignore[reportArgumentType] (checked above)
+
+
+def _flat(value: Any, width: int, field: str) -> Any:
+    """A list with ``width`` numbers for each token as a flat one; what has one for each is one already."""
+    if width == 1 or not isinstance(value, np.ndarray | list | tuple) or not len(value):
+        return value
+    rows = list(cast("Sequence[Any]", value))
+    if any(not isinstance(row, np.ndarray | list | tuple) or len(row) != width for row in rows):
+        raise BadRecordError(f"has not {width} numbers for each token in field {field!r}", _LEAF_CURE)
+    return np.concatenate([np.asarray(row) for row in rows])
 
 
 def numbers(value: Any, dtype: str, field: str) -> np.ndarray:

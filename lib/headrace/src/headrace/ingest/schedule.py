@@ -12,7 +12,6 @@ Price: nothing but a few messages a second.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -21,11 +20,11 @@ from statistics import median
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from headrace.errors import CacheError
-from headrace.ingest.progress import NOTHING, Progress
-from headrace.store import files
+from headrace.ingest.progress import NOTHING, Progress, Spent
+from headrace.store import durable, files
 from headrace.store.ledger import PART_RECORD_NAME, part_folder
 from headrace.store.parts import PartRecord
-from headrace.store.retry import RetryPolicy, Wire
+from headrace.store.retry import RetryPolicy
 
 ATTEMPTS_FOLDER = "attempts"
 MAX_LOST = 4
@@ -84,11 +83,11 @@ class Moved(NamedTuple):
 
 
 class Done(NamedTuple):
-    """An attempt finished its part; ``sent`` are the requests over HTTP that it took."""
+    """An attempt finished its part; ``spent`` is what it took."""
 
     attempt: int
     record: PartRecord
-    sent: Wire = Wire()
+    spent: Spent = Spent()
 
 
 class Failed(NamedTuple):
@@ -145,7 +144,7 @@ class Scheduler:
         workers: What builds the parts; closed at the end.
         report: Called with what was done since its last call; less than nothing if work was lost.
         straggler_s: A part is not built twice before it has taken that long, in seconds.
-        sent: Called with the requests over HTTP that each finished part took.
+        spent: Called with what each finished part took.
     """
 
     job: Job
@@ -154,7 +153,7 @@ class Scheduler:
     report: Callable[[Progress], None] | None = None
     clock: Callable[[], float] = time.monotonic
     straggler_s: float = STRAGGLER_S
-    sent: Callable[[Wire], None] | None = None
+    spent: Callable[[Spent], None] | None = None
     second_attempts: int = 0
     lost_workers: int = 0
     _running: dict[int, _Attempt] = field(default_factory=dict[int, _Attempt])
@@ -239,8 +238,8 @@ class Scheduler:
     def _finish(self, event: Done) -> PartRecord:
         winner = self._running.pop(event.attempt)
         self._seconds.append(self.clock() - winner.began)
-        if self.sent is not None:
-            self.sent(event.sent)
+        if self.spent is not None:
+            self.spent(event.spent)
         for number, other in list(self._running.items()):
             if other.task.name == winner.task.name:
                 self.workers.stop(number)
@@ -266,8 +265,8 @@ def publish(attempt: str, root: str, name: str) -> None:
     files.remove_tree(files.join(target, PART_RECORD_NAME))
     files.remove_tree(target)
     if files.is_local(root):
-        files.local_path(target).parent.mkdir(parents=True, exist_ok=True)
-        os.rename(files.local_path(source), files.local_path(target))
+        durable.make_folder(files.local_path(target).parent)
+        durable.rename(files.local_path(source), files.local_path(target))
     else:
         fs, path = files.filesystem(source)
         _, target_path = files.filesystem(target)

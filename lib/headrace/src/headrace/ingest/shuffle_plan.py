@@ -140,7 +140,7 @@ def sizes_of(cache: TokenCache, how: ReshuffleConfig, begun_memory: int | None =
         problem = f"leaves nothing to shuffle: the cache holds {documents:,} documents"
         raise ConfigError(problem, field="unit", value=unit, cure=f"Leave unit out: {pairs} stay together then.")
     layout = cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)
-    leaves = tuple(LeafSpec(str(s["name"]), str(s["dtype"]), s["kind"]) for s in cache.ledger.leaves)
+    leaves = cache.leaf_specs
     columns = columns_of(layout, leaves)
     elements = {c.name: cache.leaf(c.name).num_elements for c in columns}
     ragged = sum(c.ragged for c in columns)

@@ -25,12 +25,12 @@ from typing import Any
 
 from headrace.errors import CacheError, ConfigError, HeadraceError, install_command
 from headrace.ingest.pool import build_one_part
-from headrace.ingest.progress import Progress
+from headrace.ingest.progress import Progress, Spent
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, Job, Task, publish
 from headrace.store import files
 from headrace.store.ledger import read_part_record
 from headrace.store.parts import PartRecord
-from headrace.store.retry import Wire, use_policy
+from headrace.store.retry import use_policy
 
 _POLL_S = 1.0
 _FAILED = "failed"
@@ -41,7 +41,7 @@ def build_on_zephyr(
     tasks: Sequence[Task],
     count: int | None = None,
     report: Callable[[Progress], None] | None = None,
-    sent: Callable[[Wire], None] | None = None,
+    spent: Callable[[Spent], None] | None = None,
 ) -> Generator[PartRecord]:
     """Builds the parts of ``tasks`` with at most ``count`` workers; None: as many as Zephyr gives.
 
@@ -50,7 +50,7 @@ def build_on_zephyr(
         tasks: The parts.
         count: Workers.
         report: Called with what each part added, when it is complete.
-        sent: Called with the requests over HTTP that each part took, at the end.
+        spent: Called with what each part took, at the end.
 
     Yields:
         The record of each part, when it is complete on disk; in the order in which they are.
@@ -88,16 +88,16 @@ def build_on_zephyr(
     for outcome in results:
         if isinstance(outcome, Exception):
             raise outcome
-        if sent is not None:
-            sent(outcome)
+        if spent is not None:
+            spent(outcome)
     if waiting:
         cure = "Run the same command again."
         raise CacheError("were not built", field="parts", value=sorted(waiting), cure=cure)
     files.remove_tree(attempts)
 
 
-def build_attempt(job: Job, task: Task) -> Wire | HeadraceError:
-    """On a worker: builds one part in a folder of its own and puts it into place; the requests that it took.
+def build_attempt(job: Job, task: Task) -> Spent | HeadraceError:
+    """On a worker: builds one part in a folder of its own and puts it into place; what it took.
 
     An error that would come again is returned, since Zephyr tries what is raised again; ``attempts/failed`` tells the
     other workers to begin nothing.
@@ -106,10 +106,10 @@ def build_attempt(job: Job, task: Task) -> Wire | HeadraceError:
     use_policy(job.retries)
     failed = files.join(job.root, ATTEMPTS_FOLDER, _FAILED)
     if files.exists(failed):
-        return Wire()
+        return Spent()
     attempt = files.join(job.root, ATTEMPTS_FOLDER, f"{task.name}-{uuid.uuid4().hex[:12]}")
     try:
-        _, requests = build_one_part(job.part_builder(), task, attempt, lambda _: None)
+        _, spent = build_one_part(job.part_builder(), task, attempt, lambda _: None)
     except HeadraceError as error:
         files.write_atomic(failed, task.name.encode())
         files.remove_tree(attempt)
@@ -118,7 +118,7 @@ def build_attempt(job: Job, task: Task) -> Wire | HeadraceError:
         publish(attempt, job.root, task.name)
     else:
         files.remove_tree(attempt)
-    return requests
+    return spent
 
 
 def _finished(root: str, waiting: dict[str, Task], report: Callable[[Progress], None] | None) -> Iterator[PartRecord]:

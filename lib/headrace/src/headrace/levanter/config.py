@@ -67,7 +67,7 @@ class HeadraceDataConfig:
         if isinstance(self.config, str):
             return load_config(self.config, self.settings)
         if isinstance(self.config, Mapping):
-            return decode(LmDataConfig, with_overrides(self.config, self.settings))
+            return decode(LmDataConfig, with_overrides(self.config, self.settings, LmDataConfig))
         if self.settings:
             raise ConfigError("go with a file or its content", field="data.settings", value=self.settings)
         return self.config

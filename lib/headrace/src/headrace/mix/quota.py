@@ -25,8 +25,8 @@ chunks of steps with numpy.
 
 Price: 1,000,000 steps of 64 ramped components in 3 to 4 s and 8 MB (2 us a step at 20 components); afterwards any step
 in 1 ms, neighbours in 1 us. Where weights stay constant nothing has to be walked: any step up to 2**40 in some ms
-(mix/quota_walk.py). Where a weight is so tiny, or weights change for so long, that it would take minutes, far steps are
-refused. :meth:`Quota.anchor_at` saves the state of a step for another process.
+(mix/quota_walk.py). Where a weight is so tiny that a step would take more than about a second, or weights change for so
+long that it would take minutes, it is refused. :meth:`Quota.anchor_at` saves the state of a step for another process.
 
 **What the rounding of weights means.** Counts follow the weights as multiples of 2**-44 (5.7e-14), exactly and for
 ever. Against the real numbers a share drifts by up to 2**-45 of the examples drawn, that of the largest weight by D
@@ -68,6 +68,7 @@ from headrace.mix.quota_walk import (
     even_rows,
     even_tables,
     longest_wait,
+    may_be_early,
     room_before_limits,
     shares_after,
 )
@@ -338,19 +339,16 @@ class Quota(MixingPolicy):
         run = self._shares.run(anchor.whole, anchor.part, at * CHUNK, 1)
         if not run.filled:
             return None
-        rate, idle = run.rate[0], run.rate[0] == 0
+        rate = run.rate[0]
         room = room_before_limits(anchor.whole, anchor.part, rate, self._shares.limits)
         if room < 0:
             return None
         if room < NEVER:
             chunk = min(chunk, self._chunk_of(here + room))
-        begin = self._chunk_of(max(self._examples(chunk) - 2 * longest_wait(rate), 0))
-        if self._reach.is_far(at, chunk):
-            self._reach.check_replay(begin, chunk, rate, self._examples(chunk) / chunk)
+        begin, (whole, part) = self._find_begin(anchor, at, chunk, rate)
+        self._reach.check_replay(begin, chunk, rate, self._examples(chunk) / max(chunk, 1))
         if begin <= at + 1:
             return None
-        whole, part = shares_after(anchor.whole, anchor.part, rate, self._examples(begin) - here)
-        whole, part = np.where(idle, anchor.whole, whole), np.where(idle, anchor.part, part)
         total = self._before + self._examples(begin)
         guess = due_first(whole, part, rate, anchor.drawn, total, self._walk.delta, self._walk.id_bits)
         if guess is None:
@@ -365,6 +363,19 @@ class Quota(MixingPolicy):
             now = _Anchor(plan.shares.whole[-1], plan.shares.part[-1], drawn[-1], now.late, now.worst, now.calm)
         self._keep(chunk, now)
         return chunk
+
+    def _find_begin(
+        self, anchor: _Anchor, at: int, chunk: int, rate: Int64[np.ndarray, " d"]
+    ) -> tuple[int, tuple[Int64[np.ndarray, " d"], Int64[np.ndarray, " d"]]]:
+        """The chunk from which a guess is exact at ``chunk``, or ``at``; and the shares before it."""
+        back = 1.0
+        while (begin := chunk - int(back)) > at:
+            shares = shares_after(anchor.whole, anchor.part, rate, self._examples(begin) - self._examples(at))
+            early = may_be_early(shares[1], rate, self._walk.delta)
+            if self._examples(chunk) - self._examples(begin) >= 2 * longest_wait(np.where(early, rate, 0)):
+                return begin, shares
+            back *= 1.1
+        return at, (anchor.whole, anchor.part)
 
     def _check_reach(self, at: int, chunk: int) -> None:
         """Raises ConfigError if it takes too long a walk to go from one chunk to another, or to where one may jump."""

@@ -20,8 +20,17 @@ they differ by less than one part in 2**36. It needs components without weight t
 be late for ever), no limit on the way, and P up to 2**32. Tested against the walk. Price: 2 P examples, e.g. 20 steps
 if the rarest weight is 1e-4 and the batch is 1024.
 
+**A rare component is not waited for while nobody can have served it early.** An example is drawn before it is due only
+if all that are due earlier do not fill the step. Let a be how far a share is above its last whole example. With e
+components that may be drawn and are due earlier than this one, they fill the step unless the a of all D sum to e + 1 or
+more; each of the e adds less than 1 - delta, each that may not be drawn less than delta, so this one and those that are
+due later add at least 1 - (D - 1) delta = 3/4. Both the share of an example and the set of those due later only grow
+with time: where that sum is below 0.7 now, the example was never drawn. Its state is known and needs no guess
+(:func:`may_be_early`), so that a weight of 1e-9 costs nothing most of the time, and at worst about 0.4 P examples.
+
 **What would take minutes is refused**, with a cure (:class:`Reach`): a walk of more than 2**21 steps from what is
-counted already, and more than 2**18 steps before a far one; fewer of many components, which take longer each.
+counted already, and more than 2**18 steps before a far one whose weights are constant; fewer of many components, which
+take longer each.
 """
 
 from __future__ import annotations
@@ -44,7 +53,7 @@ _LONGEST = 1 << 32
 _MOST_WALKED = 1 << 21
 """Steps that are walked at most to one that is asked for, with up to 256 components: 3 to 30 s."""
 _MOST_REPLAYED = 1 << 18
-"""Steps that are walked at most before a far step, where weights are constant, up to 64 components: below 1 s."""
+"""Steps that are walked at most before a far step, where weights are constant, up to 32 components: below 1 s."""
 
 
 @dataclass(frozen=True)
@@ -217,12 +226,14 @@ def deadline_order(
 
 
 def longest_wait(rate: Int64[np.ndarray, " d"]) -> int:
-    """P: examples of the mixture for one of its rarest component; ``NEVER`` if that is too long to be exact.
+    """P: examples of the mixture for one of its rarest component; ``NEVER`` if that is too long to be exact, 0 of none.
 
     Example:
         >>> longest_wait(np.array([ONE // 4, 0, 3 * ONE // 4]))
         5
     """
+    if not rate.any():
+        return 0
     wait = ONE // int(rate[rate > 0].min()) + 1
     return wait if wait <= _LONGEST else NEVER
 
@@ -256,23 +267,41 @@ def room_before_limits(
     return min(room, default=NEVER)
 
 
+def may_be_early(part: Int64[np.ndarray, " d"], rate: Int64[np.ndarray, " d"], delta: int) -> Bool[np.ndarray, " d"]:
+    """Components whose next example may have been drawn before it is due, if weights were constant since its last.
+
+    Example:
+        >>> may_be_early(np.array([ONE // 2, ONE // 2 - 1, 1]), np.array([ONE // 2, ONE // 2, 1]), ONE // 8)
+        array([ True,  True, False])
+    """
+    above = (part + delta) & PART
+    deadline = (ONE - above) / np.maximum(rate, 1)
+    order = np.argsort(deadline)
+    due_later = np.cumsum((np.maximum(above - delta, 0) * (rate > 0) / ONE)[order][::-1])[::-1]
+    first = np.searchsorted(deadline[order], deadline * (1 - 1e-9))  # deadlines that nearly coincide change places
+    return (rate > 0) & (due_later[first] >= 0.7)
+
+
 def due_first(
     whole: Int64[np.ndarray, " d"],
     part: Int64[np.ndarray, " d"],
     rate: Int64[np.ndarray, " d"],
-    frozen: Int64[np.ndarray, " d"],
+    earlier: Int64[np.ndarray, " d"],
     total: int,
     delta: int,
     id_bits: int,
 ) -> Int64[np.ndarray, " d"] | None:
     """The guess: examples drawn of each component if what is due was drawn, and of the rest what is due first.
 
-    ``frozen`` are the examples drawn of components whose rate is 0. None if the guess cannot sum to ``total``.
+    ``earlier`` are the examples drawn at a step from which on weights are constant: for components whose rate is 0, and
+    those that cannot have been served early since. None if the guess cannot sum to ``total``.
     """
     with_margin = part + delta
-    drawn = np.where(rate > 0, whole + (with_margin >> BITS), frozen)
+    early = may_be_early(part, rate, delta)
+    due = np.where(rate > 0, whole + (with_margin >> BITS), earlier)
+    drawn = np.where(early, due, np.maximum(due, earlier))
     with_margin &= PART
-    may = (with_margin >= 2 * delta) & (rate > 0)
+    may = (with_margin >= 2 * delta) & early
     need = total - int(drawn.sum())
     if not 0 <= need <= may.sum():
         return None
@@ -320,7 +349,7 @@ class Reach:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._walked = int(_MOST_WALKED / max(len(names) / 256, 1.0)) // CHUNK
-        self._replayed = int(_MOST_REPLAYED / max(len(names) / 64, 1.0)) // CHUNK
+        self._replayed = int(_MOST_REPLAYED / max(len(names) / 32, 1.0)) // CHUNK
 
     def is_far(self, at: int, chunk: int) -> bool:
         """Whether it is too far from one chunk to the other to walk."""
@@ -359,8 +388,8 @@ class Reach:
         rarest = int(np.where(rate > 0, rate, ONE + 1).argmin())
         share, least = int(rate[rarest]) / ONE, 2.2 / (self._replayed * examples)
         return ConfigError(
-            f"is too small for so far a step: it gives one example in {1 / share:,.0f}, and counts depend on twice as"
-            " many before them",
+            f"is too small for this step: it gives one example in {1 / share:,.0f}, the next of which is nearly due,"
+            " and counts depend on up to twice as many before them",
             field=f"weights.{self._names[rarest]}",
             value=float(f"{share:.3g}"),
             cure=f"Give it at least {least:.1e} of the sum of the weights, or none; or go on from a run's folder: its"

@@ -29,6 +29,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import cast
 
@@ -277,7 +278,7 @@ class Stages(MixingPolicy):
         start = Account(drawn + (owed >> BITS), owed & PART, drawn)
         last = min(stop - 1, MAX_STEP)
         return Quota(
-            lambda steps: stage.blend.at(np.minimum(steps + first, last)),
+            partial(_weights_at, stage.blend, first, last),
             len(columns),
             _from_step(self.batch, first),
             [self._limits[c] for c in columns.tolist()],
@@ -338,6 +339,11 @@ def _rebased(entry: _Entry, used: Bool[np.ndarray, " d"], room: Sequence[int]) -
     for d in everyone:
         moved[d] = found[d] if d in found else room[d]
     return moved
+
+
+def _weights_at(blend: Blend, first: int, last: int, steps: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, "n d"]:
+    """Weights at steps of a stage, counted from its first; its last step's hold behind it."""
+    return blend.at(np.minimum(steps + first, last))
 
 
 def _from_step(batch: BatchSchedule, step: int) -> BatchSchedule:

@@ -2,8 +2,8 @@
 
 ``<folder>/<fingerprint>/`` holds ``held.bin`` (items of each pack), ``document.bin``, ``size.bin`` and, where documents
 were cut, ``offset.bin``: little-endian integers; and, written last, ``plan.json``: what the plan was made from, its
-counts, and a digest of every file. The fingerprint covers the content, the algorithm's version and every flag, so one
-request has one plan file, and another request never finds it.
+counts, a digest of every file, and one of itself (which plans of 0.2 lack). The fingerprint covers the content, the
+algorithm's version and every flag, so one request has one plan file, and another request never finds it.
 
 Invariant: an opened plan is, byte for byte, the plan that was asked for, or there is an error. Price: 8 to 12 bytes a
 document on disk, read once to check its digests (1.5 GB/s); in memory 8 bytes a pack. Planning 1e8 documents holds a
@@ -29,7 +29,7 @@ from headrace.pack.items import Items, PackCounts, Packed, check_lengths, no_off
 from headrace.pack.plan import PackPlan, PlanDigest, no_packs, plan_of
 from headrace.pack.spec import PackSpec
 from headrace.pack.stream import PackStream
-from headrace.store import files
+from headrace.store import durable, files
 
 PLAN_NAME = "plan.json"
 FORMAT_VERSION = 1
@@ -70,8 +70,7 @@ class PlanRequest:
             >>> a.fingerprint == PlanRequest("sha256:ab", 10, PackSpec(2048, "ffd")).fingerprint
             False
         """
-        canonical = json.dumps(self.describe(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+        return _fingerprint(self.describe())
 
 
 def open_plan(
@@ -127,12 +126,7 @@ def read_plan(folder: str, request: PlanRequest) -> PackPlan | None:
     raw = files.read_bytes(files.join(root, PLAN_NAME))
     if raw is None:
         return None
-    try:
-        record = json.loads(raw)
-        made_for, counts = record["request"], PackCounts(**record["counts"])
-        checksum, arrays = str(record["checksum"]), dict(record["arrays"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _damaged(root, f"{PLAN_NAME} is not a plan's record ({error})") from error
+    made_for, counts, checksum, arrays = _parsed(raw, root)
     if made_for != json.loads(json.dumps(request.describe())):
         raise PlanMismatchError(
             f"is the plan of another request: {made_for}, not {request.describe()}",
@@ -154,6 +148,63 @@ def read_plan(folder: str, request: PlanRequest) -> PackPlan | None:
     plan = PackPlan(request.spec, bounds, items, counts)
     vars(plan)["checksum"] = checksum  # what cached_property would keep; the files' digests were compared
     return plan
+
+
+def plan_findings(folder: str) -> list[tuple[str, str]]:
+    """What is wrong with the plans in a folder of plans, as (file, problem) pairs: each must lie under its own name,
+    and its files must be as they were written, for which they are read. Folders without a record are of plans to come.
+
+    Example:
+        >>> plan_findings("nowhere/plans")
+        []
+    """
+    fs, path = files.filesystem(folder)
+    try:
+        with files.client_errors(folder):
+            names = sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found: list[tuple[str, str]] = []
+    for name in names:
+        root = files.join(folder, name)
+        if (raw := files.read_bytes(files.join(root, PLAN_NAME))) is None:
+            continue
+        try:
+            request, _, _, arrays = _parsed(raw, root)
+            if _fingerprint(request) != name:
+                raise _damaged(root, "is the plan of another request: somebody moved it there")
+            for array in _ARRAYS:
+                if array in arrays:
+                    _load(files.join(root, f"{array}.bin"), arrays[array])
+        except CacheCorruptError as error:
+            found.append((str(error.value), error.problem))
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            found.append((files.join(root, PLAN_NAME), f"does not describe its arrays ({error})"))
+    return found
+
+
+def _parsed(raw: bytes, root: str) -> tuple[dict[str, Any], PackCounts, str, dict[str, Any]]:
+    """Request, counts, checksum and arrays of a plan's record."""
+    url = files.join(root, PLAN_NAME)
+    try:
+        record = json.loads(raw)
+        digest = record.pop("digest", None)
+        parsed = (
+            dict(record["request"]),
+            PackCounts(**record["counts"]),
+            str(record["checksum"]),
+            dict(record["arrays"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(url, f"{PLAN_NAME} is not a plan's record ({error})") from error
+    if digest is not None and digest != _fingerprint(record):
+        raise _damaged(url, "is not as it was written: its digest is of another text")
+    return parsed
+
+
+def _fingerprint(values: dict[str, Any]) -> str:
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
 
 def write_plan(
@@ -190,7 +241,7 @@ def write_plan(
         writer.abort()
         raise
     record = {"request": request.describe(), "counts": asdict(counts), "checksum": checksum, "arrays": arrays}
-    text = json.dumps(record, indent=1, sort_keys=True) + "\n"
+    text = json.dumps({**record, "digest": _fingerprint(record)}, indent=1, sort_keys=True) + "\n"
     files.write_atomic(files.join(root, PLAN_NAME), text.encode(), writer=f".{uuid.uuid4().hex}")
 
 
@@ -251,7 +302,7 @@ class _ArrayFile:
                 os.fsync(file.fileno())
             file.close()
             if self._local:
-                os.replace(files.local_path(self._target), files.local_path(self.url))
+                durable.rename(files.local_path(self._target), files.local_path(self.url))
         except OSError as error:
             raise self._failed(error) from error
         return {"dtype": self.dtype, "length": self._length, "sha256": self._digest.hexdigest()}
@@ -267,7 +318,7 @@ class _ArrayFile:
         if self._file is None:
             if self._local:
                 path = files.local_path(self._target)
-                path.parent.mkdir(parents=True, exist_ok=True)
+                durable.make_folder(path.parent)
                 self._file = path.open("wb")
             else:
                 fs, path = files.filesystem(self.url)

@@ -27,6 +27,8 @@ from headrace.store import files
 from headrace.store.cache import TokenCache
 
 _LOG = logging.getLogger(__name__)
+PLANS_FOLDER = "plans"
+"""Where a cache's plans lie, in its own folder."""
 _CHUNK = 1 << 20  # documents whose lengths are read at a time
 
 
@@ -67,7 +69,7 @@ def plan_of_cache(
     if gone.total:
         flags["removed"] = hashlib.sha256(np.stack([gone.start, gone.stop]).astype("<i8").tobytes()).hexdigest()
     request = PlanRequest(cache.fingerprint, cache.num_documents // unit, spec, flags)
-    root = folder or files.join(cache.path, "plans")
+    root = folder or files.join(cache.path, PLANS_FOLDER)
     plan = open_plan(root, request, lambda: unit_lengths(cache, gone, unit), [n // unit for n in per_array])
     plan = of_documents(plan, cache, unit)
     _LOG.info("packed %s: %s", cache.path, plan.record())

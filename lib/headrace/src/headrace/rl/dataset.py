@@ -16,19 +16,23 @@ untrained_groups     left out: no token is trained on (``prompt_len``, ``loss_ma
 stale_groups         sampled again: the policy that sampled them is too old
 ===================  =================================================================================================
 
-With a :class:`~headrace.rl.store.RolloutStore` on disk the run can be killed at any moment; see there.
+With a :class:`~headrace.rl.store.RolloutStore` on disk the run can be killed at any moment, and other processes can
+sample for it (:meth:`RLDataset.produce`); see there.
 
-Price: the sampler's. With a store, one small file a group; packing takes 20 us a completion.
+Price: the sampler's. With a store, one ``fsync`` a group; packing takes 20 us a completion.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import operator
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal, get_args
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
 from jaxtyping import Float64
@@ -47,7 +51,10 @@ from headrace.rl.advantages import (
 )
 from headrace.rl.groups import Prompt, Prompts, Sampler, ScoredGroup
 from headrace.rl.prompt_order import PromptOrder
-from headrace.rl.store import BatchRecord, RolloutStore
+from headrace.rl.rollout_records import BatchRecord
+from headrace.rl.store import RolloutStore
+
+logger = logging.getLogger(__name__)
 
 RewardFilter = Callable[[Float64[np.ndarray, " N"]], Verdict]
 _COUNTERS: tuple[str, ...] = (
@@ -60,6 +67,7 @@ _CURES = {  # by the reason that groups were left out for; any other is about th
     "too_long": "Raise seq_len, or sample shorter completions.",
     "untrained": "Look at prompt_len and loss_masks: no token after the first of a completion is trained on.",
 }
+_POLL_S, _WARN_S = 0.1, 10.0  # how often other producers are looked at; when it is said that they are waited for
 _OF_REWARDS = "Look at the rewards: a task that is always or never solved, or sampled once, teaches nothing."
 
 
@@ -88,6 +96,8 @@ class RLSettings:
         multiple: Else they are a multiple of this.
         max_segments: Segments of a row, at most; None: as many as there are. Given with ``rows``, all batches have one
             shape.
+        tokenizer: Names the tokenizer of prompts and completions, so that a store is not continued with another one;
+            None: what the prompts say (``tokenizer`` of :class:`~headrace.rl.groups.CachePrompts`), if they do.
 
     Raises:
         ConfigError: a number, or a name, that cannot be.
@@ -106,6 +116,7 @@ class RLSettings:
     rows: int | None = None
     multiple: int = 1
     max_segments: int | None = None
+    tokenizer: str | None = None
 
     def __post_init__(self) -> None:
         counts = ("groups_per_batch", "max_attempts", "threads", "prompts_at_a_time", "seq_len", "multiple", "rows")
@@ -122,7 +133,8 @@ class RLDataset:
 
     Args:
         prompts: Prompts by number.
-        sampler: Completes them and scores the completions.
+        sampler: Completes them and scores the completions; None: other processes do (:meth:`produce`), and are waited
+            for.
         settings: How they become batches.
         store: Where rollouts are kept; None: in memory.
 
@@ -131,8 +143,9 @@ class RLDataset:
         totals: Their sums over all steps that this process made.
 
     Raises:
-        ConfigError: there are no prompts.
-        PlanMismatchError: the store is another run's.
+        ConfigError: there are no prompts; no sampler, and no store.
+        PlanMismatchError: the store is another run's: of other prompts, seed, seq_len, advantages or tokenizer.
+        CacheError: another process makes steps of the same store; it is named.
 
     Example:
         >>> class Guess:
@@ -146,15 +159,28 @@ class RLDataset:
     """
 
     def __init__(
-        self, prompts: Prompts, sampler: Sampler, settings: RLSettings, *, store: RolloutStore | None = None
+        self, prompts: Prompts, sampler: Sampler | None, settings: RLSettings, *, store: RolloutStore | None = None
     ) -> None:
+        if sampler is None and (store is None or store.folder is None):
+            cure = "Give a sampler, or a store in a folder that other processes sample into."
+            raise ConfigError("nobody could sample", field="sampler", value=None, cure=cure)
         self.prompts, self.sampler, self.settings = prompts, sampler, settings
         self.order = PromptOrder(len(prompts), seed=settings.seed)
         self.advantages = resolve(settings.advantages)
         self.store = RolloutStore(None) if store is None else store
-        self.store.claim({"prompts": len(prompts), "seed": settings.seed})
+        self.store.claim(self._identity())
         self.counts: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
         self.totals: Counter[str] = Counter()
+
+    def _identity(self) -> dict[str, Any]:
+        """What makes a run's rollouts its own."""
+        named = self.settings.tokenizer or getattr(self.prompts, "tokenizer", None)
+        identity: dict[str, Any] = {"prompts": len(self.prompts), "seed": self.settings.seed, "tokenizer": named}
+        if self.store.folder is None:
+            return identity
+        advantages = {name: value for name, value in asdict(self.advantages).items() if value != _ADVANTAGES[name]}
+        digest = getattr(self.prompts, "fingerprint", None) or _digest(self.prompts)
+        return {**identity, "prompts_digest": digest, "seq_len": self.settings.seq_len, "advantages": advantages}
 
     def __iter__(self) -> Iterator[PackedBatch]:
         """Batches of steps that have not been made yet, without end."""
@@ -175,6 +201,9 @@ class RLDataset:
                 not fit ``rows`` or ``max_segments``: its groups are stored, and the step is still to be made.
             NoGroupError: ``max_attempts`` groups in a row were left out; the message has the counts.
         """
+        if self.store.producer is not None:
+            cure = "Call produce() here, and next_batch() in the process that trains."
+            raise ConfigError("only adds groups", field="producer", value=self.store.producer, cure=cure)
         step = self.store.next_step if step is None else operator.index(step)
         policy_version = operator.index(policy_version)
         record = self.store.record(step)
@@ -187,7 +216,7 @@ class RLDataset:
             record = self._make(step, policy_version)
         batch = self._pack(record)  # before the record is put: a step that cannot be packed has used no prompt
         if is_new:
-            self.store.put_record(record)
+            self.store.put_record(record)  # on the disk, and still ours, before the batch is given out
             self.totals.update(record.counts)
         self.counts = dict.fromkeys(_COUNTERS, 0) | record.counts
         return batch
@@ -206,7 +235,7 @@ class RLDataset:
                 counts["stale_groups"] += 1
                 reasons["stale"] += 1
                 self._check_attempts(reasons, step)
-                self._sample([position])
+                self.store.refuse_group(position)
                 continue
             verdict = self._judge(group, position, self._oldest(policy_version, "mask"), counts)
             if verdict.keep:
@@ -218,7 +247,8 @@ class RLDataset:
                 self._check_attempts(reasons, step)
             position += 1
         counts["valid_groups"] = len(taken)
-        return BatchRecord(step, taken, dropped, position, policy_version, counts)
+        oldest = self._oldest(policy_version, "mask")
+        return BatchRecord(step, taken, dropped, position, policy_version, counts, oldest)
 
     def _judge(self, group: ScoredGroup, position: int, oldest: int | None, counts: dict[str, int]) -> Verdict:
         """Whether a group is trained on; counts why not."""
@@ -251,24 +281,71 @@ class RLDataset:
             return None
         return policy_version - self.settings.max_staleness
 
+    def produce(self, share: tuple[int, int] = (0, 1), *, ahead: int = 64) -> list[int]:
+        """Samples groups, once, for the process that makes the steps. The store was opened with a producer's name.
+
+        Args:
+            share: This producer's number, and how many there are: it samples each of so many positions.
+            ahead: Positions that are sampled before the steps get there, at most.
+
+        Returns:
+            Positions whose groups were stored; none if there is nothing to do until the next step is made, or a group
+            of this share is refused as too old.
+
+        Raises:
+            ConfigError: as of :meth:`next_batch`; a share or a number that cannot be.
+            PlanMismatchError: the steps turn out to be another run's.
+        """
+        number, producers = share
+        check_at_least("ahead", ahead)
+        if not 0 <= number < producers:
+            raise ConfigError("must be a number from 0 on, below the second", field="share", value=share)
+        self.store.refresh()
+        begin = self.store.next_position
+        first = begin + (number - begin) % producers
+        missing = [p for p in range(first, begin + ahead, producers) if not self.store.has_group(p)]
+        chosen = missing[: self.settings.prompts_at_a_time]
+        if chosen:
+            self._sample(chosen)
+        return chosen
+
     def _group(self, position: int) -> ScoredGroup:
-        if not self.store.has_group(position):
-            ahead = range(position, position + self.settings.prompts_at_a_time)
-            self._sample([p for p in ahead if not self.store.has_group(p)])
+        waits, said = time.monotonic(), _WARN_S
+        while not self.store.has_group(position):
+            self.store.refresh()
+            if self.store.has_group(position):
+                break
+            if self.sampler is not None:
+                ahead = range(position, position + self.settings.prompts_at_a_time)
+                self._sample([p for p in ahead if not self.store.has_group(p)])
+                continue
+            time.sleep(_POLL_S)
+            if time.monotonic() - waits > said:
+                logger.warning("waits for the group of position %d: no producer has stored it for %d s", position, said)
+                said *= 2
         return self.store.group(position)
 
     def _sample(self, positions: list[int]) -> None:
-        """Samples prompts, and stores each group as soon as it is there."""
+        """Samples prompts, and stores each group as soon as it is there, whatever becomes of the others."""
         indices = self.order(np.array(positions)).tolist()
         prompts = [Prompt(p, i, self.prompts[i]) for p, i in zip(positions, indices, strict=True)]
+        if self.settings.threads == 1 or len(prompts) == 1:
+            for prompt in prompts:
+                self._sample_one(prompt)
+            return
         with ThreadPoolExecutor(self.settings.threads) as pool:
-            run = map if self.settings.threads == 1 or len(prompts) == 1 else pool.map
-            for prompt, group in zip(prompts, run(self._sample_one, prompts), strict=True):
-                self.store.put_group(prompt.position, group)
+            samples = [pool.submit(self._sample_one, prompt) for prompt in prompts]
+            wait(samples, return_when=FIRST_EXCEPTION)
+            pool.shutdown(cancel_futures=True)  # those that were begun are waited for, and stored
+        for sample in samples:
+            if not sample.cancelled():
+                sample.result()
 
-    def _sample_one(self, prompt: Prompt) -> ScoredGroup:
-        """A group of the sampler's, found good: once it is stored its prompt is not sampled again."""
+    def _sample_one(self, prompt: Prompt) -> None:
+        """Stores a group of the sampler's, if it is good: once it is stored its prompt is not sampled again."""
         place = f"group {prompt.position}, of prompt {prompt.index}"
+        if self.sampler is None:
+            raise ConfigError("nobody could sample", field="sampler", value=None, cure="Give RLDataset a sampler.")
         try:
             group = self.sampler.sample_and_score(prompt)
         except ConfigError as error:  # a ScoredGroup does not know whose it is
@@ -284,7 +361,7 @@ class RLDataset:
                 value=float(group.rewards[wrong[0]]),
                 cure="Mend the reward function; the run goes on with this prompt.",
             )
-        return group
+        self.store.put_group(prompt.position, group)
 
     def _pack(self, record: BatchRecord) -> PackedBatch:
         groups = [self.store.group(p) for p in record.positions]
@@ -292,11 +369,22 @@ class RLDataset:
         sizes = [len(g.tokens) for g in groups]
         advantages = group_advantages(rewards, np.repeat(np.arange(len(groups)), sizes), self.advantages).values
         of_groups = np.split(advantages, np.cumsum(sizes)[:-1])
-        oldest = self._oldest(record.policy_version, "mask")
         examples = [
             example
             for number, (group, values) in enumerate(zip(groups, of_groups, strict=True))
-            for example in group.examples(values, number, oldest=oldest)
+            for example in group.examples(values, number, oldest=record.oldest)
         ]
         s = self.settings
         return pack_examples(examples, s.seq_len, rows=s.rows, multiple=s.multiple, max_segments=s.max_segments)
+
+
+_ADVANTAGES: dict[str, Any] = asdict(AdvantageSpec())
+
+
+def _digest(prompts: Prompts) -> str:
+    """Of the ids of all prompts, in their order."""
+    digest = hashlib.sha256()
+    for number in range(len(prompts)):
+        ids = np.asarray(prompts[number], np.int64)
+        digest.update(ids.size.to_bytes(8, "little") + ids.astype("<i8").tobytes())
+    return f"sha256:{digest.hexdigest()}"

@@ -9,12 +9,12 @@ from __future__ import annotations
 import io
 import operator
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int32, Integer
+from jaxtyping import Float32, Float64, Int32, Integer, Shaped
 
 from headrace.batch.examples import Example
 from headrace.errors import CacheCorruptError, ConfigError, check_not_negative
@@ -47,6 +47,10 @@ class Prompts(Protocol):
 class CachePrompts:
     """The documents of a token cache as prompts: a cache of kind ``prompts``.
 
+    Attributes:
+        fingerprint: The cache's: prompts with the same one are the same.
+        tokenizer: Fingerprint of the cache's tokenizer; None if the cache does not say.
+
     Example:
         >>> import headrace.testing
         >>> len(CachePrompts(headrace.testing.tiny_cache(documents=7)))
@@ -55,6 +59,8 @@ class CachePrompts:
 
     def __init__(self, cache: TokenCache) -> None:
         self.cache = cache
+        self.fingerprint = cache.fingerprint
+        self.tokenizer: str | None = cache.ledger.tokenizer.get("fingerprint")
 
     def __len__(self) -> int:
         return self.cache.num_documents
@@ -76,6 +82,8 @@ class ScoredGroup:
         loss_masks: Which tokens of each completion are trained on, in place of ``prompt_len`` (several turns, tools): 1
             or 0 for each, the prompt's too.
         policy_version: Version of the policy that sampled each completion's tokens: one number, or one a token.
+        extras: Columns by name: of each completion ``[n, ...]``, an entry for each token, the prompt's too, such as a
+            teacher's likeliest tokens. The batch has them beside its tokens.
 
     Raises:
         ConfigError: the lists are not of one length; no completion; ids or versions are no whole numbers; something is
@@ -93,6 +101,7 @@ class ScoredGroup:
     log_probs: Sequence[Float32[np.ndarray, " m"]] | None = None
     loss_masks: Sequence[Integer[np.ndarray, " n"]] | None = None
     policy_version: Sequence[Int32[np.ndarray, " n"]] | int = field(default=0)
+    extras: Mapping[str, Sequence[Shaped[np.ndarray, "n ..."]]] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         tokens = [_ids(f"tokens[{i}]", row) for i, row in enumerate(self.tokens if np.iterable(self.tokens) else [])]
@@ -109,6 +118,7 @@ class ScoredGroup:
                 made[name] = _integer(name, said)
             elif said is not None:
                 made[name] = _each(name, said, tokens, check)
+        made["extras"] = {name: _each(f"extras.{name}", rows, tokens, _column) for name, rows in self.extras.items()}
         for name, value in made.items():
             object.__setattr__(self, name, value)
 
@@ -176,6 +186,7 @@ class ScoredGroup:
                 reward=float(self.rewards[i]),
                 group=group,
                 policy_version=self.versions(i),
+                extras={name: rows[i] for name, rows in self.extras.items()},
             )
             for i, ids in enumerate(self.tokens)
         ]
@@ -195,11 +206,12 @@ class ScoredGroup:
             "versions": versions,
             "log_probs": self.log_probs,
             "loss_masks": self.loss_masks,
+            **{f"extras.{name}": rows for name, rows in self.extras.items()},
         }
         for name, rows in ragged.items():
             if rows is not None:
                 arrays[name] = np.concatenate(rows)
-                arrays[f"{name}.sizes"] = np.array([row.size for row in rows], np.int64)
+                arrays[f"{name}.sizes"] = np.array([len(row) for row in rows], np.int64)
         file = io.BytesIO()
         np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
         return file.getvalue()
@@ -209,11 +221,13 @@ class ScoredGroup:
         """The group of :meth:`to_bytes`; raises CacheCorruptError if the bytes are something else."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-                names = [name for name in ("tokens", "log_probs", "loss_masks", "versions") if name in arrays]
+                names = [name.removesuffix(".sizes") for name in arrays if name.endswith(".sizes")]
                 rows = {name: np.split(arrays[name], np.cumsum(arrays[f"{name}.sizes"])[:-1]) for name in names}
                 log_probs, loss_masks = rows.get("log_probs"), rows.get("loss_masks")
                 prompt_len = int(arrays["prompt_len"])
-                return cls(rows["tokens"], arrays["rewards"], prompt_len, log_probs, loss_masks, rows["versions"])
+                extras = {n.removeprefix("extras."): row for n, row in rows.items() if n.startswith("extras.")}
+                versions = rows["versions"]
+                return cls(rows["tokens"], arrays["rewards"], prompt_len, log_probs, loss_masks, versions, extras)
         except (ConfigError, ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise CacheCorruptError("is no stored group of rollouts", field="file", value=name) from error
 
@@ -286,6 +300,14 @@ def _mask(field: str, values: Any, size: int) -> np.ndarray:
     if other.size:
         raise ConfigError("must be 0 or 1 for each token", field=field, value=other[0].item())
     return row.astype(np.uint8)
+
+
+def _column(field: str, values: Any, size: int) -> np.ndarray:
+    column = np.asarray(values)
+    if column.ndim < 1 or len(column) != size or column.dtype.kind not in "biuf":
+        cure = "One number, or one row of as many numbers, for each token, the prompt included."
+        raise ConfigError(f"are not numbers of the {size} tokens", field=field, value=column.shape, cure=cure)
+    return column
 
 
 def _versions(field: str, values: Any, size: int) -> np.ndarray:

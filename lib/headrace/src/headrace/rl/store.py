@@ -1,85 +1,73 @@
-"""``RolloutStore``: groups and batches on disk, so that a crash loses no rollout and trains on none twice.
+"""``RolloutStore``: groups and steps on disk, as logs, so that a crash loses no rollout and trains on none twice.
 
-``<folder>/groups/<position>.npz`` holds the group of a prompt, ``<folder>/batches/<step>.json`` which groups a step is
-made of, which were left out and why, and where the next step begins; ``<folder>/run.json`` whose run it is. Every write
-is atomic, and in this order: a group before it is used, a step's record before its batch is given out. The state of a
-run is then what the files say, and nothing else:
+``<folder>/steps/`` is the consumer's log: whose rollouts these are, and which groups each step is made of.
+``<folder>/producers/<name>/`` has the groups that a producer sampled; the consumer's own are in ``consumer``. Each is
+an :class:`~headrace.store.append_log.AppendLog`: records with checksums, one writer at a time under a lease, a defined
+end after a crash. A group is on the disk before it is used, a step before its batch is given out. The state of a run
+is then what the logs say, and nothing else:
 
-- a group with no record is pending: the next step begins with it, and it is not sampled again;
+- a group that no step has is pending: a step to come takes it, and its prompt is not sampled again;
 - a step has a record once its batch is packed: if it did not fit, its groups are pending;
-- a step with a record is given out as it was, however often the trainer comes back to it;
+- a step with a record is given out as it was, however often the trainer comes back to it: the record names each of its
+  groups by producer and number, so that it is the same if a prompt was sampled twice;
 - a group that was being sampled, or cannot be used as it is, leaves nothing, and is sampled again.
 
-The trainer's checkpoint says which step comes next. Whatever step that is, the steps before it and the steps after it
-are made of each prompt exactly once.
+A position is in one step or in none; :meth:`RolloutStore.put_record` holds to that. The trainer's checkpoint says which
+step comes next. Whatever step that is, the steps before it and the steps after it are made of each prompt exactly once.
 
-Price: one file a group, written once (one PUT on an object store); :meth:`RolloutStore.forget` deletes those of steps
-that no checkpoint will go back to. Opening lists the folder. One process writes; its batches go to all others.
+Price: one ``fsync`` a group and a step (one PUT on an object store); opening reads all logs.
+:meth:`RolloutStore.forget` lets go of groups that no checkpoint will go back to, and deletes segments that have no
+others. Folders of earlier releases (``groups/``, ``batches/``, ``run.json``) are read, and continued in logs.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import asdict, dataclass, field
+import logging
+import threading
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import msgspec
 
-from headrace.errors import CacheCorruptError, CacheError, PlanMismatchError
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
 from headrace.rl.groups import ScoredGroup
+from headrace.rl.rollout_records import FORMAT_VERSION, BatchRecord, EarlierRollouts, Source, read_identity
 from headrace.store import files
-from headrace.store.ledger import prepare_types
+from headrace.store.append_log import AppendLog
+from headrace.store.log_segments import Record, list_names, segment_names
 
-FORMAT_VERSION = 1
-_GROUPS, _BATCHES, _RUN = "groups", "batches", "run.json"
+logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class BatchRecord:
-    """What a step is made of.
-
-    Attributes:
-        step: The step.
-        positions: Of the prompts whose groups it trains on, ascending.
-        dropped: Positions that were left out, and why.
-        next_position: Where the next step begins.
-        policy_version: The trainer's when the step was made.
-        counts: Counters of the step, by name.
-    """
-
-    step: int
-    positions: list[int]
-    dropped: dict[int, str]
-    next_position: int
-    policy_version: int = 0
-    counts: dict[str, int] = field(default_factory=dict[str, int])
-
-    def to_json(self) -> bytes:
-        """As the file's bytes."""
-        return json.dumps(asdict(self), sort_keys=True).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes, name: str) -> BatchRecord:
-        """The record in a file; raises CacheCorruptError if the bytes are something else."""
-        try:
-            return msgspec.json.decode(data, type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise CacheCorruptError("is no record of a step", field="file", value=name) from error
-
-
-prepare_types(BatchRecord)
+CONSUMER = "consumer"
+_IDENTITY, _STEP, _REWIND, _FORGET, _REFUSED, _GROUP = range(16, 22)
+_STEPS, _PRODUCERS = "steps", "producers"
+_GROUPS_CURE = "Move this file out of the folder: groups that no step has are sampled again."
+_STEPS_CURE = "Bring this file back from a copy. Without one the run starts over, in another folder."
+_CURES = {
+    "prompts": "Give the prompts of that run, or another folder.",
+    "prompts_digest": "Give the prompts of that run, in their order, or another folder.",
+    "tokenizer": "Use that tokenizer, or another folder.",
+}
 
 
 class RolloutStore:
     """Groups and records of one run.
 
+    Opening it reads; :meth:`claim` opens it for writing. Use it in a ``with`` statement, or :meth:`close` it.
+
     Args:
         folder: Path or URL; None: in memory, for runs that need not outlive their process.
+        producer: Name of a process that only adds groups; None: this one makes the steps.
+
+    Attributes:
+        duplicate_groups: Groups of prompts that had one already.
+        lost_groups: Groups of steps that are not there any more, other than those let go of.
 
     Raises:
-        CacheCorruptError: a record is damaged.
+        CacheCorruptError: a record in the middle of a log is damaged: segment and offset are named.
 
     Example:
         >>> store = RolloutStore(None)
@@ -87,15 +75,52 @@ class RolloutStore:
         (0, 0)
     """
 
-    def __init__(self, folder: str | Path | None) -> None:
+    def __init__(self, folder: str | Path | None, *, producer: str | None = None) -> None:
+        if producer is not None and (producer == CONSUMER or not producer or "/" in producer or producer[0] == "."):
+            cure = "Give each producer a name of its own, e.g. 'sampler-0'."
+            raise ConfigError("is no name of a producer", field="producer", value=producer, cure=cure)
         self.folder = None if folder is None else str(folder)
-        self._memory: dict[str, bytes] = {}
-        self._stored = {int(Path(n).stem) for n in self._names(_GROUPS) if n.endswith(".npz")}
+        self.producer = producer
+        self.duplicate_groups = 0
+        self._earlier = EarlierRollouts(self.folder)
+        self._identity, self._claimed = self._earlier.identity(), None
         self._records: dict[int, BatchRecord] = {}
-        for name in sorted(self._names(_BATCHES)):
-            if name.endswith(".json"):
-                record = BatchRecord.from_json(self._read(f"{_BATCHES}/{name}") or b"", name)
-                self._records[record.step] = record
+        self._pinned: dict[int, Source] = {}  # groups of steps
+        self._used: dict[int, int] = {}  # step of each position that was taken or left out
+        self._groups: dict[int, dict[Source, Record | None]] = {}  # None: a file of an earlier release
+        self._refused: set[Source] = set()
+        self._forgotten = 0  # groups of steps before this one are let go of
+        self._lock = threading.RLock()
+        self._steps = AppendLog(self._join(_STEPS), load=range(_IDENTITY, _GROUP), cure=_STEPS_CURE)
+        self._logs: dict[str, AppendLog] = {}
+        for record in self._earlier.records():
+            self._add_step(record)
+        for position in self._earlier.positions():
+            self._groups[position] = {("", 0, position, 0): None}
+        self.refresh()
+        if self.lost_groups:
+            logger.warning("%s: %d groups of its steps are lost", self.folder, self.lost_groups)
+
+    def __enter__(self) -> RolloutStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets others write. What is stored can still be read."""
+        for log in (self._steps, *self._logs.values()):
+            log.close()
+
+    def refresh(self) -> None:
+        """Reads what other processes have added since: groups of producers; for a producer, the consumer's steps."""
+        with self._lock:
+            for record in self._steps.refresh():
+                self._apply(record)
+            names = [] if self.folder is None else list_names(self._join(_PRODUCERS) or "")
+            for name in names:
+                for record in self._log(name).refresh():
+                    self._add_group(name, record)
 
     @property
     def next_step(self) -> int:
@@ -104,31 +129,58 @@ class RolloutStore:
 
     @property
     def next_position(self) -> int:
-        """The first position that no step has taken or left out."""
+        """The first position that no step, nor any behind it, has taken or left out."""
         return max((r.next_position for r in self._records.values()), default=0)
 
     @property
     def pending(self) -> list[int]:
         """Positions whose groups are stored, and wait for a step."""
-        return sorted(p for p in self._stored if p >= self.next_position)
+        return sorted(p for p in self._groups if p not in self._used and self.has_group(p))
 
-    def claim(self, run: dict[str, Any]) -> None:
-        """Says whose rollouts these are; raises PlanMismatchError if they are another run's."""
-        run = {"format_version": FORMAT_VERSION, **run}
-        data = self._read(_RUN)
-        if data is None:
-            self._write(_RUN, json.dumps(run, sort_keys=True).encode())
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Whose rollouts these are, as :meth:`claim` was told; empty if it was not."""
+        return dict(self._identity)
+
+    @property
+    def lost_groups(self) -> int:
+        """Groups of steps that are not there any more, other than those let go of."""
+        return sum(
+            source not in self._groups.get(position, {})
+            for position, source in self._pinned.items()
+            if source[0] and self._used[position] >= self._forgotten
+        )
+
+    def claim(self, identity: dict[str, Any]) -> None:
+        """Opens the store for writing, and holds whose rollouts these are.
+
+        Args:
+            identity: Values of JSON by name; those that are None are not held. Names that an earlier release did not
+                store are added.
+
+        Raises:
+            PlanMismatchError: they are another run's: the first value that differs is named.
+            CacheError: another process writes (it is named), or nobody can.
+        """
+        self._check_identity(identity)
+        self._claimed = identity
+        if self.producer is not None:
+            self._open_own(self.producer)
             return
-        try:
-            stored = dict[str, Any](json.loads(data))
-        except (ValueError, TypeError, RecursionError) as error:
-            problem = f"does not say whose rollouts these are ({error})"
-            raise CacheCorruptError(problem, field="file", value=f"{self.folder}/{_RUN}") from error
-        for name in sorted({*run, *stored}):
-            if stored.get(name) != run.get(name):
-                problem = f"differs: the rollouts in {self.folder} are of a run with {stored.get(name)!r}"
-                cure = "Use another folder, or the settings of that run."
-                raise PlanMismatchError(problem, field=name, value=run.get(name), cure=cure)
+        with self._lock:
+            for record in self._steps.write():
+                self._apply(record)
+            self._check_identity(identity)
+            known = {name: value for name, value in identity.items() if value is not None}
+            if known != self._identity:
+                self._append(_IDENTITY, 0, {"format_version": FORMAT_VERSION, **self._identity, **known})
+
+    def _check_identity(self, identity: dict[str, Any]) -> None:
+        for name, stored in sorted(self._identity.items()):
+            if stored != identity.get(name):
+                problem = f"differs: the rollouts in {self.folder} are of a run with {stored!r}"
+                cure = _CURES.get(name, f"Set it to {stored!r}, or use another folder.")
+                raise PlanMismatchError(problem, field=name, value=identity.get(name), cure=cure)
 
     def record(self, step: int) -> BatchRecord | None:
         """What a step is made of; None if it has not been made yet."""
@@ -140,77 +192,187 @@ class RolloutStore:
 
     def has_group(self, position: int) -> bool:
         """Whether the group of a position is stored."""
-        return position in self._stored
+        return self._source(position) is not None
 
     def group(self, position: int) -> ScoredGroup:
-        """The group of a position; raises CacheError if it is not stored any more, CacheCorruptError if damaged."""
-        name = _group_name(position)
-        data = self._read(name)
-        if data is None:
+        """The group of a position: its step's, if one has it, else the newest.
+
+        Raises:
+            CacheError: it is not stored any more.
+            CacheCorruptError: it is damaged or lost.
+        """
+        with self._lock:
+            source = self._source(position)
+            record = None if source is None else self._groups[position][source]
+        if source is None:
+            raise self._missing(position)
+        if record is None:
+            return ScoredGroup.from_bytes(self._earlier.group(position), f"group {position} of an earlier release")
+        return ScoredGroup.from_bytes(self._log(source[0]).read(record), f"{source[0]}/{record.segment}")
+
+    def _missing(self, position: int) -> CacheError:
+        step, pinned = self._used.get(position), self._pinned.get(position)
+        if step is None or pinned is None or step < self._forgotten or not pinned[0]:
             cure = "A step was asked for that forget() has let go of: resume from a later checkpoint."
-            raise CacheError("is not stored any more", field="group", value=position, cure=cure)
-        return ScoredGroup.from_bytes(data, name)
+            return CacheError("is not stored any more", field="group", value=position, cure=cure)
+        problem = f"of step {step} is lost: the log of producer {pinned[0]!r} does not have it any more"
+        cure = f"Bring its file back from a copy, or take the step back with RolloutStore.rewind({step})."
+        return CacheCorruptError(problem, field="group", value=position, cure=cure)
+
+    def _source(self, position: int) -> Source | None:
+        """Which group of a position is used: the step's, or the newest that was not refused."""
+        candidates = self._groups.get(position, {})
+        if (pinned := self._pinned.get(position)) is not None:
+            return pinned if pinned in candidates else None
+        return max(candidates.keys() - self._refused, default=None)
 
     def put_group(self, position: int, group: ScoredGroup) -> None:
-        """Stores the group of a position, in place of one that is there."""
-        self._write(_group_name(position), group.to_bytes())
-        self._stored.add(position)
+        """Stores the group of a position, in place of one that no step has. From several threads, if need be."""
+        name = self.producer or CONSUMER
+        with self._lock:
+            log = self._open_own(name)
+        record = log.append(_GROUP, position, group.to_bytes())
+        with self._lock:
+            self._add_group(name, record)
 
-    def put_record(self, record: BatchRecord) -> None:
-        """Stores what a step is made of. From then on that step is made of it."""
-        self._write(_record_name(record.step), record.to_json())
-        self._records[record.step] = record
+    def refuse_group(self, position: int) -> None:
+        """Says that the group of a position is not used: it is too old, and to be sampled again."""
+        with self._lock:
+            for source in self._groups.get(position, {}).keys() - self._refused:
+                self._append(_REFUSED, position, source)
+
+    def put_record(self, record: BatchRecord) -> BatchRecord:
+        """Stores what a step is made of, and returns it with its groups. From then on that step is made of it.
+
+        Raises:
+            CacheError: a position is in another step already; its group is not stored; the lease was lost.
+        """
+        with self._lock:
+            for position in (*record.positions, *record.dropped):
+                if position in self._used:
+                    problem = f"is in step {self._used[position]} already: no prompt is in two steps"
+                    raise CacheError(problem, field="position", value=position, cure="Open the store anew.")
+            sources = [self._source(position) for position in record.positions]
+            if None in sources:
+                missing = record.positions[sources.index(None)]
+                cure = "Store it with put_group() first."
+                raise CacheError("has no group that a step could use", field="position", value=missing, cure=cure)
+            record = replace(record, groups=[source for source in sources if source is not None])
+            self._append(_STEP, record.step, asdict(record))
+            return record
 
     def forget(self, before_step: int) -> int:
-        """Deletes groups of steps before ``before_step``, records excepted, and returns how many there were."""
-        end = max((r.next_position for r in self._records.values() if r.step < before_step), default=0)
-        gone = [p for p in self._stored if p < end]
-        for position in gone:
-            self._remove(_group_name(position))
-            self._stored.discard(position)
-        return len(gone)
+        """Lets go of the groups of steps before ``before_step``, records excepted, and returns how many there were."""
+        with self._lock:
+            steps = [r for r in self._records.values() if self._forgotten <= r.step < before_step]
+            stored = [p for r in steps for p in (*r.positions, *r.dropped) if p in self._groups]
+            earlier = [p for p in stored if None in self._groups[p].values()]
+            if stored:
+                self._append(_FORGET, before_step, None)
+                for log in self._logs.values():
+                    log.drop(lambda record: self._used.get(record.key, before_step) < before_step)
+                for position in earlier:
+                    self._earlier.remove(position)
+            return len(stored)
 
     def rewind(self, to_step: int) -> None:
         """Takes back the records of ``to_step`` and later steps: their groups are pending again.
 
         For a trainer that goes back to an old checkpoint, and wants its steps made anew.
         """
-        for step in sorted((s for s in self._records if s >= to_step), reverse=True):
-            self._remove(_record_name(step))
-            del self._records[step]
+        with self._lock:
+            if any(step >= to_step for step in self._records):
+                self._append(_REWIND, to_step, None)
 
-    def _names(self, folder: str) -> list[str]:
-        if self.folder is None:
-            return []
-        url = files.join(self.folder, folder)
-        if not files.exists(url):
-            return []
-        if files.is_local(url):
-            return os.listdir(files.local_path(url))
-        fs, path = files.filesystem(url)
-        with files.client_errors(url):
-            listed: list[str] = fs.ls(path, detail=False)
-        return [name.rsplit("/", 1)[-1] for name in listed]
+    def describe(self) -> dict[str, Any]:
+        """What is in the store, as JSON values."""
+        logs = {"steps": self._steps, **self._logs}
+        trained = sum(len(r.positions) for r in self._records.values())
+        return {
+            "path": self.folder,
+            "identity": self.identity,
+            "steps": len(self._records),
+            "next_step": self.next_step,
+            "next_position": self.next_position,
+            "trained_groups": trained,
+            "dropped_groups": len(self._used) - trained,
+            "pending_groups": len(self.pending),
+            "refused_groups": len(self._refused),
+            "duplicate_groups": self.duplicate_groups,
+            "lost_groups": self.lost_groups,
+            "forgotten_steps": self._forgotten,
+            "logs": {
+                name: {
+                    "records": log.num_records,
+                    "closed": log.is_closed,
+                    **{key: getattr(log, key) for key in ("torn_bytes", "fenced_records", "lost_records")},
+                }
+                for name, log in logs.items()
+            },
+        }
 
-    def _read(self, name: str) -> bytes | None:
-        return self._memory.get(name) if self.folder is None else files.read_bytes(files.join(self.folder, name))
+    def _join(self, *parts: str) -> str | None:
+        return None if self.folder is None else files.join(self.folder, *parts)
 
-    def _write(self, name: str, data: bytes) -> None:
-        if self.folder is None:
-            self._memory[name] = data
-        else:
-            files.write_atomic(files.join(self.folder, name), data)
+    def _log(self, name: str) -> AppendLog:
+        if name not in self._logs:
+            self._logs[name] = AppendLog(self._join(_PRODUCERS, name), cure=_GROUPS_CURE, may_lose=True)
+        return self._logs[name]
 
-    def _remove(self, name: str) -> None:
-        if self.folder is None:
-            self._memory.pop(name, None)
-        else:
-            files.remove_tree(files.join(self.folder, name))
+    def _open_own(self, name: str) -> AppendLog:
+        """The log that this process adds groups to, open for writing."""
+        for record in self._log(name).write():
+            self._add_group(name, record)
+        return self._log(name)
+
+    def _append(self, kind: int, key: int, value: object) -> None:
+        if self.producer is not None:
+            cure = "Open it without a producer's name in the process that trains."
+            raise ConfigError("only adds groups", field="producer", value=self.producer, cure=cure)
+        self._steps.write()
+        payload = json.dumps(value, sort_keys=True).encode()
+        self._apply(replace(self._steps.append(kind, key, payload), payload=payload))
+
+    def _apply(self, record: Record) -> None:
+        """Takes a record of the consumer's into account."""
+        name = f"{_STEPS}/{record.segment}"
+        if record.kind == _STEP:
+            self._add_step(BatchRecord.from_json(record.payload, name))
+        elif record.kind == _IDENTITY:
+            self._identity = read_identity(record.payload, name)
+            if self._claimed is not None:
+                self._check_identity(self._claimed)
+        elif record.kind == _REFUSED:
+            try:
+                self._refused.add(msgspec.json.decode(record.payload, type=Source))
+            except msgspec.MsgspecError as error:
+                raise CacheCorruptError("is no record of a refused group", field="segment", value=name) from error
+        elif record.kind == _REWIND:
+            for step in [s for s in self._records if s >= record.key]:
+                taken_back = self._records.pop(step)
+                for position in (*taken_back.positions, *taken_back.dropped):
+                    self._used.pop(position, None)
+                    self._pinned.pop(position, None)
+            self._forgotten = min(self._forgotten, record.key)
+        elif record.kind == _FORGET:
+            self._forgotten = max(self._forgotten, record.key)
+            for position in [p for p in self._groups if self._used.get(p, record.key) < record.key]:
+                del self._groups[position]
+
+    def _add_step(self, record: BatchRecord) -> None:
+        sources = record.groups or [("", 0, position, 0) for position in record.positions]
+        if len(sources) != len(record.positions):
+            raise CacheCorruptError("has not one group for each position", field="step", value=record.step)
+        self._records[record.step] = record
+        self._used |= dict.fromkeys((*record.positions, *record.dropped), record.step)
+        self._pinned |= dict(zip(record.positions, sources, strict=True))
+
+    def _add_group(self, name: str, record: Record) -> None:
+        if record.kind == _GROUP and self._used.get(record.key, self._forgotten) >= self._forgotten:
+            self.duplicate_groups += self._source(record.key) is not None
+            self._groups.setdefault(record.key, {})[name, record.writer, record.number, record.checksum] = record
 
 
-def _group_name(position: int) -> str:
-    return f"{_GROUPS}/{position:012d}.npz"
-
-
-def _record_name(step: int) -> str:
-    return f"{_BATCHES}/{step:012d}.json"
+def holds_rollouts(folder: str) -> bool:
+    """Whether there are rollouts in a folder, of this release or an earlier one."""
+    return bool(segment_names(files.join(folder, _STEPS))) or EarlierRollouts(folder).exists()

@@ -23,6 +23,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from headrace.config.writing import given_fields
 from headrace.errors import ConfigError, HeadraceError, IndexOutOfRangeError, PlanMismatchError
 from headrace.mix.draws import Draws
 from headrace.mix.policy import Anchor
@@ -93,7 +94,7 @@ class LoaderState:
             step, digest = np.asarray(tree["step"]), np.asarray(tree["fingerprint"])
         except KeyError as error:
             raise ConfigError(f"has no {error}", field="state", value=sorted(tree)) from error
-        if step.shape != () or digest.ndim != 1:
+        if step.shape != () or digest.ndim != 1 or int(step) < 0:
             raise ConfigError("is not a loader's state", field="state", value=[step.shape, digest.shape])
         return cls(int(step), digest.astype(np.uint8).tobytes().hex())
 
@@ -102,12 +103,14 @@ class LoaderState:
         """From JSON values.
 
         Raises:
-            ConfigError: a key is missing or of the wrong kind.
+            ConfigError: a key is missing or of the wrong kind, or the step is below 0.
         """
-        step, fingerprint = data.get("step"), data.get("fingerprint")
-        if not isinstance(step, int) or not isinstance(fingerprint, str):
-            cure = "It needs 'step' and 'fingerprint'."
-            raise ConfigError("is not a loader's state", field="state", value=dict(data), cure=cure)
+        step, fingerprint = (
+            (data.get(k) for k in ("step", "fingerprint")) if isinstance(data, Mapping) else (None, None)
+        )
+        if type(step) is not int or step < 0 or not isinstance(fingerprint, str):
+            cure = "It needs 'step', from 0, and 'fingerprint', as get_state or to_json gave them."
+            raise ConfigError("is not a loader's state", field="state", value=data, cure=cure)
         return cls(step, fingerprint)
 
 
@@ -119,17 +122,22 @@ class RunManifest:
         resolved: Description of the loader with all defaults and derived values filled in, JSON values.
         history: Manifests that this one amends, oldest first: ``fingerprint``, and ``until_step``, the first step that
             is no longer theirs.
+        config: Fields of the config that the loader was made from, those that are not the defaults; None: it was made
+            without one, or by an earlier release. No part of the manifest's identity.
         anchors: Where :meth:`state` leaves an anchor; set by :func:`open_run`, no part of the manifest's identity.
     """
 
     resolved: dict[str, Any]
     history: tuple[dict[str, Any], ...] = ()
+    config: dict[str, Any] | None = field(default=None, compare=False, repr=False)
     anchors: Anchors | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, loader: Described) -> RunManifest:
         """The manifest of a loader."""
-        return cls(json.loads(json.dumps(loader.describe(), default=_plain)))  # as it reads back: string keys, lists
+        resolved = json.loads(json.dumps(loader.describe(), default=_plain))  # as it reads back: string keys, lists
+        config = getattr(_planned(loader), "config", None)
+        return cls(resolved, config=None if config is None else given_fields(config))
 
     @property
     def fingerprint(self) -> str:
@@ -155,13 +163,15 @@ class RunManifest:
         """Raises PlanMismatchError, with the differences, unless ``other`` is this run."""
         if other.fingerprint == self.fingerprint:
             return
-        lines = differences(self.resolved, other.resolved)
+        ours = differences(self.config, other.config) if self.config is not None and other.config is not None else []
+        lines = ours or differences(self.resolved, other.resolved)
         shown = "; ".join(lines[:_SHOWN_DIFFERENCES])
         more = f"; and {len(lines) - _SHOWN_DIFFERENCES} more" if len(lines) > _SHOWN_DIFFERENCES else ""
+        cure = "Go back to the run's config, declare the change as an amendment, or take another folder."
         raise PlanMismatchError(
-            f"the run was started with another plan: {shown}{more}",
+            f"the run was started with another {'config' if ours else 'plan'}: {shown}{more}",
             field="config",
-            cure="Go back to the run's config, declare the change as an amendment, or take another folder.",
+            cure=f"{cure} The amendment for it, if there is one: headrace diff RUN CONFIG" if ours else cure,
         )
 
     def amends(self, earlier: RunManifest) -> int | None:
@@ -177,6 +187,8 @@ class RunManifest:
     def save(self, folder: str) -> None:
         """Writes the manifest into a run's folder, atomically. All processes of a run may do so at the same time."""
         content = {"fingerprint": self.fingerprint, "resolved": self.resolved, "history": list(self.history)}
+        if self.config is not None:
+            content["config"] = self.config
         text = json.dumps(content, indent=1, sort_keys=True)
         files.write_atomic(files.join(folder, MANIFEST_NAME), text.encode() + b"\n", writer=f".{uuid.uuid4().hex}")
 
@@ -194,7 +206,8 @@ class RunManifest:
             content = json.loads(raw)
             earlier = content.get("history", ())
             history = ({**h, "fingerprint": str(h["fingerprint"]), "until_step": int(h["until_step"])} for h in earlier)
-            return cls(dict(content["resolved"]), tuple(history))
+            config = content.get("config")
+            return cls(dict(content["resolved"]), tuple(history), None if config is None else dict(config))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ConfigError(f"is not a run's manifest ({error})", field="manifest", value=url) from error
 
@@ -229,7 +242,7 @@ def _phases_amended(new: list[dict[str, Any]], old: list[dict[str, Any]]) -> int
 class Anchors:
     """The anchors in a run's folder. Those of another run are ignored, and those that an amendment left behind."""
 
-    def __init__(self, folder: str, manifest: RunManifest, loader: Described) -> None:
+    def __init__(self, folder: str, manifest: RunManifest, loader: object) -> None:
         self._url, self._fingerprint, self._loader = files.join(folder, ANCHORS_NAME), manifest.fingerprint, loader
         self._until = {h["fingerprint"]: h["until_step"] for h in manifest.history} | {self._fingerprint: MAX_STEP}
 
@@ -274,9 +287,14 @@ class Anchors:
             files.write_atomic(self._url, json.dumps(content).encode() + b"\n", writer=f".{uuid.uuid4().hex}")
 
 
+def _planned(loader: object) -> Any:
+    """The loader's dataset, behind what maps it; None if it has none."""
+    return getattr(getattr(loader, "dataset", None), "planned", None)
+
+
 def _draws_at(loader: object, step: int) -> Draws | None:
-    """The draws of the loader's mixture at ``step``, behind what maps it or changes its row length."""
-    planned = getattr(getattr(loader, "dataset", None), "planned", None)
+    """The draws of the loader's mixture at ``step``, behind what changes its row length."""
+    planned = _planned(loader)
     mixture = None if planned is None else planned.at_step(step)[0].mixture
     return None if mixture is None else mixture.draws
 
@@ -355,7 +373,8 @@ def _opened(folder: str, mine: RunManifest, step: int | None) -> RunManifest:
         done = "how many steps are done was not said" if step is None else f"{step} steps are done"
         cure = "Give open_run the step of the checkpoint." if step is None else f"Begin it at step {step} or later."
         raise PlanMismatchError(f"may touch the past: {done}", field="amendments.step", value=first, cure=cure)
-    amended = RunManifest(mine.resolved, (*theirs.history, {"fingerprint": theirs.fingerprint, "until_step": first}))
+    history = (*theirs.history, {"fingerprint": theirs.fingerprint, "until_step": first})
+    amended = replace(mine, history=history)
     amended.save(folder)
     return amended
 

@@ -31,10 +31,10 @@ import concurrent.futures
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -42,28 +42,15 @@ import tensorstore as ts
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, ReadError
 from headrace.store import files, retry
-from headrace.store.failures import reason
-from headrace.store.layout import OWNER, CacheLayout, StoredLayout, owner_of
+from headrace.store.failures import DamagedAnswerError
+from headrace.store.layout import CHUNKS, OWNER, CacheLayout, StoredLayout, owner_of
 from headrace.store.mapped import MappedArray, map_array
+from headrace.store.pending import ArrayFuture, PendingRead, store_error
+from headrace.store.places import LocalPlaces
 from headrace.store.requests import Store, arrived, get, read_context, submit
 from headrace.store.sharded import ShardedArray, described_by
 
 _FILL_CHUNKS, _FILL_READS = 16, 8  # of a long read: chunks in each of its reads, and reads in flight
-
-
-class ArrayFuture(Protocol):
-    """A read in flight: ``result()`` or ``await`` gives the data. Dropping it abandons the read."""
-
-    def result(self, timeout: float | None = None) -> np.ndarray:
-        """The data, once it is there.
-
-        Raises:
-            ReadError: it cannot be read; the array and the chunk are named.
-            TimeoutError: not there within ``timeout`` seconds; the read goes on.
-        """
-        ...
-
-    def __await__(self) -> Generator[Any, None, np.ndarray]: ...
 
 
 def kvstore_spec(url: str) -> dict[str, Any]:
@@ -138,71 +125,6 @@ def _failed(opening: asyncio.Future[Any]) -> bool:
     return opening.done() and (opening.cancelled() or opening.exception() is not None)
 
 
-class _PendingRead:
-    """A read in flight that ends with :meth:`StoredArray.received`, or fails as :class:`ReadError`, with the array, the
-    chunk and the shard file named. ``out``: what it reads into; None: what the future gives.
-    """
-
-    __slots__ = ("_array", "_future", "_out", "_start", "_stop")
-
-    def __init__(self, future: Any, array: StoredArray, start: int, stop: int, out: np.ndarray | None = None) -> None:
-        self._future, self._array, self._start, self._stop, self._out = future, array, start, stop, out
-
-    def result(self, timeout: float | None = None) -> np.ndarray:
-        try:
-            values = self._future.result(timeout)
-        except (ValueError, OSError) as error:
-            if isinstance(error, TimeoutError) and timeout is not None:
-                if not self._future.done():
-                    raise  # it is not there yet
-                return self.result()  # it came just now, or fails with the store's own error of that name
-            raise self._failed(error) from store_error(error, self._array.url, self._shards())
-        self._array.received(values if self._out is None else self._out, self._start)
-        return values
-
-    def __await__(self) -> Generator[Any, None, np.ndarray]:
-        future = self._future
-        waiting = asyncio.wrap_future(future) if isinstance(future, concurrent.futures.Future) else future
-        try:
-            values = yield from waiting.__await__()
-        except (ValueError, OSError) as error:
-            raise self._failed(error) from store_error(error, self._array.url, self._shards())
-        self._array.received(values if self._out is None else self._out, self._start)
-        return values
-
-    def __del__(self) -> None:
-        if isinstance(self._future, concurrent.futures.Future):  # TensorStore's own end by being forgotten
-            self._future.cancel()
-
-    def _failed(self, error: Exception) -> ReadError:
-        first, last = self._units(self._array.chunk_elements)
-        chunks = f"chunk {first}" if first == last else f"chunks {first} to {last}"
-        cure = "Check that the store can be reached and that the cache was copied whole; build it again if not."
-        problem = f"{chunks} cannot be read ({store_error(error, self._array.url, self._shards())})"
-        return ReadError(problem, field="array", value=self._array.url, cure=cure)
-
-    def _shards(self) -> str:
-        first, last = self._units(self._array.layout.shard_elements)
-        url = f"{self._array.url.rstrip('/')}/c/{first}"
-        return f"shard file {url}" if first == last else f"shard files {url} to {last}"
-
-    def _units(self, elements: int) -> tuple[int, int]:
-        """The first and the last chunk, or shard, that it touches."""
-        return self._start // elements, max(self._stop - 1, self._start) // elements
-
-
-def store_error(error: Exception, url: str, shards: str = "") -> OSError:
-    """What went wrong, and the shard file and the credential if they matter and are not named yet."""
-    message = reason(error)
-    if shards and "shard file" not in message:
-        message = f"{message}, {shards}"
-    if "PERMISSION_DENIED" in message or "UNAUTHENTICATED" in message:
-        message = f"{message}, asked as {files.asked_as(url)}"
-    failure = OSError(message)
-    failure.__cause__ = error
-    return failure
-
-
 class StoredArray:
     """A finished one-dimensional array, opened at the first read.
 
@@ -227,13 +149,15 @@ class StoredArray:
         # Nothing else is worked out here: a run may open a million arrays, and read few of them.
         self._working_folder = "" if url.startswith("/") or "://" in url else os.getcwd()  # what a relative path means
         self._store: Any = None
+        self._places: LocalPlaces | None = None
         self._mapped: MappedArray | None = None
         self._looked = False
         self._lock = threading.Lock()
         self._opening: asyncio.Task[ShardedArray | None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_store": None, "_mapped": None, "_looked": False, "_lock": None, "_opening": None}
+        fresh = dict.fromkeys(("_store", "_places", "_mapped", "_lock", "_opening"))
+        return self.__dict__ | fresh | {"_looked": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
@@ -262,7 +186,7 @@ class StoredArray:
         """Starts reading elements ``start .. stop``, within ``0 .. length``; several reads may be in flight."""
         if self._over_http:
             return self._read_over_http(np.empty(stop - start, self.dtype), start)
-        return _PendingRead(self._opened()[start:stop].read(order="C"), self, start, stop)
+        return self._read_here(start, stop, lambda store: store[start:stop].read(order="C"))
 
     def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
         """Starts reading ``out.size`` elements from ``start`` on straight into ``out`` (contiguous, of this dtype).
@@ -272,7 +196,7 @@ class StoredArray:
         if self._over_http:
             return self._read_over_http(out, start)
         stop = start + out.size
-        return _PendingRead(ts.array(out, copy=False).write(self._opened()[start:stop]), self, start, stop, out)
+        return self._read_here(start, stop, lambda store: ts.array(out, copy=False).write(store[start:stop]), out)
 
     def fill(self, out: np.ndarray, start: int) -> None:
         """Reads ``out.size`` elements from ``start`` on into ``out`` (contiguous, of this dtype), and returns when they
@@ -322,6 +246,19 @@ class StoredArray:
                 self._mapped, self._looked = map_array(self._folder, self.dtype, self.length, self.owner), True
             return self._mapped
 
+    def _read_here(
+        self, start: int, stop: int, begin: Callable[[Any], Any], out: np.ndarray | None = None
+    ) -> PendingRead:
+        store = self._opened()
+        try:
+            if self._places is not None:
+                self._places.check(start, stop)
+            future = begin(store)
+        except DamagedAnswerError as error:
+            future = concurrent.futures.Future[Any]()
+            future.set_exception(error)
+        return PendingRead(future, self, start, stop, out)
+
     def _read_over_http(self, out: np.ndarray, start: int) -> ArrayFuture:
         check_same_process()
 
@@ -333,7 +270,7 @@ class StoredArray:
             await arrived(ts.array(out, copy=False).write(store[start : start + out.size]))
             return out
 
-        return _PendingRead(submit(read), self, start, start + out.size)
+        return PendingRead(submit(read), self, start, start + out.size)
 
     async def _opened_over_http(self) -> ShardedArray | None:
         """This array, asked for once by all reads that come before it is there; None if TensorStore must read it."""
@@ -405,6 +342,12 @@ class StoredArray:
     def _check_store(self, store: Any) -> None:
         attributes = store.spec().to_json()["metadata"].get("attributes", {})
         self._check_found(int(store.shape[0]), store.dtype.name, str(attributes.get(OWNER, "")))
+        if self._folder is not None and CHUNKS in attributes:
+            try:
+                stored = StoredLayout.parse(json.loads((self._folder / "zarr.json").read_bytes()))
+            except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+                raise self._not_opened(ValueError(f"DATA_LOSS: {error}")) from error
+            self._places = None if stored.checksums is None else LocalPlaces(self._folder, stored, stored.checksums)
 
     def _check_found(self, length: int, dtype: str, owner: str) -> None:
         found, recorded = f"{length} elements of {dtype}", f"{self.length} elements of {self.dtype.name}"

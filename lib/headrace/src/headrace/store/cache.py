@@ -264,6 +264,11 @@ class TokenCache:
         """Names of the leaves beside the tokens."""
         return sorted(self._specs)
 
+    @property
+    def leaf_specs(self) -> tuple[LeafSpec, ...]:
+        """The leaves beside the tokens, in the order in which they were written."""
+        return tuple(self._specs.values())
+
     def leaf(self, name: str) -> CacheLeaf:
         """A leaf by name: one of :attr:`leaves`, or ``input_ids``, the tokens.
 
@@ -273,10 +278,11 @@ class TokenCache:
         if name not in self._leaves:
             check_choice("leaf", name, [*self._specs, TOKENS], f"is not a leaf of {self.path}")
             kind: LeafKind = "ragged" if name == TOKENS else self._specs[name].kind
+            width = None if name == TOKENS else self._specs[name].width
             dtype = self.dtype if name == TOKENS else np.dtype(self._specs[name].dtype)
             parts = MadeList(len(self._table), partial(self._open_part, name, kind))
             arrays = self._arrays(name, dtype, parts)
-            self._leaves[name] = CacheLeaf(name, dtype, kind, parts, arrays, self._first_document, self.path)
+            self._leaves[name] = CacheLeaf(name, dtype, kind, parts, arrays, self._first_document, self.path, width)
         return self._leaves[name]
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
@@ -366,6 +372,14 @@ def _converted(values: object, form: type[FormT], section: str, path: str) -> Fo
         cure = "Build the cache again, or restore its ledger.json."
         problem = f"has a ledger whose {section} cannot be used ({error})"
         raise CacheCorruptError(problem, field="cache", value=path, cure=cure) from error
+
+
+def same_ledger(a: TokenCache, b: TokenCache) -> bool:
+    """Whether two caches have the same ``ledger.json``."""
+    tables = a.ledger.parts, b.ledger.parts
+    if isinstance(tables[0], ColumnTable) and isinstance(tables[1], ColumnTable):
+        return tables[0].head.ledger == tables[1].head.ledger
+    return a.whole_ledger == b.whole_ledger
 
 
 def build_command(path: str) -> str:

@@ -31,7 +31,7 @@ from headrace.store.leaf import CacheLeaf, fitting
 from headrace.store.lease import check_vacant, lease
 from headrace.store.ledger import Ledger, read_ledger, write_ledger, write_part_record
 from headrace.store.parts import LeafRecord, PartRecord
-from headrace.store.ragged import created_array, data_url, name_owner, offsets_url, shard_sizes, written
+from headrace.store.ragged import ShardWriter, created_array, data_url, name_owner, offsets_url, shard_sizes
 
 PART = "00000"
 _ORIGIN = "consolidated_from"
@@ -124,18 +124,17 @@ def _asked(ledger: Ledger) -> tuple[Any, ...]:
 
 
 def _copy_leaf(leaf: CacheLeaf, output: str, layout: CacheLayout, advance: Callable[[int], None]) -> LeafRecord:
-    stored = layout if leaf.name == TOKENS else layout.leaf(LeafSpec(leaf.name, leaf.dtype.name, leaf.kind))
+    stored = layout if leaf.name == TOKENS else layout.leaf(LeafSpec(leaf.name, leaf.dtype.name, leaf.kind, leaf.width))
     digest = hashlib.sha256()
     url = data_url(output, PART, leaf.name)
     dtype = np.dtype(stored.dtype)
     values = (fitting(block, dtype, url) for block in leaf.blocks())
-    _copy_array(url, stored, leaf.num_elements, values, digest, advance)
-    urls = [url]
+    arrays = {url: _copy_array(url, stored, leaf.num_elements, values, digest, advance)}
     if leaf.kind == "ragged":
         ends = chain([np.zeros(1, np.int64)], leaf.ends())
-        urls.append(offsets_url(output, PART, leaf.name))
-        _copy_array(urls[-1], stored.offsets(), leaf.num_documents + 1, ends, digest, None)
-    name_owner(f"sha256:{digest.hexdigest()}", *urls)
+        url = offsets_url(output, PART, leaf.name)
+        arrays[url] = _copy_array(url, stored.offsets(), leaf.num_documents + 1, ends, digest, None)
+    name_owner(f"sha256:{digest.hexdigest()}", arrays)
     return LeafRecord(leaf.num_elements, f"sha256:{digest.hexdigest()}")
 
 
@@ -146,9 +145,12 @@ def _copy_array(
     blocks: Iterable[np.ndarray],
     digest: Any,
     advance: Callable[[int], None] | None,
-) -> None:
-    """Writes the shards that are not there yet; a shard file is written whole or not at all."""
-    store = created_array(url, layout.zarr_metadata(length), replace=False)
+) -> np.ndarray | None:
+    """Writes the shards that are not there yet; a shard file is written whole or not at all. Gives the checksums of all
+    chunks.
+    """
+    created_array(url, layout.zarr_metadata(length), replace=False)
+    writer = ShardWriter(url, layout.zarr_metadata(length))
     there = set(shard_sizes(url, -(-length // layout.shard_elements)))
     shard = np.empty(min(layout.shard_elements, length), layout.dtype)
     filled = at = 0
@@ -161,11 +163,11 @@ def _copy_array(
             filled += taken.size
             rest = rest[taken.size :]
             if filled == shard.size or at + filled == length:
-                if at // layout.shard_elements not in there:
-                    written(store[at : at + filled].write(shard[:filled]), url, _KEPT)
+                writer.write(at, shard[:filled], there=at // layout.shard_elements in there, kept=_KEPT)
                 at, filled = at + filled, 0
         if advance is not None:
             advance(block.size)
+    return writer.checksums
 
 
 def summed(extras: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from fsspec.asyn import sync
 from fsspec.core import split_protocol, url_to_fs
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError, install_command
-from headrace.store import retry
+from headrace.store import durable, retry
 
 T = TypeVar("T")
 _EXTRA_OF_PROTOCOL = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
@@ -262,8 +262,9 @@ def read_range(url: str, start: int, stop: int) -> bytes:
 
 
 def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = "") -> None:
-    """Writes ``data``, or pieces of it, to ``url`` so that no reader, and no crash, ever leaves half of it. ``writer``
-    names this writer among those that may write the file at the same time.
+    """Writes ``data``, or pieces of it, to ``url`` so that no reader, and no crash, ever leaves half of it; when this
+    returns, it is there after a power cut too. ``writer`` names this writer among those that may write the file at the
+    same time.
 
     Raises:
         CacheError: the place cannot be written (permissions, disk full, ...).
@@ -273,14 +274,10 @@ def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = 
             _asked(url, "pipe_file", data if isinstance(data, bytes) else b"".join(data))
             return
         path = local_path(url)
-        path.parent.mkdir(parents=True, exist_ok=True)
         # One fixed name: what a killed writer left is overwritten by the next one, so nothing stray stays behind.
-        temporary = path.with_name(f"{path.name}{writer}.tmp")
-        with temporary.open("wb") as f:
-            f.writelines([data] if isinstance(data, bytes) else data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
+        durable.write_file(
+            path, [data] if isinstance(data, bytes) else data, temporary=path.with_name(f"{path.name}{writer}.tmp")
+        )
     except OSError as error:
         cure = "Check permissions and free space, then run the same command again."
         raise CacheError(f"cannot be written ({_reason(url, error)})", field="file", value=url, cure=cure) from error
@@ -309,11 +306,7 @@ def remove_tree(url: str) -> None:
                 with client_errors(url):
                     fs.rm(path, recursive=True)
             return
-        path = local_path(url)
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        durable.remove(local_path(url))
     except OSError as error:
         problem = f"cannot be deleted ({error.strerror or error})"
         raise CacheError(problem, field="file", value=url, cure="Check its permissions.") from error

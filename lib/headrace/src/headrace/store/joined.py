@@ -24,6 +24,7 @@ from headrace.store.leaf import LeafPart, starts
 from headrace.store.ledger import LaterSources, Ledger, open_ledger
 from headrace.store.levanter.layout import read_catalog, read_levanter
 from headrace.store.parts import PartRecord, PartTable
+from headrace.store.replicas import open_replicas
 
 
 class JoinedCache(TokenCache):
@@ -179,7 +180,7 @@ def _part_name(cache: TokenCache, part: str) -> str:
 
 def _check_like(cache: TokenCache, first: TokenCache, number: int) -> None:
     def shape(one: TokenCache) -> dict[str, Any]:
-        leaves = {leaf["name"]: (leaf["dtype"], leaf["kind"]) for leaf in one.ledger.leaves}
+        leaves = {leaf["name"]: (leaf["dtype"], leaf["kind"], *_width_of(leaf)) for leaf in one.ledger.leaves}
         return {"dtype": one.layout.dtype, "chunk of tokens": one.layout.chunk_elements, "leaves": leaves}
 
     for name, value in shape(cache).items():
@@ -190,15 +191,23 @@ def _check_like(cache: TokenCache, first: TokenCache, number: int) -> None:
             raise ConfigError(problem, field=f"cache[{number}]", value=cache.path, cure=cure)
 
 
+def _width_of(leaf: Mapping[str, Any]) -> tuple[str, ...]:
+    return (f"{leaf['width']} a token",) if leaf.get("width") else ()
+
+
 def open_components(
-    paths: Mapping[str, Sequence[str]], catalog: str | None = None, read: ReadLedger = open_ledger
+    paths: Mapping[str, Sequence[str]],
+    catalog: str | None = None,
+    replicas: Mapping[str, Sequence[str]] | None = None,
+    read: ReadLedger = open_ledger,
 ) -> dict[str, TokenCache]:
     """The caches of components, by name, those of several paths joined; 16 are opened at a time.
 
     Args:
         paths: Paths of the caches of each component.
         catalog: Catalog that has ledgers of some of them; None: each is read where it lies.
-        read: Reads a ledger, as of :meth:`TokenCache.open`.
+        replicas: Other places of a cache, by its path; see :func:`~headrace.store.replicas.open_replicas`.
+        read: Reads a ledger, as of :meth:`TokenCache.open`; of a cache with replicas it is not used.
 
     Raises:
         CacheError: one cannot be opened; the first that is named.
@@ -207,6 +216,8 @@ def open_components(
     ledgers = {} if catalog is None else read_catalog(catalog)
 
     def open_one(path: str) -> TokenCache:
+        if replicas and replicas.get(path):
+            return open_replicas([path, *replicas[path]])
         ledger = ledgers.get(path.rstrip("/"))
         listed = None if ledger is None else read_levanter(path, ledger)
         return TokenCache.open(path, read=read) if listed is None else TokenCache(path, listed.ledger, listed.part)

@@ -11,10 +11,11 @@ bytes, zstd saves about a quarter of that and halves the speed of reading (docs/
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -30,6 +31,7 @@ LEAF_DTYPES = (*TOKEN_DTYPES, "bool", "int8", "int16", "uint64", "float32", "flo
 DEFAULT_CHUNK = 65_536
 DEFAULT_SHARD_CHUNKS = 256
 OFFSETS_CHUNK = 16_384
+LARGEST_WIDTH = 1024
 LARGEST_CHUNK, LARGEST_SHARD = 1 << 30, 1 << 24  # elements and chunks: what is larger is damage, or meant to do some
 _LITTLE: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"}}
 _CRC: dict[str, Any] = {"name": "crc32c"}
@@ -65,18 +67,21 @@ class LeafSpec:
         name: Its folder within a part: letters, digits, ``_``, ``-`` and ``.``; not ``input_ids``.
         dtype: Name of its dtype: bool, an integer type, ``float32`` or ``float64``.
         kind: ``ragged``: any number of values a document; ``fixed``: one value a document.
+        width: Of a ragged leaf, how many values each token has (1, or K as for a teacher's K likeliest tokens): chunk k
+            then goes with chunk k of the tokens. None: it may be any number.
 
     Raises:
         ConfigError: a value is not usable.
 
     Example:
-        >>> LeafSpec("loss_mask", "uint8", "ragged").kind
-        'ragged'
+        >>> LeafSpec("loss_mask", "uint8", "ragged").kind, LeafSpec("topk", "int32", width=8).width
+        ('ragged', 8)
     """
 
     name: str
     dtype: str
     kind: LeafKind = "ragged"
+    width: int | None = None
 
     def __post_init__(self) -> None:
         if self.name in (TOKENS, "part.json") or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.name):
@@ -86,9 +91,14 @@ class LeafSpec:
         if self.kind not in ("ragged", "fixed"):
             cure = "ragged: any number of values a document; fixed: one value a document."
             raise ConfigError("is not a kind of leaf", field=f"leaf {self.name}", value=self.kind, cure=cure)
+        if self.width is not None and (self.kind == "fixed" or not 1 <= self.width <= LARGEST_WIDTH):
+            cure = f"A leaf of kind ragged may have 1 to {LARGEST_WIDTH:,} values a token."
+            raise ConfigError(
+                "is not a number of values a token", field=f"leaf {self.name}", value=self.width, cure=cure
+            )
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -150,11 +160,12 @@ class CacheLayout:
         return CacheLayout("int64", OFFSETS_CHUNK, self.shard_chunks, self.compression)
 
     def leaf(self, spec: LeafSpec) -> CacheLayout:
-        """Layout of the values of another leaf: chunks of as many elements as those of the tokens, so that chunk k of a
-        leaf with one value a token goes with chunk k of the tokens.
+        """Layout of the values of another leaf: chunks of as many elements as those of the tokens, times its values a
+        token, so that chunk k of a leaf with values for each token goes with chunk k of the tokens.
         """
-        chunk = self.chunk_elements if spec.kind == "ragged" else OFFSETS_CHUNK
-        return CacheLayout(spec.dtype, chunk, self.shard_chunks, self.compression)
+        width = spec.width or 1
+        chunk = width * self.chunk_elements if spec.kind == "ragged" else OFFSETS_CHUNK
+        return CacheLayout(spec.dtype, chunk, max(self.shard_chunks // width, 1), self.compression)
 
     def zarr_metadata(self, length: int) -> dict[str, Any]:
         """``zarr.json`` for a one-dimensional array of ``length`` elements."""
@@ -177,15 +188,19 @@ class CacheLayout:
         }
 
 
-OWNER, _DIGEST = "headrace_owner", "headrace_digest"
+OWNER, CHUNKS, _DIGEST = "headrace_owner", "headrace_chunks", "headrace_digest"
+MOST_NAMED_CHUNKS = 1 << 20
+"""Chunks of an array that names them: ``zarr.json`` has 5.3 bytes for each. A larger array does not."""
 
 
-def attributes_of(metadata: dict[str, Any], owner: str) -> dict[str, str]:
+def attributes_of(metadata: dict[str, Any], owner: str, checksums: np.ndarray | None = None) -> dict[str, str]:
     """What ``zarr.json`` keeps beside the description of an array: whose the array is (the digest of its leaf in its
-    part, and ``data`` or ``offsets``), and a digest of all that it says. Older arrays have neither.
+    part, and ``data`` or ``offsets``), the crc32c of each of its chunks, and a digest of all that it says. Older arrays
+    have none of them, or not the second.
     """
-    said = json.dumps({**metadata, "attributes": owner}, sort_keys=True)
-    return {OWNER: owner, _DIGEST: hashlib.sha256(said.encode()).hexdigest()[:32]}
+    named = {} if checksums is None else {CHUNKS: base64.b64encode(checksums.astype("<u4").tobytes()).decode()}
+    content = json.dumps({**metadata, "attributes": [owner, *named.values()] if named else owner}, sort_keys=True)
+    return {OWNER: owner, **named, _DIGEST: hashlib.sha256(content.encode()).hexdigest()[:32]}
 
 
 def owner_of(url: str, digest: str) -> str:
@@ -193,15 +208,26 @@ def owner_of(url: str, digest: str) -> str:
     return f"{digest} {url.rstrip('/').rsplit('/', 1)[-1]}"
 
 
-def owner_in(metadata: dict[str, Any]) -> str:
-    """Whose an array is, by its ``zarr.json``; empty if it does not say. ValueError if it is not as it was written."""
+def named_in(metadata: dict[str, Any]) -> tuple[str, np.ndarray | None]:
+    """Whose an array is, by its ``zarr.json``, and the crc32c of each of its chunks, uint32; empty and None if it does
+    not say. ValueError if it is not as it was written.
+    """
     attributes = metadata.get("attributes") or {}
-    if OWNER not in attributes and _DIGEST not in attributes:
-        return ""
-    owner = str(attributes.get(OWNER, ""))
-    if attributes != attributes_of(metadata, owner):
+    if not {OWNER, CHUNKS, _DIGEST} & attributes.keys():
+        return "", None
+    owner, named = str(attributes.get(OWNER, "")), attributes.get(CHUNKS)
+    checksums = None if named is None else np.frombuffer(base64.b64decode(str(named), validate=True), "<u4")
+    if attributes != attributes_of(metadata, owner, checksums):
         raise ValueError("it is not as it was written: its digest is of another text")
-    return owner
+    return owner, checksums
+
+
+def chunk_checksums(shard_file: bytes, index_bytes: int) -> np.ndarray:
+    """The crc32c, uint32, with which each chunk of a shard file of headrace's ends, in order."""
+    content = np.frombuffer(shard_file, np.uint8)
+    entries = np.frombuffer(shard_file[-index_bytes:-CRC_BYTES], "<u8").reshape(-1, 2)
+    ends = entries[entries[:, 0] != NO_CHUNK].sum(1).astype(np.int64)
+    return content[ends[:, None] + np.arange(-CRC_BYTES, 0)].copy().view("<u4")[:, 0]
 
 
 @dataclass(frozen=True)
@@ -216,7 +242,8 @@ class StoredLayout:
     index_codecs: list[dict[str, Any]]  # of the index of a file; empty without sharding
     index_last: bool  # the index ends the file; else it begins it
     plain: bool  # sharded in whole chunks and nothing else: keys, grid, and zeros where nothing is stored
-    owner: str = ""  # what it is a part of: see :data:`OWNER`
+    owner: str = ""  # what it is a part of: see :func:`attributes_of`
+    checksums: np.ndarray | None = field(default=None, compare=False)  # of each chunk; None: it does not name them
 
     @classmethod
     def parse(cls, metadata: dict[str, Any]) -> StoredLayout:
@@ -225,7 +252,7 @@ class StoredLayout:
         (shard,) = metadata["chunk_grid"]["configuration"]["chunk_shape"]
         dtype, codecs = str(metadata["data_type"]), metadata["codecs"]
         sharding = next((c["configuration"] for c in codecs if c["name"] == "sharding_indexed"), None)
-        owner = owner_in(metadata)
+        owner, checksums = named_in(metadata)
         if not all(type(n) is int and n >= least for n, least in ((length, 0), (shard, 1))):
             raise ValueError("its sizes are no whole numbers")
         if sharding is None:
@@ -247,7 +274,10 @@ class StoredLayout:
             and shard % chunk == 0
         )
         index_last = sharding.get("index_location", "end") == "end"
-        return cls(length, dtype, shard, chunk, sharding["codecs"], index_codecs, index_last, plain, owner)
+        if checksums is not None and checksums.size != -(-length // chunk):
+            raise ValueError(f"it names {checksums.size} chunks instead of {-(-length // chunk)}")
+        codecs = sharding["codecs"]
+        return cls(length, dtype, shard, chunk, codecs, index_codecs, index_last, plain, owner, checksums)
 
     @property
     def index_bytes(self) -> int:

@@ -15,9 +15,10 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import CacheError, IndexOutOfRangeError
-from headrace.store.array import ArrayFuture, StoredArray
+from headrace.store.array import StoredArray
 from headrace.store.arrays import ArrayList
 from headrace.store.layout import LeafKind
+from headrace.store.pending import ArrayFuture
 
 BLOCK_ELEMENTS = 1 << 22
 """Values that are read at once where all of a leaf is read."""
@@ -41,6 +42,7 @@ class CacheLeaf:
         name: Its name.
         dtype: Its dtype.
         kind: ``ragged`` or ``fixed`` (one value a document).
+        width: Values of each token, if it was built to have as many for each; else None.
         parts: Its parts, in order.
         arrays: The array with the values of each part.
 
@@ -60,10 +62,12 @@ class CacheLeaf:
         arrays: ArrayList,
         first_document: Int64[np.ndarray, " parts1"],
         path: str,
+        width: int | None = None,
     ) -> None:
         self.name = name
         self.dtype = dtype
         self.kind: LeafKind = kind
+        self.width = width
         self.parts, self.arrays = parts, arrays
         self._path = path
         self._first_document = first_document

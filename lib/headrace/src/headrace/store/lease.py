@@ -34,7 +34,7 @@ from typing import Any, Protocol
 import tensorstore as ts
 
 from headrace.errors import CacheError, HeadraceError
-from headrace.store import files
+from headrace.store import durable, files
 from headrace.store.array import kvstore_spec
 from headrace.store.failures import reason
 from headrace.store.ledger import LEDGER_NAME
@@ -78,8 +78,8 @@ class LeaseRecord:
 class Lease:
     """A lease that is held. Use :func:`lease`."""
 
-    def __init__(self, root: str, record: LeaseRecord, slot: _Slot) -> None:
-        self.root = root
+    def __init__(self, root: str, record: LeaseRecord, slot: _Slot, field: str = "output", cure: str = "") -> None:
+        self.root, self._field, self._cure = root, field, cure
         self._record, self._slot = record, slot
         self._lost = ""
         self._stop = threading.Event()
@@ -90,9 +90,14 @@ class Lease:
     def check(self) -> None:
         """Raises CacheError if the lease was lost: somebody else may be writing."""
         if self._lost:
-            cure = "Run the same command again when the other one is done: finished parts are kept."
             problem = f"was taken over by another builder while this one stood still ({self._lost})"
-            raise CacheError(problem, field="output", value=self.root, cure=cure)
+            raise CacheError(problem, field=self._field, value=self.root, cure=self._cure)
+
+    def confirm(self) -> None:
+        """Like :meth:`check`, and asks the store: what was stored before this was stored under the lease."""
+        self.check()
+        self._see_holder()
+        self.check()
 
     def close(self) -> None:
         """Ends the lease; if it is still held, the file is deleted."""
@@ -100,7 +105,17 @@ class Lease:
         self._thread.join()
         if not self._lost:
             with suppress(HeadraceError, OSError):  # a lease that cannot be deleted expires
-                self._slot.swap(self._record.to_bytes(), None)
+                if not self._slot.swap(self._record.to_bytes(), None):
+                    self._see_holder()
+
+    def _see_holder(self) -> LeaseRecord | None:
+        """What the store holds of this lease; None if it is lost."""
+        raw = self._slot.read()
+        holder = LeaseRecord.from_bytes(raw or b"")
+        if holder is not None and holder.owner == self._record.owner:
+            return holder
+        self._lost = holder.who if holder is not None else "its file was deleted"
+        return None
 
     def _renew(self) -> None:
         while not self._stop.wait(self._record.expiry_s / _BEATS):
@@ -109,12 +124,9 @@ class Lease:
                 if self._slot.swap(self._record.to_bytes(), beat.to_bytes()):
                     self._record, self._renewed = beat, time.monotonic()
                     continue
-                found = LeaseRecord.from_bytes(self._slot.read() or b"")
-                if found is not None and found.owner == self._record.owner:  # a write whose answer was lost
-                    self._record, self._renewed = found, time.monotonic()
-                    continue
-                self._lost = found.who if found is not None else "its file was deleted"
-                return
+                if (beat := self._see_holder()) is None:
+                    return
+                self._record, self._renewed = beat, time.monotonic()  # a write whose answer was lost
             except (HeadraceError, OSError):  # a store that does not answer; it may come back
                 if time.monotonic() - self._renewed > self._record.expiry_s:
                     self._lost = f"it could not be renewed for {self._record.expiry_s:.0f} s"
@@ -122,12 +134,20 @@ class Lease:
 
 
 @contextmanager
-def lease(root: str, *, expiry_s: float = EXPIRY_S) -> Iterator[Lease]:
+def lease(
+    root: str,
+    *,
+    expiry_s: float = EXPIRY_S,
+    field: str = "output",
+    cure: str = "Run the same command again when the other one is done: finished parts are kept.",
+) -> Iterator[Lease]:
     """Holds the lease of an output for as long as the block runs.
 
     Args:
         root: Folder or URL; a folder is made if there is none.
         expiry_s: How long the lease outlives its last heartbeat.
+        field: What errors call the place.
+        cure: What to do when the lease was lost.
 
     Raises:
         CacheError: somebody else holds it, or it cannot be written; or, at the end of the block, it was lost.
@@ -142,8 +162,8 @@ def lease(root: str, *, expiry_s: float = EXPIRY_S) -> Iterator[Lease]:
     slot: _Slot = _LocalSlot(root) if files.is_local(root) else _RemoteSlot(root)
     now = _now()
     mine = LeaseRecord(uuid.uuid4().hex, socket.gethostname(), os.getpid(), _boot(), now, now, 0, expiry_s)
-    _take(root, slot, mine)
-    held = Lease(root, mine, slot)
+    _take(root, slot, mine, field)
+    held = Lease(root, mine, slot, field, cure)
     try:
         yield held
     finally:
@@ -151,19 +171,19 @@ def lease(root: str, *, expiry_s: float = EXPIRY_S) -> Iterator[Lease]:
     held.check()
 
 
-def _take(root: str, slot: _Slot, mine: LeaseRecord) -> None:
+def _take(root: str, slot: _Slot, mine: LeaseRecord, field: str = "output") -> None:
     while True:
         raw = slot.read()
         if raw is not None and (holder := LeaseRecord.from_bytes(raw)) is not None:
             problem = _held(slot, raw, holder)
             if problem:
-                raise CacheError(
-                    f"is being written by {holder.who} ({problem})",
-                    field="output",
-                    value=root,
-                    cure="Wait until it is done. If it was killed, run this command again in"
-                    f" {holder.expiry_s:.0f} s: its lease expires then.",
+                cure = (
+                    "That is this process: close the other one first."
+                    if (holder.host, holder.boot, holder.pid) == (mine.host, mine.boot, mine.pid)
+                    else "Wait until it is done. If it was killed, run this command again in"
+                    f" {holder.expiry_s:.0f} s: its lease expires then."
                 )
+                raise CacheError(f"is being written by {holder.who} ({problem})", field=field, value=root, cure=cure)
         if slot.swap(raw, mine.to_bytes()):
             time.sleep(slot.settle_s)
             if not slot.settle_s or slot.read() == mine.to_bytes():
@@ -251,7 +271,7 @@ class _LocalSlot:
     def _locked(self) -> Iterator[None]:
         path = files.local_path(self._root)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            durable.make_folder(path)
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except FileExistsError as error:
             cure = "Choose a folder that is new or empty."

@@ -24,8 +24,8 @@ import msgspec
 from msgspec.structs import replace
 
 from headrace.errors import CacheCorruptError, CacheError
-from headrace.store import files
-from headrace.store.layout import TOKENS, owner_in, owner_of
+from headrace.store import durable, files
+from headrace.store.layout import TOKENS, named_in, owner_of
 from headrace.store.ledger_table import (
     TABLE_NAME,
     TABLE_VERSION,
@@ -211,7 +211,7 @@ def _check_first(root: str, table: ColumnTable) -> None:
 
     def differs(raw: bytes) -> bool:
         with suppress(ValueError, AttributeError):  # what is no description is told by who reads the array
-            return owner_in(json.loads(raw)) not in ("", expected)
+            return named_in(json.loads(raw))[0] not in ("", expected)
         return False
 
     if _read(files.join(url, "zarr.json"), differs):
@@ -283,6 +283,11 @@ def _parse_ledger(raw: bytes, url: str) -> Ledger:
     return replace(ledger, code_version=head.code_version, digest="")
 
 
+def has_digest(root: str) -> bool:
+    """Whether the ledger of a cache has a digest of itself: those of older releases have none."""
+    return b'\n "digest": "sha256:' in (files.read_bytes(files.join(root, LEDGER_NAME)) or b"")
+
+
 def write_ledger(root: str, ledger: Ledger) -> None:
     """Writes the ledger atomically, that of a finished cache after its table. The same ledger gives the same bytes."""
     raw, name = encode_ledger(ledger)
@@ -347,7 +352,9 @@ def read_part_record(root: str, name: str) -> PartRecord | None:
 
 
 def write_part_record(root: str, record: PartRecord) -> None:
-    """Marks a part as complete. Must be the part's last write."""
+    """Marks a part as complete, on the disk too. Must be the part's last write."""
+    if files.is_local(root):
+        durable.sync_folders(files.local_path(part_folder(root, record.name)), below=files.local_path(root))
     files.write_atomic(files.join(part_folder(root, record.name), PART_RECORD_NAME), _dump(record))
 
 

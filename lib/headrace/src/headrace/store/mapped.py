@@ -4,10 +4,11 @@ zarr3 sharding with the codecs ``bytes`` and ``crc32c`` leaves every chunk conti
 the index at the end of the file gives. So reading a chunk is one copy out of the page cache.
 
 The invariant: a chunk is copied only from a shard file whose size and index are sound, and :meth:`MappedArray.copy`
-holds the copy against its crc32c. Whatever is not as it should be (a lost or truncated file, a wrong checksum, another
-layout, a system other than Linux) is left to TensorStore, which reads it or says what is wrong. A file that is
-truncated *while* it is mapped ends the process (SIGBUS), as with any memory map: finished caches are never written to.
-On a network filesystem a server's hiccup would do the same, so files there are read and not mapped.
+holds the copy against its crc32c, and that against the one that ``zarr.json`` names for its place, if it does. Whatever
+is not as it should be (a lost or truncated file, a wrong checksum, another layout, a system other than Linux) is left
+to TensorStore, which reads it or says what is wrong. A file that is truncated *while* it is mapped ends the process
+(SIGBUS), as with any memory map: finished caches are never written to. On a network filesystem a server's hiccup would
+do the same, so files there are read and not mapped.
 
 Price: mapping a shard about 30 us; a chunk about two passes over its bytes, without the interpreter's lock.
 """
@@ -87,7 +88,10 @@ class MappedArray:
     several threads.
     """
 
-    def __init__(self, folder: Path, chunk_bytes: int, shard_chunks: int, chunks: int) -> None:
+    def __init__(
+        self, folder: Path, chunk_bytes: int, shard_chunks: int, chunks: int, checksums: np.ndarray | None = None
+    ) -> None:
+        self._checksums = None if checksums is None else checksums.data
         self.folder, self.chunk_bytes, self.shard_chunks = folder, chunk_bytes, shard_chunks
         shards = -(-chunks // shard_chunks)
         self._native = native()
@@ -118,6 +122,8 @@ class MappedArray:
         ctypes.memmove(target, at, self.chunk_bytes)
         stored = int.from_bytes(ctypes.string_at(at + self.chunk_bytes, CRC_BYTES), "little")
         self._advise(chunk, mmap.MADV_DONTNEED, _AROUND)  # out of this process; the system keeps them as it likes
+        if self._checksums is not None and stored != self._checksums[chunk]:
+            return False  # a sound chunk, but of another place
         return self._native.crc32c(0, target, self.chunk_bytes) == stored
 
     def will_need(self, chunk: int) -> None:
@@ -209,7 +215,7 @@ def map_array(folder: Path, dtype: np.dtype[Any], length: int, owner: str = "") 
     if not as_in_memory:
         return None
     shard_chunks, chunks = stored.shard // stored.chunk, -(-length // stored.chunk)
-    return MappedArray(folder, stored.chunk * dtype.itemsize, shard_chunks, chunks)
+    return MappedArray(folder, stored.chunk * dtype.itemsize, shard_chunks, chunks, stored.checksums)
 
 
 def _is_remote(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:

@@ -140,6 +140,7 @@ class RequestCounts:
         refused: Refusals and redirects, each asked again.
         hedges: Requests sent because another was late.
         hedges_won: Hedges that answered first.
+        replica_switches: Reads that went on at another place of their cache; see :mod:`headrace.store.replicas`.
         decode_s: Seconds in which at least one chunk that had come was being decoded and checked.
     """
 
@@ -151,6 +152,7 @@ class RequestCounts:
     decode_s: float = 0.0
     damaged: int = 0
     refused: int = 0
+    replica_switches: int = 0
 
     def __sub__(self, other: RequestCounts) -> RequestCounts:
         return RequestCounts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(RequestCounts)))

@@ -24,7 +24,8 @@ import numpy as np
 import tensorstore as ts
 
 from headrace.store.failures import DamagedAnswerError, StoreFailedError
-from headrace.store.layout import CRC_BYTES, NO_CHUNK, CacheLayout, StoredLayout, checksum_bytes, owner_in
+from headrace.store.layout import CRC_BYTES, NO_CHUNK, CacheLayout, StoredLayout, checksum_bytes, named_in
+from headrace.store.places import check_place
 from headrace.store.requests import Store, arrived, get
 from headrace.store.retry import own_counts
 
@@ -214,6 +215,7 @@ class ShardedArray:
         self._decode_index = _decoder("uint64", (self.shard_chunks, 2), json.dumps(stored.index_codecs))
         self._even_bytes = self._decode.stored_bytes if computed else None
         self._computed = self._even_bytes is not None
+        self._checksums = None if stored.checksums is None else stored.checksums.data
         self._store = store
         self._number = next(_numbers)
         self._under_way: dict[tuple[str, int], asyncio.Task[Any]] = {}
@@ -285,6 +287,8 @@ class ShardedArray:
         async def decode(data: bytes) -> bool:
             for piece, span in zip(run, spans, strict=True):
                 encoded = data[span.start - begin : span.stop - begin]
+                if self._checksums is not None:
+                    check_place(encoded[-CRC_BYTES:], self._checksums[piece.chunk])
                 with _decoding:
                     await self._decode.into(out[piece.at : piece.at + piece.size], encoded, piece.start)
             return True
@@ -394,5 +398,5 @@ async def described_by(raw: bytes) -> dict[str, Any]:
     metadata = json.loads(raw)
     if not isinstance(metadata, dict):
         raise ValueError("DATA_LOSS: zarr.json is no object")
-    owner_in(cast("dict[str, Any]", metadata))
+    named_in(cast("dict[str, Any]", metadata))
     return cast("dict[str, Any]", metadata)

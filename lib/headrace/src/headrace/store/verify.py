@@ -1,20 +1,20 @@
 """Whether a cache is still what was written, and if not, which part is damaged and which source files rebuild it.
 
-``fast`` looks at names and sizes alone: the ledger, the record of each part, the description of each array, and that
-every shard file is there and as long as it must be (of compressed ones the index at the end is read, which a file that
-was cut off does not have). ``deep`` reads every chunk, which checks its checksum, and compares the digests of whole
-leaves with the ledger's, which finds files that are sound but not those that were written.
+``fast`` looks at names and sizes: the ledger, the record of each part, the description of each array, and that every
+shard file is there, as long as it must be, and ends as it must (:mod:`headrace.store.array_files`). ``deep`` reads
+every chunk, which checks its checksum and its place, and compares the digests of whole leaves with the ledger's, which
+finds files that are sound but not those that were written.
 
 The invariant: a part without a finding reads, and, after a deep check, is bit for bit the one in the ledger. Caches of
 Levanter have neither checksums in chunks nor digests: there a deep check finds what cannot be decoded or contradicts
-itself. Price: fast, one small read and one listing for each array, 16 at a time; deep, the whole cache once, about as
+itself. Price: fast, one small read and one listing for each array and a small read for each shard file, 16 at a time;
+deep, the whole cache once, about as
 fast as SHA-256.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,14 +28,16 @@ from msgspec import structs
 from headrace.errors import CacheError, ConfigError, HeadraceError, ReadError
 from headrace.store import files
 from headrace.store.array import StoredArray
+from headrace.store.array_files import file_findings
 from headrace.store.cache import TokenCache
-from headrace.store.layout import NO_CHUNK, TOKENS, StoredLayout, checksum_bytes
+from headrace.store.layout import TOKENS
 from headrace.store.leaf import BLOCK_ELEMENTS, LeafPart
 from headrace.store.ledger import (
     LEDGER_NAME,
     PART_RECORD_NAME,
     canonical_tokenizer,
     fingerprint_of,
+    has_digest,
     part_folder,
     read_ledger,
     read_part_record,
@@ -45,9 +47,7 @@ from headrace.store.ledger import (
     write_ledger,
 )
 from headrace.store.ledger_table import TABLE_NAME
-from headrace.store.levanter.layout import LevanterArray
 from headrace.store.parts import PartRecord
-from headrace.store.ragged import shard_sizes
 
 _FILES_AT_ONCE = 16
 _PARTS_AT_ONCE = 2
@@ -78,6 +78,7 @@ class VerifyReport:
         elements: Tokens and values of other leaves that they hold.
         damages: What was found, part by part.
         shuffled: Seed, unit, and fingerprint of the original, if its documents were shuffled when it was written.
+        unchecked: What this cache, of an older release or of another program, does not allow to check.
     """
 
     path: str
@@ -87,6 +88,7 @@ class VerifyReport:
     elements: int
     damages: list[Damage]
     shuffled: dict[str, Any] | None = None
+    unchecked: tuple[str, ...] = ()
 
     @property
     def damaged_parts(self) -> list[str]:
@@ -126,7 +128,8 @@ def verify(
     if expect is not None:
         expect(elements)
     with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="headrace-verify") as pool:
-        found = list(pool.map(lambda k: _look(cache, k, leaves[k], own and finished), range(len(leaves))))
+        looked = list(pool.map(lambda k: _look(cache, k, leaves[k], own and finished), range(len(leaves))))
+    found = [damages for damages, _ in looked]
     if deep:
         with ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="headrace-verify") as pool:
             read = pool.map(lambda k: list(_read(cache, k, leaves[k], own, found[k], advance)), range(len(leaves)))
@@ -149,7 +152,8 @@ def verify(
             problem = f"has {cache.num_documents} documents, and the cache that it was made of {documents}"
             damages.append(Damage("", problem, file=files.join(path, LEDGER_NAME)))
     facts = shuffled and {key: getattr(shuffled, key) for key in ("seed", "unit", "fingerprint")}
-    return VerifyReport(path, finished, deep, len(leaves), elements, damages, facts)
+    unchecked = _unchecked(path, own, sum(older for _, older in looked))
+    return VerifyReport(path, finished, deep, len(leaves), elements, damages, facts, unchecked)
 
 
 def damaged_parts(path: str, *, deep: bool = False) -> list[str]:
@@ -198,16 +202,28 @@ def _opened(path: str) -> tuple[TokenCache, bool, bool]:
     return TokenCache(path, structs.replace(ledger, parts=done)), False, True
 
 
+def _unchecked(path: str, own: bool, older: int) -> tuple[str, ...]:
+    """What older caches do not say; so many of its arrays do not name their chunks."""
+    if not own:
+        return ("chunks have no checksums, and parts no digests",)
+    ledger = () if has_digest(path) else ("its ledger has no digest of itself",)
+    how = f"{older:,} arrays do not name their chunks: only --deep finds sound files in another's place"
+    return (*ledger, how) if older else ledger
+
+
 def _leaf_parts(cache: TokenCache) -> list[list[tuple[str, LeafPart]]]:
     """The leaves of each part."""
     leaves = [(name, cache.leaf(name)) for name in (TOKENS, *cache.leaves)]
     return [[(name, leaf.parts[k]) for name, leaf in leaves] for k in range(len(cache.parts))]
 
 
-def _look(cache: TokenCache, number: int, leaves: list[tuple[str, LeafPart]], recorded: bool) -> list[Damage]:
-    """What names and sizes tell of a part."""
+def _look(
+    cache: TokenCache, number: int, leaves: list[tuple[str, LeafPart]], recorded: bool
+) -> tuple[list[Damage], int]:
+    """What names and sizes tell of a part, and how many of its arrays do not name their chunks."""
     record = cache.parts[number].record
     found: list[Damage] = []
+    older = 0
     if recorded:
         url = files.join(part_folder(cache.path, record.name), PART_RECORD_NAME)
         try:
@@ -219,8 +235,10 @@ def _look(cache: TokenCache, number: int, leaves: list[tuple[str, LeafPart]], re
             found.append(Damage(record.name, problem, file=url))
     for _, leaf in leaves:
         for array in filter(None, (leaf.data, leaf.offsets)):
-            found += [Damage(record.name, problem, array.url, file) for file, problem in file_findings(array)]
-    return found
+            looked = file_findings(array)
+            found += [Damage(record.name, problem, array.url, file) for file, problem in looked.problems]
+            older += not looked.names_chunks
+    return found, older
 
 
 def _look_at_tokenizer(cache: TokenCache) -> list[Damage]:
@@ -333,66 +351,3 @@ def _runs(numbers: Sequence[int]) -> list[list[int]]:
         else:
             runs.append([number, number])
     return runs
-
-
-def file_findings(array: StoredArray) -> list[tuple[str, str]]:
-    """What is wrong with the files of an array, by names and lengths: (file, problem) pairs.
-
-    Raises:
-        CacheError: the store cannot be reached.
-    """
-    url = files.join(array.url, "zarr.json")
-    raw = files.read_bytes(url)
-    if raw is None:
-        return [(url, "is missing")]
-    sparse = isinstance(array, LevanterArray)
-    try:
-        stored = StoredLayout.parse(json.loads(raw))
-        longer = stored.length > array.length and not sparse
-        if array.owner and not stored.owner and b"headrace_" in raw:
-            raise ValueError("it is not as it was written")
-        if array.owner and stored.owner not in ("", array.owner):
-            return [(url, "is of another part, or of another cache")]
-        if stored.dtype != array.dtype.name or stored.length < array.length or longer:
-            expected = f"{array.length} of {array.dtype.name}"
-            raise ValueError(f"it holds {stored.length} of {stored.dtype}, and the ledger has {expected}")
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        return [(url, f"is not the description of the array ({error})")]
-    shards = -(-array.length // stored.shard)
-    sizes = shard_sizes(array.url, shards)
-    findings: list[tuple[str, str]] = []
-    for number in range(shards):
-        file = files.join(array.url, "c", str(number))
-        if number not in sizes:
-            if not isinstance(array, LevanterArray) or array.must_exist(number):
-                findings.append((file, "is missing"))
-        elif problem := _wrong_size(
-            file, sizes[number], stored, min(stored.shard, array.length - number * stored.shard), sparse
-        ):
-            findings.append((file, problem))
-    return findings
-
-
-def _wrong_size(file: str, size: int, stored: StoredLayout, elements: int, sparse: bool) -> str | None:
-    """What is wrong with the length of a shard file that must hold so many elements; None if nothing is."""
-    index_bytes = stored.index_bytes
-    if not index_bytes or not stored.index_last:
-        return None
-    itemsize = np.dtype(stored.dtype).itemsize
-    chunks, checksum = -(-elements // stored.chunk), checksum_bytes(stored.codecs, itemsize)
-    if checksum is not None and not sparse:
-        expected = chunks * (stored.chunk * itemsize + checksum) + index_bytes
-        return None if size == expected else f"has {size:,} bytes instead of {expected:,}"
-    if size < index_bytes:
-        return f"has {size:,} bytes, less than its index"
-    fs, path = files.filesystem(file)
-    with files.client_errors(file):
-        raw = fs.cat_file(path, start=size - index_bytes, end=size)
-    entries = np.frombuffer(raw, "<u8", count=stored.shard // stored.chunk * 2).reshape(-1, 2)
-    stored_entries = entries[entries[:, 0] != NO_CHUNK]
-    ends = stored_entries[:, 0].astype(np.float64) + stored_entries[:, 1]
-    if ends.size and ends.max() != size - index_bytes:
-        return f"has {size:,} bytes, which is not what its index says: it was cut off or overwritten"
-    if not sparse and stored_entries.shape[0] != chunks:
-        return f"has {stored_entries.shape[0]} chunks instead of {chunks}"
-    return None

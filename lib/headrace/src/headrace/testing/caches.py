@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from headrace.order.order import Order
-from headrace.store.array import ArrayFuture, StoredArray
+from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec, token_dtype
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger, write_ledger
+from headrace.store.pending import ArrayFuture
 from headrace.store.ragged import PartWriter
 
 
@@ -44,25 +45,34 @@ def write_cache(
     eos_id: int | None = None,
     layout: CacheLayout | None = None,
     mask: Callable[[np.ndarray], np.ndarray] | None = None,
+    leaves: Mapping[LeafSpec, Callable[[np.ndarray], np.ndarray]] | None = None,
 ) -> TokenCache:
     """Writes documents, given as one list for each part, as a finished cache and opens it.
 
-    ``mask`` says which tokens of a document are trained on; the cache then has a leaf ``loss_mask``.
+    ``mask`` says which tokens of a document are trained on; the cache then has a leaf ``loss_mask``. ``leaves`` are
+    others, each with what a document's values are, ``[n]`` or ``[n, K]``.
+
+    Example:
+        >>> score = {LeafSpec("score", "float32", "fixed"): lambda tokens: tokens[:1] / 10}
+        >>> cache = write_cache(tempfile.mkdtemp(), [[np.array([3, 5])]], leaves=score)
+        >>> cache.leaf("score").document(0).tolist()
+        [0.30000001192092896]
     """
     root = str(path)
     layout = layout or CacheLayout(token_dtype(vocab_size).name, chunk_elements=256, shard_chunks=4)
     tokenizer: dict[str, Any] = {"path": "testing", "file": None, "fingerprint": "testing", "vocab_size": vocab_size}
     tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": eos_id}
-    leaves = [] if mask is None else [LeafSpec("loss_mask", "uint8", "ragged")]
+    made = {} if mask is None else {LeafSpec("loss_mask", "uint8", "ragged"): mask}
+    made |= leaves or {}
     records = []
     for number, documents in enumerate(parts):
-        writer = PartWriter(root, f"{number:05d}", layout, leaves)
+        writer = PartWriter(root, f"{number:05d}", layout, [*made])
         for document in documents:
-            size = np.array([document.size])
-            masks = {} if mask is None else {"loss_mask": (mask(document).astype(np.uint8), size)}
-            writer.append(document, size, masks)
+            values = {spec.name: values_of(document).reshape(-1).astype(spec.dtype) for spec, values_of in made.items()}
+            counts = {spec.name: None if spec.kind == "fixed" else np.array([values[spec.name].size]) for spec in made}
+            writer.append(document, np.array([document.size]), {name: (values[name], counts[name]) for name in values})
         records.append(writer.close())
-    said = [{"name": leaf.name, "dtype": leaf.dtype, "kind": leaf.kind} for leaf in leaves]
+    said = [spec.to_json() for spec in made]
     write_ledger(root, Ledger(False, tokenizer, layout.to_json(), leaves=said).complete(records))
     return TokenCache.open(root)
 

@@ -79,6 +79,18 @@ def _missing_caches(plan: RunPlan) -> Iterator[_Advice]:
         )
 
 
+@_rule("warning", "replica_unreached")
+def _unreached_replicas(plan: RunPlan) -> Iterator[_Advice]:
+    for c in plan.components:
+        lost = [replica for replica in c.replicas if replica.state == "unreached"]
+        if lost:
+            yield (
+                f"components.{c.name}.{'cache' if lost[0].path == c.cache else 'replicas'}",
+                "; ".join(f"{replica.path} {replica.problem}" for replica in lost),
+                "Check its address and the credentials (headrace verify names what is wrong), or leave it out.",
+            )
+
+
 @_rule("warning", "planned_unpacked")
 def _planned_as_streams(plan: RunPlan) -> Iterator[_Advice]:
     if plan.unpacked:

@@ -28,6 +28,7 @@ from headrace.mix.blend import is_size_rule
 from headrace.mix.schedule import RowOrder
 from headrace.order.order import Identity
 from headrace.store.cache import TokenCache
+from headrace.store.replicas import ReplicaState, ReplicatedCache
 
 LOOKED_ROWS = 1 << 17
 """Rows whose reads are forecast, but four batches at least, and four times the strands: a braid opens all its strands
@@ -60,6 +61,7 @@ class ComponentPlan:
     largest_share: float  # the largest that was seen at stage borders and between
     drawn_rows: int | None  # rows of the whole run; None if its length is not known
     epochs: float | None  # passes over it in the run; None likewise
+    replicas: tuple[ReplicaState, ...] = ()  # the places of its cache, if it has several, as they were found
 
 
 @dataclass(frozen=True)
@@ -311,4 +313,5 @@ def _component(
         largest_share=float(shares.max()),
         drawn_rows=None if drawn is None else sum(rows for _, rows in drawn),
         epochs=None if tokens is None or not row_tokens else tokens / row_tokens,
+        replicas=cache.states if isinstance(cache, ReplicatedCache) else (),
     )

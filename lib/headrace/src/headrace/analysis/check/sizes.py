@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from headrace.batch.masks import MASKS
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
+from headrace.data.columns import NO_LEAF
 from headrace.errors import CacheError, ConfigError, check_at_least, check_choice, did_you_mean
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.store import files
 from headrace.store.cache import TokenCache, build_command
-from headrace.store.layout import CacheLayout
+from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.ledger import Ledger, read_ledger
 from headrace.store.levanter.layout import CHUNK, SHARD_CHUNKS, is_levanter
 from headrace.store.parts import LeafRecord, PartRecord
@@ -76,9 +77,7 @@ def planned_caches(
     }
     asked = [name for name in config.components if name not in given and (look or name not in declared)]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        found = dict(
-            zip(asked, pool.map(lambda name: _exists(name, config.components[name].caches), asked), strict=True)
-        )
+        found = dict(zip(asked, pool.map(lambda name: _exists(name, config.components[name]), asked), strict=True))
     missing = [name for name in config.components if not found.get(name)]
     for name in missing:
         if name not in declared:
@@ -104,7 +103,7 @@ def planned_caches(
             vocab_size=vocabulary,
             layout=chunks,
             eos_id=eos_id,
-            mask=_mask_of(config.components[name]),
+            leaves=_leaves_of(config, name),
         )
         for name in missing
     }
@@ -119,11 +118,11 @@ def virtual_cache(
     vocab_size: int = 1 << 17,
     layout: CacheLayout | None = None,
     eos_id: int | None = 0,
-    mask: str | None = None,
+    leaves: Sequence[LeafSpec] = (),
 ) -> TokenCache:
     """A cache that does not exist, of the given size: enough to plan with, nothing to read.
 
-    ``mask`` names a leaf that says which tokens are trained on.
+    ``leaves`` are those that it has beside the tokens.
 
     Example:
         >>> virtual_cache("web", 10**12).num_tokens
@@ -138,14 +137,34 @@ def virtual_cache(
             max(size // 1000, 1),
             size,
             f"virtual:{name}:{k}",
-            leaves={} if mask is None else {mask: LeafRecord(size, f"virtual:{name}:{k}:{mask}")},
+            leaves={one.name: LeafRecord(size * (one.width or 1), f"virtual:{name}:{k}:{one.name}") for one in leaves},
         )
         for k, size in enumerate(sizes)
     ]
-    leaves = [] if mask is None else [{"name": mask, "dtype": "uint8", "kind": "ragged"}]
     tokenizer = {"path": "virtual", "file": None, "fingerprint": "virtual", "vocab_size": vocab_size}
     tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": eos_id}
-    return TokenCache(f"/virtual/{name}", Ledger(True, tokenizer, layout.to_json(), parts=parts, leaves=leaves))
+    return TokenCache(
+        f"/virtual/{name}",
+        Ledger(True, tokenizer, layout.to_json(), parts=parts, leaves=[one.to_json() for one in leaves]),
+    )
+
+
+def _leaves_of(config: LmDataConfig, name: str) -> list[LeafSpec]:
+    """The leaves that a cache will have which training reads: mask and columns, as its source declares them; of those
+    that no source declares it is believed that they have a float for each token.
+    """
+    component = config.components[name]
+    declared = {} if component.source is None else component.source.leaves
+    mask = _mask_of(component)
+    leaves = {} if mask is None else {mask: LeafSpec(mask, "uint8")}
+    own = component.columns or {}
+    for column, given in (config.columns or {}).items():
+        leaf = own.get(column, given if isinstance(given, str) else given.leaf)
+        if leaf in declared:
+            leaves[leaf] = declared[leaf].spec(leaf)
+        elif leaf != NO_LEAF:
+            leaves[leaf] = LeafSpec(leaf, "float32", "ragged", 1)
+    return [*leaves.values()]
 
 
 def _mask_of(component: ComponentConfig) -> str | None:
@@ -183,17 +202,29 @@ def _as_streams(config: LmDataConfig, names: tuple[str, ...]) -> LmDataConfig:
     return replace(config, components=components)
 
 
-def _exists(name: str, paths: Sequence[str]) -> bool:
-    try:
-        return all(read_ledger(path) is not None or is_levanter(path) for path in paths)
-    except CacheError as error:
+def _exists(name: str, component: ComponentConfig) -> bool:
+    """Whether the caches of a component are there, or a replica of its cache is."""
+    failures: list[CacheError] = []
+
+    def is_there(path: str) -> bool:
+        try:
+            return read_ledger(path) is not None or is_levanter(path)
+        except CacheError as error:
+            failures.append(error)
+            return False
+
+    paths = component.caches
+    if all(map(is_there, paths)) or any(map(is_there, component.replicas or ())):
+        return True
+    for error in failures:
         raise CacheError(
             error.problem,
             field=f"components.{name}.cache",
             value=paths[0] if len(paths) == 1 else [*paths],
-            cure=f"{error.cure or ''} To plan without it: components.{name}.expected_tokens, or --tokens {name}=2.5e11,"
-            " with --declared.".lstrip(),
+            cure=f"{error.cure or ''} To plan without it: components.{name}.expected_tokens, or --tokens"
+            f" {name}=2.5e11, with --declared.".lstrip(),
         ) from error
+    return False
 
 
 def _whole(field: str, tokens: float | None) -> int:

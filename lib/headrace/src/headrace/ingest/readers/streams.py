@@ -13,7 +13,9 @@ without a word.
 Between file and record stand steps that take blocks of bytes and give blocks, of bounded size: a slice, decompressed,
 cut into lines. Where the blocks are cut changes nothing; that costs about 1 GB/s uncompressed.
 
-Price: about 300 MB/s of JSONL on one core, 80 times what a BPE tokenizer eats there.
+JSON is parsed by ``msgspec``, and by ``json`` where that refuses a line: what is taken, and as what, is up to ``json``.
+
+Price: about 350 MB/s of JSONL on one core, 200 MB/s of it packed with zstd.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import IO, Any, ClassVar
+
+import msgspec
 
 from headrace.errors import SourceError
 from headrace.ingest.records import (
@@ -44,6 +48,7 @@ from headrace.store.files import open_source
 BLOCK_BYTES = 1 << 20
 # A few stored bytes may unpack to very many; a decompressor gets little at a time, so that what comes out is bounded.
 PACKED_BLOCK_BYTES = 1 << 14
+_decode = msgspec.json.Decoder().decode
 _BOM = b"\xef\xbb\xbf"
 _FETCH_AGAIN = "Fetch or write the file again, then run the same command: finished parts are kept."
 
@@ -118,7 +123,17 @@ class TextReader(BlockReader):
 
 def _object_of(line: bytes) -> Fields:
     try:
-        record: Any = json.loads(line.decode())
+        record: Any = _decode(line)
+    except Exception:  # noqa: BLE001 (it has many; json takes more, such as NaN, and says what is wrong)
+        record = _object_by_json(line)
+    if not isinstance(record, dict):
+        raise BadRecordError(f"holds a JSON {type_name(record)}, not an object", _spread_out(line))
+    return record
+
+
+def _object_by_json(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode())
     except UnicodeDecodeError as error:
         raise not_utf8(error, "line") from None
     except json.JSONDecodeError as error:
@@ -126,9 +141,6 @@ def _object_of(line: bytes) -> Fields:
         raise BadRecordError(problem, _spread_out(line)) from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, nesting without end
         raise BadRecordError(f"is JSON that cannot be read ({error})") from None
-    if not isinstance(record, dict):
-        raise BadRecordError(f"holds a JSON {type_name(record)}, not an object", _spread_out(line))
-    return record
 
 
 def _spread_out(line: bytes) -> str:

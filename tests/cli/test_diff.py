@@ -1,8 +1,11 @@
-"""``headrace diff``: two ledgers side by side."""
+"""``headrace diff``: two ledgers side by side; a run and its edited config."""
 
 import json
 
-from headrace.cli.verify import differences
+import pytest
+
+from headrace import load_config, open_run
+from headrace.cli.diff import differences
 from headrace.store.cache import TokenCache
 from headrace.testing import random_documents, write_cache
 
@@ -62,3 +65,53 @@ def test_against_levanter(headrace, tmp_path):
     found = {d.what for d in differences(a, TokenCache.open(tmp_path / "l"))}
     assert {"layout dtype", "code version"} <= found
     assert not found & {"documents", "tokens", "tokenizer fingerprint"}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run's folder, and its config."""
+    for seed, name in enumerate(("web", "code", "math")):
+        write_cache(tmp_path / name, [random_documents(30, seed=seed)])
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        f"components:\n  web: {{cache: {tmp_path}/web, weight: 3}}\n  code: {{cache: {tmp_path}/code}}\n"
+        "seq_len: 8\nbatch_size: 8\n"
+    )
+    open_run(tmp_path / "run", load_config(str(path)).loader()).state(20)
+    return tmp_path / "run", path
+
+
+def test_a_run_and_its_own_config(headrace, run):
+    done = headrace("diff", *map(str, run))
+    assert (done.code, done.out.split()[:3]) == (0, ["the", "same", "run"])
+    assert json.loads(headrace("diff", *map(str, run), "--json").out)["same"]
+
+
+def test_the_printed_amendment_works_when_it_is_typed(headrace, run):
+    folder, path = run
+    text = path.read_text()
+    path.write_text(text.replace("weight: 3", "weight: 2"))
+    done = headrace("diff", str(folder), str(path))
+    assert done.code == 1
+    assert "components.web.weight: 3 -> 2" in done.out
+    assert "from step 20 on" in done.out
+    assert "What follows" not in done.out
+    assert "stages[0]" in headrace("diff", str(folder), str(path), "--resolved").out
+    path.write_text(text + done.out[done.out.index("amendments:") :])
+    open_run(folder, load_config(str(path)).loader(), step=20)
+    assert "the same run" in headrace("diff", str(folder), str(path)).out
+
+
+def test_what_no_amendment_can_say(headrace, run):
+    done = headrace("diff", *map(str, run), "seed=7", "components.web.weight=1", "--step", "30")
+    assert done.code == 1
+    assert "seed: nothing -> 7" in done.out.split("A run cannot change otherwise")[1]
+    assert "step: 30" in done.out
+    facts = json.loads(headrace("diff", *map(str, run), "seed=7", "--json").out)
+    assert (facts["amendment"], facts["refused"]) == (None, ["seed: nothing -> 7"])
+
+
+def test_flags_of_a_run_are_refused_for_caches(headrace, run, tmp_path):
+    done = headrace("diff", f"{tmp_path}/web", f"{tmp_path}/code", "--step", "3")
+    assert done.code == 2
+    assert "takes settings, --step and --resolved, only if it is a run's folder" in done.err

@@ -1,0 +1,80 @@
+"""Functions along the rows of a batch, ``[B, S]``: shifts, counts, where segments begin; in numpy on the host, in jax
+on devices, whatever the sharding of rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxtyping import Bool, Int32
+
+T = TypeVar("T")
+
+
+def with_auto_axes(function: Callable[..., T], *arguments: Any, out: Callable[[PartitionSpec], Any]) -> T:
+    """``function(*arguments)``, the sharding of what it computes left to the compiler, on any mesh.
+
+    On a mesh with explicit axes, which ``jax.make_mesh`` makes, types say how arrays are sharded, and what mixes rows
+    of several devices does not type: there it runs as on a mesh with automatic axes, and its result is sharded as
+    ``out`` says (PartitionSpecs of its leaves, from that of the first argument's first leaf).
+    """
+    sharding: Any = jax.typeof(jax.tree.leaves(arguments)[0]).sharding
+    mesh = sharding.mesh
+    if AxisType.Explicit not in mesh.axis_types:
+        return function(*arguments)
+    specs = out(PartitionSpec(*sharding.spec))
+    shardings = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
+    )
+    automatic: Any = jax.sharding.auto_axes(function, out_sharding=shardings)
+    return automatic(*arguments)
+
+
+def shifted(values: Any, by: int, fill: Any) -> Any:
+    """Values so many positions further on, or back (-1). Of jax's ways, ``pad`` alone types on sharded rows."""
+    if not isinstance(values, np.ndarray):
+        around = [(0, 0, 0), (by, -by, 0)] + [(0, 0, 0)] * (values.ndim - 2)
+        return jax.lax.pad(values, jnp.asarray(fill, values.dtype), around)
+    edge = np.full_like(values[:, : abs(by)], fill)
+    return np.concatenate([edge, values[:, :-by]] if by > 0 else [values[:, -by:], edge], axis=1)
+
+
+def latest(begun: Int32[Any, "B S"]) -> Int32[Any, "B S"]:
+    """The largest value so far, along each row."""
+    if isinstance(begun, np.ndarray):
+        return np.maximum.accumulate(begun, axis=1)
+    return with_auto_axes(lambda values: jax.lax.cummax(values, axis=1), begun, out=lambda spec: spec)
+
+
+def count_starts(starts: Bool[Any, "B S"]) -> Int32[Any, "B S"]:
+    """How many there are so far, along each row."""
+    if isinstance(starts, np.ndarray):
+        return starts.cumsum(axis=1, dtype=np.int32)
+    return with_auto_axes(lambda values: values.cumsum(axis=1, dtype=np.int32), starts, out=lambda spec: spec)
+
+
+def begins_and_end(begins: Int32[Any, "B S"]) -> Int32[Any, "B S1"]:
+    """Places in ascending order, and the length of the row."""
+    xp = np if isinstance(begins, np.ndarray) else jnp
+    ends = xp.full_like(begins[:, :1], begins.shape[1])
+    return xp.concatenate([xp.sort(begins, axis=1), ends], axis=1).astype(np.int32)
+
+
+def segment_starts(xp: ModuleType, segment_lengths: Int32[Any, "B M"], length: int) -> Bool[Any, "B S"]:
+    """Where segments, and the padding behind them, begin."""
+    rows = segment_lengths.shape[0]
+    ends = segment_lengths.cumsum(axis=1)
+    if xp is np:
+        starts = np.zeros((rows, length + 1), bool)
+        starts[np.arange(rows)[:, None], ends] = True  # behind a full row: the column that is cut off
+        starts[:, 0] = True
+        return starts[:, :length]
+    # a comparison and a reduction, which fuse and keep any sharding; a scatter does not
+    place = jnp.arange(length, dtype=np.int32)[None, :]
+    return (ends[:, None, :] == place[:, :, None]).any(axis=2) | (place == 0)

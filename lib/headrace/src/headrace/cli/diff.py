@@ -1,0 +1,255 @@
+"""``headrace diff``: what differs between two caches, by their ledgers alone; or what an edited config changes of a
+run, and the amendment that would allow it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.options import AsJson, Settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from headrace.mix.stage_config import AmendmentConfig
+    from headrace.run.changes import RunChanges
+    from headrace.run.manifest import RunManifest
+    from headrace.store.cache import TokenCache
+
+_SHOWN_DIFFERENCES = 8
+_SHOWN_FIELDS = 40
+_NOTHING = "-"
+
+
+def command(
+    a: Annotated[str, typer.Argument(help="Folder or URL of a cache, or of a run.", metavar="A")],
+    b: Annotated[str, typer.Argument(help="Another cache, or an edited config (YAML) of the run.", metavar="B")],
+    settings: Settings = None,
+    step: Annotated[
+        int | None, typer.Option(help="Of a run: steps that are done. Left out: the run's last checkpoint.")
+    ] = None,
+    resolved: Annotated[
+        bool, typer.Option("--resolved", help="Of a run: also what follows from the config's differences.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two caches, or a run with an edited config.
+
+    Of two token caches, their ledgers: tokenizer, layout, leaves, sources, parts, counts. Of a run and a config, the
+    fields that differ, and the amendment with which the run may go on so. Reads no tokens. Ends with status 1 if they
+    differ.
+
+    For example:
+
+        headrace diff cache cache-of-last-week
+
+        headrace diff runs/1 run.yaml
+    """
+    from headrace.errors import ConfigError
+    from headrace.run.manifest import RunManifest
+
+    manifest = RunManifest.load(a) if b.endswith((".yaml", ".yml", ".json")) else None
+    if manifest is not None:
+        differ = _compare_run(a, manifest, b, settings, step, resolved, as_json)
+    elif settings or step is not None or resolved:
+        problem = "is compared with a config, and takes settings, --step and --resolved, only if it is a run's folder"
+        cure = "Name the folder that open_run was given, and a config (.yaml)."
+        raise ConfigError(problem, field="A", value=a, cure=cure)
+    else:
+        differ = _compare_caches(a, b, as_json)
+    if differ:
+        raise typer.Exit(1)
+
+
+def _compare_run(
+    run: str,
+    manifest: RunManifest,
+    config: str,
+    settings: list[str] | None,
+    step: int | None,
+    resolved: bool,
+    as_json: bool,
+) -> bool:
+    """Shows what a config changes of a run; whether it is another run, amended or not."""
+    from rich.console import Console
+
+    from headrace.cli.options import load_as_begun
+    from headrace.run.changes import last_anchor, run_changes
+
+    done = last_anchor(run) if step is None else step
+    changes = run_changes(manifest, load_as_begun(config, settings, run), done)
+    if as_json:
+        amendment = None if changes.amendment is None else _fields_of(changes.amendment)
+        facts = {"run": run, "config": config, "step": done, **asdict(changes), "amendment": amendment}
+        typer.echo(json.dumps(facts if resolved else facts | {"resolved": None}, ensure_ascii=False))
+    else:
+        _show_changes(Console(highlight=False, soft_wrap=True), changes, run, done, resolved)
+    return not changes.same
+
+
+def _show_changes(console: Console, changes: RunChanges, run: str, step: int, resolved: bool) -> None:
+    from rich.text import Text
+
+    if changes.fields is None:
+        console.print("The run began with an earlier release, or without a config: what follows from it is compared.")
+    for line in (changes.fields or [])[:_SHOWN_FIELDS]:
+        console.print(Text(line))
+    if (more := len(changes.fields or []) - _SHOWN_FIELDS) > 0:
+        console.print(Text(f"{more:,} more (all with --json)", "dim"))
+    if resolved or (changes.fields is None and not changes.same):
+        console.print(Text("What follows from it:", "dim"))
+        for line in changes.resolved:
+            console.print(Text(f"  {line}"))
+    if changes.same:
+        console.print(Text.assemble(("the same run ", "green"), run))
+    elif changes.first_step is not None:
+        console.print(f"The run and the config differ by amendments, from step {changes.first_step:,} on.")
+    elif changes.amendment is not None and not changes.refused:
+        console.print(f"The run may go on so from step {step:,} on. Leave its mixture as it was, and add:")
+        console.print(Text(_written(changes.amendment), "bold"))
+    elif changes.refused:
+        if changes.amendment is not None:
+            console.print("Of this, an amendment can say (its mixture left as it was):")
+            console.print(Text(_written(changes.amendment), "bold"))
+        console.print("A run cannot change otherwise; go back, or take another folder:")
+        for line in changes.refused[:_SHOWN_FIELDS]:
+            console.print(Text(f"  {line}"))
+    else:
+        console.print("They are different runs: go back to the run's config, or take another folder.")
+
+
+def _fields_of(amendment: AmendmentConfig) -> dict[str, Any]:
+    return {name: value for name, value in asdict(amendment).items() if value or name == "step"}
+
+
+def _written(amendment: AmendmentConfig) -> str:
+    """An amendment as a config has it.
+
+    Example:
+        >>> from headrace.mix.stage_config import AmendmentConfig
+        >>> print(_written(AmendmentConfig(60, weights={"web": 2}, drop=["code"])))
+        amendments:
+        - step: 60
+          weights: {web: 2}
+          drop: [code]
+    """
+    import yaml
+
+    return yaml.safe_dump({"amendments": [_fields_of(amendment)]}, sort_keys=False, default_flow_style=None).rstrip()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that differs: section and field, and its value in both caches; None: it has none."""
+
+    what: str
+    a: Any
+    b: Any
+
+
+def _compare_caches(a: str, b: str, as_json: bool) -> bool:
+    """Shows what differs between two caches; whether anything does."""
+    from rich.console import Console
+
+    from headrace.store.cache import TokenCache
+
+    first, second = TokenCache.open(a), TokenCache.open(b)
+    found = differences(first, second)
+    same_content = first.fingerprint == second.fingerprint
+    if as_json:
+        facts = {"a": a, "b": b, "same": not found, "same_content": same_content}
+        typer.echo(json.dumps({**facts, "differences": [asdict(d) for d in found]}, ensure_ascii=False))
+    else:
+        _show_differences(Console(highlight=False), a, b, found, same_content)
+    return bool(found)
+
+
+def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
+    """What differs between two caches, in the order in which one would ask.
+
+    Example:
+        >>> import headrace.testing
+        >>> one, two = (headrace.testing.tiny_cache(documents=n) for n in (5, 6))
+        >>> [d.what for d in differences(one, two)][:2]
+        ['documents', 'tokens']
+    """
+    found: list[Difference] = []
+
+    def compare(what: str, get: Callable[[TokenCache], Any]) -> None:
+        x, y = get(a), get(b)
+        if x != y:
+            found.append(Difference(what, x, y))
+
+    compare("documents", lambda c: c.num_documents)
+    compare("tokens", lambda c: c.num_tokens)
+    found += _fields("tokenizer", a.ledger.tokenizer, b.ledger.tokenizer)
+    found += _fields("layout", a.ledger.layout, b.ledger.layout)
+    found += _fields("leaf", *({str(s["name"]): f"{s['dtype']}, {s['kind']}" for s in c.ledger.leaves} for c in (a, b)))
+    found += _fields("source", *({_name(s): _version(s) for s in c.ledger.sources} for c in (a, b)))
+    compare("parts", lambda c: len(c.parts))
+    found += _fields("part", *({p.name: _part(p) for p in c.ledger.parts} for c in (a, b)))
+    metadata = [c.whole_ledger.metadata for c in (a, b)]
+    for name in sorted({name for one in metadata for name in one}):
+        found += _fields(f"metadata {name}", *({"": one.get(name)} for one in metadata))
+    compare("code version", lambda c: c.ledger.code_version)
+    compare("format version", lambda c: c.ledger.format_version)
+    return found
+
+
+def _fields(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
+    """Fields of two mappings that differ; a mapping within is compared by its own."""
+    found: list[Difference] = []
+    for name in sorted({*a, *b}):
+        x, y = a.get(name), b.get(name)
+        what = f"{section} {name}".strip()
+        if isinstance(x, dict) and isinstance(y, dict):
+            found += _fields(what, x, y)
+        elif x != y:
+            found.append(Difference(what, x, y))
+    return found
+
+
+def _name(source: dict[str, Any]) -> str:
+    return " ".join(str(v) for k, v in source.items() if k not in ("size", "version", "part", "digest"))
+
+
+def _version(source: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {source[k]}" for k in ("size", "version", "digest") if source.get(k) is not None)
+
+
+def _part(part: Any) -> str:
+    leaves = "".join(f", {name} {leaf.digest[:19]}" for name, leaf in sorted(part.leaves.items()))
+    return f"{part.documents:,} documents, {part.tokens:,} tokens, {part.digest[:19]}{leaves}"
+
+
+def _show_differences(console: Console, a: str, b: str, found: list[Difference], same_content: bool) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    if not found:
+        console.print(Text.assemble(("the same ", "green"), f"{a} and {b}"))
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("", a, b):
+        table.add_column(title, overflow="fold")
+    shown: dict[str, int] = {}
+    for d in found:
+        section = d.what.split(" ", 1)[0]
+        shown[section] = shown.get(section, 0) + 1
+        if shown[section] <= _SHOWN_DIFFERENCES:
+            table.add_row(Text(d.what), Text(_shown(d.a)), Text(_shown(d.b)))
+    console.print(table)
+    for section, count in shown.items():
+        if count > _SHOWN_DIFFERENCES:
+            console.print(Text(f"{count - _SHOWN_DIFFERENCES:,} more of {section} (all with --json)", "dim"))
+    content = "The tokens are the same." if same_content else "The tokens differ, or the borders of parts."
+    console.print(Text(f"{len(found):,} differences. {content}"))
+
+
+def _shown(value: Any) -> str:
+    return _NOTHING if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,54 @@
+"""``headrace inspect`` of a folder of rollouts: whose they are, how far the run is, what each log holds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headrace.cli.shown import facts_table
+
+
+def inspect_rollouts(folder: str, as_json: bool) -> None:
+    """Prints what is in a folder of rollouts. All of it is read, and held against its checksums."""
+    from headrace.rl.store import RolloutStore
+
+    facts = RolloutStore(folder).describe()
+    if as_json:
+        typer.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    console = Console(highlight=False)
+    identity = ", ".join(f"{name} {json.dumps(value)}" for name, value in sorted(facts["identity"].items()))
+    console.print(Text(folder, "bold"))
+    console.print(
+        facts_table(
+            {
+                "run": identity or "not said",
+                "steps": f"{facts['steps']:,}; the next is {facts['next_step']:,},"
+                f" from position {facts['next_position']:,}",
+                "groups": f"{facts['trained_groups']:,} trained on, {facts['dropped_groups']:,} left out,"
+                f" {facts['pending_groups']:,} wait for a step",
+                "not used": f"{facts['refused_groups']:,} too old, {facts['duplicate_groups']:,} sampled twice",
+                "deleted": f"groups of steps before {facts['forgotten_steps']:,}",
+            }
+        )
+    )
+    console.print(_logs_table(facts["logs"]))
+    if facts["lost_groups"]:
+        console.print(Text(f"{facts['lost_groups']:,} groups of steps are lost", "bold red"))
+
+
+def _logs_table(logs: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("log")
+    for title in ("records", "torn bytes", "fenced", "lost"):
+        table.add_column(title, justify="right")
+    table.add_column("")
+    for name, log in logs.items():
+        figures = (f"{log[key]:,}" for key in ("records", "torn_bytes", "fenced_records", "lost_records"))
+        table.add_row(Text(name), *figures, "" if log["closed"] else "is being written, or its writer was killed")
+    return table

@@ -1,0 +1,54 @@
+"""From config dataclasses to YAML, and to the plain values of the fields that a user gave."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Mapping
+from typing import Any, cast
+
+
+def dump(config: Any) -> str:
+    """A config dataclass as YAML."""
+    import draccus
+
+    stream = io.StringIO()
+    draccus.dump(config, stream, sort_keys=False)  # the order of components is part of the run
+    return stream.getvalue()
+
+
+def given_fields(config: Any) -> dict[str, Any]:
+    """The fields of a config that are not the defaults, as plain values that :func:`decode` reads back.
+
+    Example:
+        >>> from headrace.config.component import ComponentConfig
+        >>> given_fields(ComponentConfig("caches/web", weight=3))
+        {'cache': 'caches/web', 'weight': 3}
+    """
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value, factory = getattr(config, field.name), field.default_factory
+        if value != (field.default if factory is dataclasses.MISSING else factory()):
+            given[field.name] = _plain(value)
+    return given
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        kind = getattr(value, "kind", None)  # which of a union it is
+        return given_fields(value) | ({} if kind is None else {"kind": kind})
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in cast("list[Any]", value)]
+    return whole_if_it_is(value)
+
+
+def whole_if_it_is(value: Any) -> Any:
+    """3 for 3.0, as a user writes it; other values as they are.
+
+    Example:
+        >>> whole_if_it_is(3.0), whole_if_it_is(0.5), whole_if_it_is("a")
+        (3, 0.5, 'a')
+    """
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,420 @@
+"""Columns: what a cache says of its tokens or documents, beside each token of a batch.
+
+A **column** is a leaf of a cache under the name that it has in batches. A leaf with a value for each token arrives as
+``[B, S]``, one with K values for each token as ``[B, S, K]``, one with a value for each document as ``[B, S]`` too: at
+each token the value of its document. A value stays beside its token whatever becomes of the row: packing, shuffles,
+filters, splits, mixtures, meshes. Padding has zeros.
+
+The mask of chats (``loss_mask``) is a column, and so are weights: the column ``weight`` is what the loss of each token
+weighs, and becomes, times the mask, :attr:`~headrace.batch.packed_batch.PackedBatch.token_mask`. Other columns are the
+batch's ``extras``.
+
+Price: a column of tokens is read in blocks that go with those of the tokens, one more request for each; a column of
+documents is read whole, part by part as parts are used, and takes 12 to 16 bytes of memory a document. A leaf that no
+column names is not opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.errors import ConfigError, check_choice, did_you_mean
+from headrace.store.array import StoredArray
+from headrace.store.arrays import ArrayList, MadeList
+from headrace.store.cache import TokenCache
+from headrace.store.layout import TOKENS
+from headrace.store.leaf import CacheLeaf
+
+MASK, WEIGHT = "token_mask", "weight"
+"""Names of the columns that say what is trained on, and how much it weighs."""
+NO_LEAF = "none"
+_RESERVED = (MASK, "loss_mask", "tokens", "labels", "position_ids", "segment_ids", "token_weights")
+
+
+@dataclass(frozen=True)
+class ColumnConfig:
+    """A column of the batches.
+
+    Attributes:
+        leaf: The leaf of the caches that it is.
+        default: The value where a component has no such leaf; None: every component must have it.
+
+    Example:
+        >>> ColumnConfig("loss_weights", default=1.0)
+        ColumnConfig(leaf='loss_weights', default=1.0)
+    """
+
+    leaf: str
+    default: float | None = None
+
+
+class DocumentRuns(NamedTuple):
+    """Tokens that have one value, in order: the piece that they are of, where in it they begin, and how many."""
+
+    piece: Int64[np.ndarray, " r"]
+    column: Int64[np.ndarray, " r"]
+    size: Int64[np.ndarray, " r"]
+    value: np.ndarray
+
+
+class DocumentValues:
+    """A number of each document of one part of a cache, read when the first of them is asked for."""
+
+    def __init__(self, values: StoredArray, offsets: StoredArray, dtype: np.dtype[Any]) -> None:
+        self.values, self._offsets, self._dtype = values, offsets, dtype
+
+    @cached_property
+    def _loaded(self) -> tuple[np.ndarray, np.ndarray]:
+        values, offsets = (np.empty(array.length, array.dtype) for array in (self.values, self._offsets))
+        self.values.fill(values, 0)
+        self._offsets.fill(offsets, 0)
+        if not np.can_cast(values.dtype, self._dtype) and values.dtype.kind in "iu" and values.size:
+            limits = np.iinfo(self._dtype)
+            if int(values.min()) < limits.min or int(values.max()) > limits.max:
+                raise ConfigError(
+                    f"holds numbers outside {limits.min} .. {limits.max}, which devices do not take",
+                    field="columns",
+                    value=self.values.url,
+                    cure="Keep smaller numbers in this leaf, such as those of the documents.",
+                )
+        return offsets, values.astype(self._dtype)
+
+    def runs(self, start: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]) -> DocumentRuns:
+        """Some runs of tokens of the part, cut where documents end."""
+        offsets, values = self._loaded
+        stop = start + size
+        first = np.searchsorted(offsets, start, side="right") - 1
+        count = np.searchsorted(offsets, stop - 1, side="right") - first
+        run = np.repeat(np.arange(start.size), count)
+        document = np.repeat(first, count) + np.arange(run.size) - np.repeat(np.cumsum(count) - count, count)
+        begin = np.maximum(offsets[document], start[run])  # empty documents have no tokens
+        held = np.minimum(offsets[document + 1], stop[run]) - begin
+        return DocumentRuns(run, begin - start[run], held, values[document])
+
+    def of_tokens(self, start: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]) -> np.ndarray:
+        """The value at each token of some runs of tokens of the part, end to end."""
+        runs = self.runs(start, size)
+        return np.repeat(runs.value, runs.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """A column of one source: of tokens, or of documents.
+
+    Attributes:
+        leaf: The leaf that it is.
+        dtype: Of the batches.
+        default: The value for sources without it; None: there may be none.
+        width: Values of each token.
+        arrays: Of tokens: for each array of the source that of the column, in chunks that go with those of the tokens.
+        documents: Of documents: for each array of the source the values of its documents.
+    """
+
+    leaf: str
+    dtype: np.dtype[Any]
+    default: float | None
+    width: int = 1
+    arrays: Sequence[StoredArray] = ()
+    documents: Sequence[DocumentValues] = ()
+
+    @property
+    def stored(self) -> Iterator[StoredArray]:
+        """All arrays that it is read from."""
+        yield from self.arrays
+        yield from (part.values for part in self.documents)
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON values, for fingerprints."""
+        return {"leaf": self.leaf, **({} if self.default is None else {"default": self.default})}
+
+
+class ColumnedSource(Protocol):
+    """Rows with columns: a :class:`~headrace.data.rows.RowSource`."""
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """Its columns by name."""
+        ...
+
+
+def columns_of(source: object) -> Mapping[str, Column]:
+    """The columns of a source; none if it knows of none."""
+    return getattr(source, "columns", {})
+
+
+@dataclass(frozen=True, eq=False)
+class RunColumn:
+    """A column over all sources of a run, by array.
+
+    Attributes:
+        name: Its name in batches.
+        width: Values of each token.
+        dtype: Of the batches.
+        default: Where neither an array nor documents have a value.
+        arrays: For each array of tokens that of the column; not stored where there is none.
+        sources: For each source how many arrays of tokens it has, and the values of their documents, if any.
+    """
+
+    name: str
+    width: int
+    dtype: np.dtype[Any]
+    default: float
+    arrays: ArrayList
+    sources: Sequence[tuple[int, Sequence[DocumentValues]]] = ()
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether any of it lies in chunks beside the tokens."""
+        return any(run.dtype is not None for run in self.arrays.runs)
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether any of it is of documents."""
+        return any(documents for _, documents in self.sources)
+
+    def documents(self, array: int) -> DocumentValues | None:
+        """The values of the documents of an array of tokens, if it has any."""
+        source = int(np.searchsorted(self._ends, array, side="right"))
+        count, documents = self.sources[source]
+        return documents[array - int(self._ends[source]) + count] if documents else None
+
+    @cached_property
+    def _ends(self) -> Int64[np.ndarray, " s"]:
+        return np.cumsum([count for count, _ in self.sources])
+
+
+def run_columns(sources: Sequence[Any]) -> list[RunColumn]:
+    """The columns of the batches of some sources: the mask first, the others by name.
+
+    Raises:
+        ConfigError: a source lacks a column that has no default; a default that the column cannot hold; columns of one
+            name with different numbers of values a token.
+    """
+    names = {name for source in sources for name in columns_of(source)}
+    return [_run_column(name, sources) for name in sorted(names, key=lambda name: (name != MASK, name))]
+
+
+def _run_column(name: str, sources: Sequence[Any]) -> RunColumn:
+    found = [(source, columns_of(source).get(name)) for source in sources]
+    having = [(source, column) for source, column in found if column is not None]
+    first = having[0][1]
+    field = f"columns.{name}"
+    for source, column in having:
+        if column.width != first.width:
+            problem = f"has {column.width} values a token in {source.name}, and {first.width} in {having[0][0].name}"
+            raise ConfigError(problem, field=field, cure="Build these leaves alike, or name two columns.")
+    default = next((column.default for _, column in having if column.default is not None), None)
+    lacking = next((source.name for source, column in found if column is None), None)
+    dtype = np.result_type(*{column.dtype for _, column in having})
+    if lacking is not None and default is None:
+        cure = f"Give it a default: columns.{name}: {{leaf: {first.leaf}, default: {int(name == WEIGHT)}}}."
+        raise ConfigError(f"is not in {lacking}", field=field, value=first.leaf, cure=cure)
+    if default is not None and dtype.kind != "f" and (default != int(default) or not _holds(dtype, int(default))):
+        cure = f"Give a value of {dtype.name}."
+        raise ConfigError(
+            f"is no value of {dtype.name}, as the column is", field=f"{field}.default", value=default, cure=cure
+        )
+    lists = [ArrayList.of(c.arrays) if c and c.arrays else ArrayList.missing(len(s.arrays)) for s, c in found]
+    documents = [(len(s.arrays), c.documents if c else ()) for s, c in found]
+    return RunColumn(name, first.width, dtype, default or 0, ArrayList.join(lists), documents)
+
+
+def _holds(dtype: np.dtype[Any], value: int) -> bool:
+    low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    return low <= value <= high
+
+
+def open_columns(
+    cache: TokenCache, mask: str | None, columns: Mapping[str, str | ColumnConfig | Column]
+) -> dict[str, Column]:
+    """The columns of a cache. A column whose leaf it lacks is left out if it has a default.
+
+    Args:
+        cache: The cache.
+        mask: Leaf that says which tokens are trained on; None: all are.
+        columns: Leaves by the names that they have in batches.
+
+    Raises:
+        ConfigError: there is no such leaf; it has neither as many values for each token nor one for each document; its
+            numbers are not those that devices take; a name that a batch uses already.
+
+    Example:
+        >>> import headrace.testing
+        >>> open_columns(headrace.testing.tiny_cache(), None, {"score": ColumnConfig("score", default=0)})
+        {}
+    """
+    opened: dict[str, Column] = {}
+    if mask is not None:
+        opened[MASK] = _mask_column(cache, mask)
+    for name, given in columns.items():
+        check_column_name(name)
+        if isinstance(given, Column):  # the default everywhere
+            opened[name] = given
+            continue
+        config = ColumnConfig(given) if isinstance(given, str) else given
+        if config.leaf in cache.leaves:
+            opened[name] = _column(cache, name, config)
+        elif config.default is None:
+            raise ConfigError(
+                f"is not a leaf of {cache.path}",
+                field=f"columns.{name}",
+                value=config.leaf,
+                cure=f"{did_you_mean(config.leaf, cache.leaves)} Or give it a value where there is no such leaf:"
+                f" columns.{name}: {{leaf: {config.leaf}, default: {int(name == WEIGHT)}}}.",
+            )
+    return opened
+
+
+def check_column_name(name: str) -> None:
+    """Raises ConfigError if a column cannot have this name in a batch."""
+    if name in _RESERVED or not name.isidentifier():
+        cure = (
+            "Say which tokens are trained on with loss_mask." if name in _RESERVED[:2] else "Use letters, digits and _."
+        )
+        raise ConfigError("cannot be the name of a column", field="columns", value=name, cure=cure)
+
+
+def component_columns(
+    cache: TokenCache, columns: Mapping[str, str | ColumnConfig], own: Mapping[str, str], path: str
+) -> dict[str, ColumnConfig]:
+    """The columns of a run as a component has them, whose ``own`` leaves go by other names (``none``: it has none).
+
+    Raises:
+        ConfigError: it names a column that the run has not, or has none where there is no default.
+    """
+    made: dict[str, ColumnConfig] = {}
+    for name, given in columns.items():
+        config = ColumnConfig(given) if isinstance(given, str) else given
+        made[name] = ColumnConfig(own.get(name, config.leaf), config.default)
+    for name, leaf in own.items():
+        if name not in columns:
+            cure = f"Name it for the run first: columns: {{{name}: {leaf}}}."
+            raise ConfigError("is no column of the run", field=f"{path}.columns.{name}", value=leaf, cure=cure)
+        if leaf != NO_LEAF:
+            check_choice(f"{path}.columns.{name}", leaf, [*cache.leaves, NO_LEAF], f"is not a leaf of {cache.path}")
+        elif made[name].default is None:
+            config = columns[name]
+            of_run = config if isinstance(config, str) else config.leaf
+            cure = f"Give it a default: columns.{name}: {{leaf: {of_run}, default: {int(name == WEIGHT)}}}."
+            raise ConfigError("leaves the column without values", field=f"{path}.columns.{name}", value=leaf, cure=cure)
+    return made
+
+
+def of_batch(columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray | None, dict[str, np.ndarray] | None]:
+    """Columns as a batch holds them: its ``token_mask`` and its ``extras``, or None.
+
+    Example:
+        >>> mask, extras = of_batch({"weight": np.ones((1, 2), np.float32), "score": np.zeros((1, 2), np.float32)})
+        >>> mask.tolist(), [*extras]
+        ([[1.0, 1.0]], ['score'])
+    """
+    mask, weight = columns.get(MASK), columns.get(WEIGHT)
+    if mask is not None and mask.dtype != np.uint8:  # as Levanter's caches have it
+        mask = (mask != 0).view(np.uint8)
+    if weight is not None:
+        mask = weight if mask is None else weight * (mask != 0)
+    return mask, {n: v for n, v in columns.items() if n not in (MASK, WEIGHT)} or None
+
+
+def columns_by_component(
+    caches: Mapping[str, TokenCache], columns: Mapping[str, str | ColumnConfig], own: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, ColumnConfig | Column]]:
+    """The columns of a run for each of its components, whose ``own`` leaves go by other names. A component without the
+    leaf has the default, in the dtype and the width of the others, also in batches of its own.
+
+    Raises:
+        ConfigError: as :func:`component_columns`; no component has the leaf.
+    """
+    made: dict[str, dict[str, ColumnConfig | Column]] = {name: {} for name in caches}
+    configs = {n: component_columns(c, columns, own.get(n, {}), f"components.{n}") for n, c in caches.items()}
+    for column in columns:
+        having = [name for name, cache in caches.items() if configs[name][column].leaf in cache.leaves]
+        for name in caches:
+            config = configs[name][column]
+            made[name][column] = config
+            if name in having or config.default is None:  # of one without leaf and default its dataset says so
+                continue
+            if not having:
+                cure = "Name a leaf that one of them has (headrace inspect CACHE), or leave the column out."
+                raise ConfigError("is a leaf of no component", field=f"columns.{column}", value=config.leaf, cure=cure)
+            like = _column(caches[having[0]], column, configs[having[0]][column])
+            made[name][column] = Column(config.leaf, like.dtype, config.default, like.width)
+    return made
+
+
+def describe_columns(columns: Mapping[str, Column]) -> dict[str, Any]:
+    """What columns add to the description of a dataset: nothing if there are none."""
+    known = {name: column.describe() for name, column in columns.items() if name != MASK}
+    return {"columns": known} if known else {}
+
+
+def _mask_column(cache: TokenCache, leaf: str) -> Column:
+    found, field = cache.leaf(leaf), f"leaf {leaf!r} of {cache.path}"
+    if found.dtype.kind == "f":
+        raise ConfigError(
+            f"holds {found.dtype.name} numbers, and a mask says 0 or 1",
+            field="loss_mask",
+            value=leaf,
+            cure=f"Weigh tokens with it: columns: {{{WEIGHT}: {leaf}}}, with loss_mask: none.",
+        )
+    if _width(cache, found) != 1:
+        raise ConfigError(
+            "has not one number a token", field=field, value=found.num_elements,
+            cure="Name another leaf as loss_mask, or none.",
+        )  # fmt: skip
+    cure = "Build the cache again, as chunks of tokens and of their mask are read together; or set loss_mask: none."
+    return Column(leaf, found.dtype, 1, arrays=_token_arrays(cache, found, 1, field, cure))
+
+
+def _column(cache: TokenCache, name: str, config: ColumnConfig) -> Column:
+    found, field = cache.leaf(config.leaf), f"columns.{name}"
+    dtype = np.dtype("float32") if found.dtype == np.float64 or name == WEIGHT else found.dtype
+    if found.kind == "fixed":
+        dtype = np.dtype(f"{dtype.kind}4") if dtype.kind in "iu" and dtype.itemsize == 8 else dtype
+        documents = MadeList(len(cache.parts), partial(_document_values, cache, found, dtype))
+        return Column(config.leaf, dtype, config.default, documents=documents)
+    width = _width(cache, found)
+    if width is None or (name == WEIGHT and width != 1):
+        raise ConfigError(
+            f"has not {'one value' if name == WEIGHT else 'as many values'} for each token:"
+            f" {found.num_elements:,} values, {cache.num_tokens:,} tokens in {cache.path}",
+            field=field,
+            value=config.leaf,
+            cure=f"Build it with a value for each token (--leaf {config.leaf}=FIELD:{found.dtype.name}:token), or one"
+            f" for each document (--leaf {config.leaf}=FIELD:{found.dtype.name}).",
+        )
+    if found.dtype.kind in "iu" and found.dtype.itemsize == 8:
+        cure = f"Build it as --leaf {config.leaf}=FIELD:int32:token."
+        raise ConfigError(
+            f"holds {found.dtype.name}, which devices do not take", field=field, value=config.leaf, cure=cure
+        )
+    cure = f"Build it again: --leaf {config.leaf}=FIELD:{found.dtype.name}:token{f':{width}' if width > 1 else ''}."
+    return Column(config.leaf, dtype, config.default, width, _token_arrays(cache, found, width, field, cure))
+
+
+def _width(cache: TokenCache, leaf: CacheLeaf) -> int | None:
+    """Values that each token has; None if tokens do not have equally many."""
+    if leaf.width is not None or leaf.kind != "ragged":
+        return leaf.width
+    return 1 if bool((leaf.arrays.lengths == cache.leaf(TOKENS).arrays.lengths).all()) else None
+
+
+def _document_values(cache: TokenCache, leaf: CacheLeaf, dtype: np.dtype[Any], part: int) -> DocumentValues:
+    return DocumentValues(leaf.parts[part].data, cache.parts[part].offsets, dtype)
+
+
+def _token_arrays(cache: TokenCache, leaf: CacheLeaf, width: int, field: str, cure: str) -> ArrayList:
+    for run, tokens in zip(leaf.arrays.runs, cache.leaf(TOKENS).arrays.runs, strict=True):
+        if run.chunk != width * tokens.chunk:
+            raise ConfigError(
+                f"lies in chunks of {run.chunk} elements, the tokens in chunks of {tokens.chunk}",
+                field=field,
+                cure=cure,
+            )
+    return leaf.arrays

@@ -1,0 +1,298 @@
+"""Encoding with ``gigatoken``, tens of times faster than ``tokenizers``, where it gives the same ids.
+
+What it does not give is settled before the build: :func:`why_not` names what of a tokenizer is not covered, and
+:mod:`headrace.ingest.code_points` finds the code points whose class the two libraries know differently. A text with one
+of those is encoded by ``tokenizers``. What is left is compared while a build runs (:mod:`headrace.ingest.comparison`).
+
+Its caches of words grow without bound, by up to 8 bytes for each byte of text (random words); source code needs .5 of a
+byte. So the encoder is made anew, with empty caches, once the process holds 256 MiB more than when it was made; where
+the system does not tell that, after 32 MiB of text.
+
+Price: a text costs 1 us, a byte 8 to 12 ns on one core; making the encoder .1 s for 32,000 tokens. It runs one text at
+a time and keeps the interpreter's lock meanwhile: processes of a pool use all cores, threads do not.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tokenizers
+
+from headrace.errors import ConfigError, check_choice, install_command
+from headrace.ingest.base_tokenizer import Tokenizer
+from headrace.ingest.choices import TOKENIZER_ENGINES, Kind, TokenizerEngine
+from headrace.ingest.code_points import (
+    Encode,
+    Ranges,
+    byte_names,
+    differing_code_points,
+    digest_of,
+    ids_as_bytes,
+    known_or_computed,
+    probe_of,
+    table_of,
+)
+from headrace.ingest.progress import EncoderCounts
+from headrace.ingest.tokenize import FileTokenizer
+from headrace.store.ledger import canonical_tokenizer, tokenizer_content
+
+_log = logging.getLogger(__name__)
+
+PACKAGE = "gigatoken"
+FROM_BYTES = 64 << 20
+"""With less to read, comparing code points takes longer than it saves."""
+MOST_CACHE_BYTES = 256 << 20
+_CACHE_BYTES_A_CHAR = 8
+_PAGE = 4096
+
+
+def check_tokenizer_engine(engine: TokenizerEngine, tokenizer: Tokenizer, kind: Kind) -> None:
+    """Refuses an engine that cannot encode.
+
+    Raises:
+        ConfigError: there is no such engine; or it is ``gigatoken``, which is not installed or does not cover these
+            documents.
+    """
+    check_choice("tokenizer.engine", engine, TOKENIZER_ENGINES, "is no engine")
+    if engine != PACKAGE or (reason := why_not(tokenizer, kind)) is None:
+        return
+    cure = "Say tokenizers, or auto, which takes whichever fits."
+    cure = cure if _is_installed() else install_command("headrace[gigatoken]")
+    raise ConfigError(f"cannot be used: {reason}", field="tokenizer.engine", value=engine, cure=cure)
+
+
+class Encoding(NamedTuple):
+    """What a build encodes with.
+
+    Attributes:
+        engine: ``gigatoken`` or ``tokenizers``; empty if there is nothing to encode.
+        reason: Why not with ``gigatoken``; empty where that is no question.
+        code_points: Those that ``tokenizers`` encodes beside ``gigatoken``; None: it encodes all.
+    """
+
+    engine: str
+    reason: str = ""
+    code_points: Ranges | None = None
+
+    def report(self) -> dict[str, Any]:
+        """Its fields of a build's report."""
+        differing = sum(stop - start for start, stop in self.code_points or ())
+        return {"tokenizer_engine": self.engine, "engine_reason": self.reason, "differing_code_points": differing}
+
+
+def plan_encoding(engine: TokenizerEngine, tokenizer: Tokenizer, kind: Kind, sizes: Sequence[int]) -> Encoding:
+    """What to encode parts with, of which so many bytes are to be read; :func:`check_tokenizer_engine` passed."""
+    if not sizes or kind == "tokens":
+        return Encoding("")
+    little = engine == "auto" and sum(sizes) < FROM_BYTES
+    if engine == "tokenizers" or little or not isinstance(tokenizer, FileTokenizer):
+        return Encoding("tokenizers")
+    if engine == "auto" and (reason := why_not(tokenizer, kind)) is not None:
+        _log.info(f"encoding with tokenizers: {reason}")
+        return Encoding("tokenizers", reason)
+    return Encoding(PACKAGE, code_points=code_points_of(tokenizer))
+
+
+def why_not(tokenizer: Tokenizer, kind: Kind) -> str | None:
+    """What ``gigatoken`` does not cover of a tokenizer and of documents of a kind; None if it covers them."""
+    if not isinstance(tokenizer, FileTokenizer):
+        return f"the tokenizer {tokenizer.path!r} is no tokenizer.json"
+    if kind != "text":
+        return f"documents of kind {kind!r} need more than ids"
+    if not _is_installed():
+        return f"the package {PACKAGE} is not installed"
+    content = _rules_of(tokenizer)
+    for reason in _uncovered(content):
+        return reason
+    try:
+        _load(_as_text(content))
+    except Exception as error:  # noqa: BLE001 (the library raises plain Exception, with its own words for it)
+        return f"gigatoken does not load it ({error})"
+    return None
+
+
+def code_points_of(tokenizer: FileTokenizer) -> Ranges:
+    """The code points that ``gigatoken`` and ``tokenizers`` do not agree on, for a tokenizer that is covered."""
+    content = _rules_of(tokenizer)
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in (PACKAGE, "tokenizers")]
+
+    def pair(content: dict[str, Any]) -> tuple[Encode, Encode]:
+        library, fast = tokenizers.Tokenizer.from_str(_as_text(content)), _load(_as_text(content))
+
+        def slow(texts: Sequence[str]) -> list[bytes]:
+            encodings = library.encode_batch_fast(list(texts), add_special_tokens=False)
+            return [ids_as_bytes(e.ids) for e in encodings]
+
+        return slow, lambda texts: [fast(text).tobytes() for text in texts]
+
+    return known_or_computed(
+        digest_of(canonical_tokenizer(content), *versions),
+        lambda: differing_code_points(pair(content), pair(probe_of(content))),
+    )
+
+
+def with_gigatoken(tokenizer: FileTokenizer, code_points: Ranges) -> FileTokenizer:
+    """The same tokenizer with the faster encoder; ``code_points`` are those of :func:`code_points_of`."""
+    faster = copy.copy(tokenizer)
+    faster.encoder = GigatokenEncoder(tokenizer, code_points)
+    return faster
+
+
+class GigatokenEncoder:
+    """Encodes texts with ``gigatoken``, those with a code point that differs with ``tokenizers``.
+
+    Args:
+        tokenizer: The tokenizer, which encodes the latter.
+        code_points: Those that differ.
+        resident_bytes: Memory that the process holds now; None where the system does not tell.
+    """
+
+    def __init__(
+        self,
+        tokenizer: FileTokenizer,
+        code_points: Ranges,
+        resident_bytes: Callable[[], int | None] = lambda: resident_bytes(),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._content, self._resident_bytes = _as_text(_rules_of(tokenizer)), resident_bytes
+        self._differs = table_of(code_points)
+        self._lock = threading.Lock()
+        self._counts = EncoderCounts()
+        self._start()
+
+    def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of each text, uint32."""
+        slow = self._differing(texts)
+        ids: dict[int, np.ndarray] = {}
+        with self._lock:  # it encodes one text at a time
+            for i, text in enumerate(texts):
+                if i not in slow and (encoded := self._encode(text)) is not None:
+                    ids[i] = encoded
+            self._counts += EncoderCounts(len(ids), len(texts) - len(ids))
+        left = [i for i in range(len(texts)) if i not in ids]
+        if left:
+            ids.update(zip(left, self.tokenizer.encode_plain([texts[i] for i in left]), strict=True))
+        return [ids[i] for i in range(len(texts))]
+
+    def take_counts(self, compared: int = 0) -> EncoderCounts:
+        """What was encoded since the last call, with the number of those that were compared."""
+        with self._lock:
+            counts, self._counts = self._counts, EncoderCounts()
+        return counts + EncoderCounts(compared=compared)
+
+    def _differing(self, texts: Sequence[str]) -> set[int]:
+        """Which of the texts have a code point that differs."""
+        wide = [i for i, text in enumerate(texts) if not text.isascii()]
+        if not wide:
+            return set()
+        chosen = [texts[i] for i in wide]
+        points = np.frombuffer("".join(chosen).encode("utf-32-le", "surrogatepass"), np.uint32)
+        hits = np.flatnonzero(self._differs[points])
+        if not hits.size:
+            return set()
+        stops = np.cumsum([len(text) for text in chosen])
+        return {wide[i] for i in np.unique(np.searchsorted(stops, hits, side="right")).tolist()}
+
+    def _encode(self, text: str) -> np.ndarray | None:
+        """The ids of a text; None if the library fails at it."""
+        try:
+            ids = self._fast(text)
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            self._restart()
+            return None
+        self._chars += len(text)
+        if self._chars >= self._next_look:
+            self._next_look = self._chars + (1 << 20)
+            resident = self._resident_bytes()
+            grown = self._chars * _CACHE_BYTES_A_CHAR if resident is None else resident - self._resident
+            if grown >= MOST_CACHE_BYTES:
+                self._restart()
+                self._counts += EncoderCounts(restarts=1)
+        return ids
+
+    def _restart(self) -> None:
+        del self._fast  # its memory first
+        self._start()
+
+    def _start(self) -> None:
+        self._fast = _load(self._content)
+        self._chars, self._next_look = 0, 1 << 20
+        self._resident = self._resident_bytes() or 0
+
+
+def resident_bytes() -> int | None:
+    """Memory that this process holds; None where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+    except OSError:
+        return None
+
+
+def _rules_of(tokenizer: FileTokenizer) -> dict[str, Any]:
+    return tokenizer_content(tokenizer.content or b"")
+
+
+def _is_installed() -> bool:
+    return importlib.util.find_spec(PACKAGE) is not None
+
+
+def _load(content: str) -> Callable[[str], np.ndarray]:
+    """A function that encodes one text. Batches would come as ``awkward`` arrays, whose import takes a second."""
+    library: Any = importlib.import_module(PACKAGE)
+    return library.Tokenizer.from_json(content).backend.encode
+
+
+def _as_text(content: dict[str, Any]) -> str:
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _uncovered(content: dict[str, Any]) -> Iterator[str]:
+    model, added = content.get("model") or {}, content.get("added_tokens") or []
+    if model.get("type") != "BPE":
+        yield f"its model is {model.get('type')}, not BPE"
+        return
+    if content.get("normalizer") is not None:
+        yield f"it has a normalizer ({content['normalizer'].get('type')})"
+    for key in ("byte_fallback", "dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            yield f"its model has {key}"
+    yield from _uncovered_cuts(content.get("pre_tokenizer") or {})
+    names = set(byte_names())
+    listed = {str(token["content"]) for token in added}
+    if not names <= set(model["vocab"]):
+        yield "its vocabulary lacks the token of a byte"
+    if odd := next((t for t in model["vocab"] if t not in listed and not names.issuperset(t)), None):
+        yield f"its vocabulary has {odd!r}, which spells no bytes"
+    for flag in ("lstrip", "rstrip", "single_word"):
+        if token := next((t for t in added if t.get(flag)), None):
+            yield f"its added token {token['content']!r} is marked {flag}"
+    if len({bool(token.get("normalized")) for token in added}) > 1:
+        yield "only some of its added tokens are marked normalized"
+
+
+def _uncovered_cuts(rules: dict[str, Any]) -> Iterator[str]:
+    """What is not covered of a pre-tokenizer: it is ``ByteLevel``, or splits by a regex and then ``ByteLevel``."""
+    steps: list[dict[str, Any]] = rules.get("pretokenizers", []) if rules.get("type") == "Sequence" else [rules]
+    *splits, last = steps or [{}]
+    if last.get("type") != "ByteLevel":
+        yield f"its pre-tokenizer ends with {last.get('type')}, not ByteLevel"
+    if last.get("add_prefix_space"):
+        yield "its pre-tokenizer puts a space before each text"
+    if bool(splits) == bool(last.get("use_regex", True)):
+        yield "its pre-tokenizer splits twice, or not at all"
+    for step in splits:
+        regex = (step.get("pattern") or {}).get("Regex")
+        if step.get("type") != "Split" or regex is None or step.get("behavior") != "Isolated" or step.get("invert"):
+            yield f"its pre-tokenizer has a step {step.get('type')!r} that it does not know"

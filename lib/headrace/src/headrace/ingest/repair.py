@@ -1,0 +1,209 @@
+"""Mending a finished cache: the damaged parts are built anew from their sources, and nothing else is touched.
+
+Each part is built in a folder of its own, as its build was set up, and takes the place of the damaged one only if it is
+what the ledger says: the same documents, tokens and digests. So a repair gives back the cache that was built, to the
+bit, or leaves the damage as it is and says why: a source that is gone or has changed, a shuffled cache (whose own
+command deals all documents again), one of an older release that tokenized otherwise.
+
+The ledger is never written, so that a repair that is interrupted, at whatever moment, leaves parts that are damaged or
+missing, which :func:`~headrace.store.verify.verify` finds and the same call mends. Price: that of building the damaged
+parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from headrace.errors import CacheError, HeadraceError, SourceError
+from headrace.ingest.base_tokenizer import Tokenizer
+from headrace.ingest.build import INGEST_VERSION
+from headrace.ingest.documents import described
+from headrace.ingest.engine import BuildJob, run_parts
+from headrace.ingest.plan import PartTask, tasks_from_records
+from headrace.ingest.schedule import ATTEMPTS_FOLDER, publish
+from headrace.ingest.source import SourceConfig, SourceFile
+from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_tokenizer
+from headrace.pack.saved_plans import PLANS_FOLDER
+from headrace.store import files
+from headrace.store.layout import CacheLayout
+from headrace.store.lease import lease
+from headrace.store.ledger import (
+    PART_RECORD_NAME,
+    SHUFFLED,
+    Ledger,
+    part_folder,
+    read_ledger,
+    write_part_record,
+)
+from headrace.store.parts import PartRecord
+from headrace.store.verify import Damage
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """What a repair did.
+
+    Attributes:
+        rebuilt: Parts that were built anew.
+        restored: Files that were written anew from what the ledger or the sources hold.
+        dropped: Pack plans that were deleted: they are made again when they are asked for.
+        left: What is damaged still, by part (or file), and why.
+    """
+
+    rebuilt: list[str] = field(default_factory=list[str])
+    restored: list[str] = field(default_factory=list[str])
+    dropped: list[str] = field(default_factory=list[str])
+    left: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def repair(path: str, damages: Sequence[Damage]) -> RepairReport:
+    """Mends what a deep check found, as far as its sources are there.
+
+    Args:
+        path: Folder or URL of a finished cache that headrace built.
+        damages: Of :func:`~headrace.store.verify.verify` with ``deep=True``.
+
+    Raises:
+        CacheError: it cannot be written, is being built, or is not finished.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from headrace import SourceConfig, TokenizerConfig, build_cache
+        >>> from headrace.store import verify
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "a.txt").write_text("hello")
+        ...     source, cache = SourceConfig([f"{folder}/a.txt"]), f"{folder}/cache"
+        ...     _ = build_cache(source, TokenizerConfig("bytes"), cache, progress=False)
+        ...     pathlib.Path(cache, "parts/00000/input_ids/data/c/0").unlink()
+        ...     done = repair(cache, verify(cache, deep=True).damages)
+        ...     done.rebuilt, verify(cache, deep=True).damages
+        (['00000'], [])
+    """
+    report = RepairReport()
+    if not damages:
+        return report
+    with lease(path) as held:
+        ledger = read_ledger(path)
+        if ledger is None or not ledger.finished:
+            cure = "Run the command that builds it again: it goes on where it was."
+            raise CacheError("is not a finished cache of headrace", field="cache", value=path, cure=cure)
+        damaged = dict.fromkeys(d.part for d in damages if d.part)
+        for name in [n for n in damaged if all(_is_record(d) for d in damages if d.part == n)]:
+            write_part_record(path, _record(ledger, name))
+            report.restored.append(files.join(part_folder(path, name), PART_RECORD_NAME))
+            del damaged[name]
+        _drop_plans(path, damages, report)
+        tokenizer = _tokenizer(path, ledger, damages, report)
+        mended = (*report.restored, *report.dropped, *report.left)
+        others = {d.file: d.problem for d in damages if not d.part and not d.file.startswith(mended)}
+        report.left.update(others)
+        why = _cannot(ledger) or ("" if tokenizer else "its tokenizer is gone")
+        if why or tokenizer is None:
+            report.left.update(dict.fromkeys(damaged, why))
+            return report
+        _rebuild(path, ledger, tokenizer, list(damaged), report, held.check)
+    return report
+
+
+def _is_record(damage: Damage) -> bool:
+    return damage.file.endswith(f"/{PART_RECORD_NAME}")
+
+
+def _record(ledger: Ledger, name: str) -> PartRecord:
+    return next(record for record in ledger.parts if record.name == name)
+
+
+def _cannot(ledger: Ledger) -> str:
+    """Why no part of a cache can be built by itself; empty if it can."""
+    if SHUFFLED in ledger.metadata:
+        return "its documents were shuffled, and are dealt again as a whole"
+    if "paths" not in ledger.metadata or "source" not in ledger.metadata:
+        return "its ledger does not say what it was built from"
+    if ledger.metadata.get("ingest_version") != INGEST_VERSION:
+        return "a release that tokenized otherwise built it"
+    return ""
+
+
+def _drop_plans(path: str, damages: Sequence[Damage], report: RepairReport) -> None:
+    """Deletes damaged pack plans: whoever asks for one makes it again."""
+    root = files.join(path, PLANS_FOLDER) + "/"
+    for name in sorted({d.file[len(root) :].split("/")[0] for d in damages if d.file.startswith(root)}):
+        files.remove_tree(root + name)
+        report.dropped.append(root + name)
+
+
+def _tokenizer(path: str, ledger: Ledger, damages: Sequence[Damage], report: RepairReport) -> Tokenizer | None:
+    """The tokenizer of the cache; its copy there is mended if that is damaged and the original is the same."""
+    record = ledger.tokenizer
+    url = files.join(path, str(record.get("file")))
+    if not any(d.file == url for d in damages):
+        return recorded_tokenizer(path, record) if record.get("fingerprint") else None
+    try:
+        original = load_tokenizer(
+            TokenizerConfig(record["path"], bos=record["bos"] or "none", eos=record["eos"] or "none")
+        )
+    except HeadraceError as error:
+        report.left[url] = f"{record['path']} {error.problem}"
+        return None
+    if original.content is None or original.fingerprint != record["fingerprint"]:
+        report.left[url] = f"{record['path']} is another tokenizer now"
+        return None
+    files.write_atomic(url, original.content)
+    report.restored.append(url)
+    return original
+
+
+def _rebuild(
+    path: str, ledger: Ledger, tokenizer: Tokenizer, names: Sequence[str], report: RepairReport, check: Any
+) -> None:
+    source = msgspec.convert({**ledger.metadata["source"], "paths": ledger.metadata["paths"]}, SourceConfig)
+    listed = _listed(source)
+    attempts = files.join(path, ATTEMPTS_FOLDER)
+    files.remove_tree(attempts)
+    kind = source.kind_of(listed.values())
+    layout = msgspec.convert(ledger.layout, CacheLayout)
+    job = BuildJob(path, source, ledger.tokenizer, layout, kind, ledger.metadata.get("template"))
+    for name in names:
+        records = [record for record in ledger.sources if str(record.get("part")) == name]
+        lost = [str(record["path"]) for record in records if record["path"] not in listed]
+        if lost or not records:
+            report.left[name] = f"{', '.join(lost)} cannot be read" if lost else "the ledger names no source of it"
+            continue
+        now = [(record, listed[record["path"]]) for record in records]
+        (task,) = tasks_from_records([{**r, "size": f.size, "version": f.version} for r, f in now], listed)
+        why = _built(replace(job, root=files.join(attempts, f"repair-{name}")), task, tokenizer, path, ledger)
+        check()
+        if why:
+            report.left[name] = why
+        else:
+            report.rebuilt.append(name)
+    files.remove_tree(attempts)
+
+
+def _built(job: BuildJob, task: PartTask, tokenizer: Tokenizer, path: str, ledger: Ledger) -> str:
+    """Builds a part and puts it into its place; what keeps it from being the one that was there, if anything does."""
+    try:
+        (made,) = run_parts(job, [task], tokenizer=tokenizer)
+    except SourceError as error:
+        return str(error)
+    recorded = _record(ledger, task.name)
+    if msgspec.structs.replace(made, extra=recorded.extra) != recorded:
+        return f"{', '.join(dict.fromkeys(f.shown_path for f in task.files))} changed after the cache was built"
+    write_part_record(job.root, recorded)
+    publish(job.root, path, task.name)
+    return ""
+
+
+def _listed(source: SourceConfig) -> Mapping[str, SourceFile]:
+    """The source files that are there, by the path that the ledger shows."""
+    found: dict[str, SourceFile] = {}
+    for path in source.paths:
+        try:
+            found |= {f.shown_path: described(f) for f in replace(source, paths=[path]).files()}
+        except SourceError:
+            continue  # what is not there is said of the parts that need it
+    return found

@@ -1,0 +1,125 @@
+"""What a step is made of, as a record; and the files of rollouts of earlier releases, which are still read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.errors import CacheCorruptError, CacheError
+from headrace.store import files
+from headrace.store.ledger import prepare_types
+from headrace.store.log_segments import list_names
+
+FORMAT_VERSION = 2
+_GROUPS, _STEPS, _IDENTITY = "groups", "batches", "run.json"
+
+Source = tuple[str, int, int, int]
+"""Which group it is: the producer's name, the numbers of its writer and of the record, the checksum. Those of earlier
+releases have no producer, and their position as the record's number."""
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """What a step is made of.
+
+    Attributes:
+        step: The step.
+        positions: Of the prompts whose groups it trains on, ascending.
+        dropped: Positions that were left out, and why.
+        next_position: No step has taken or left out this position, or a later one.
+        policy_version: The trainer's when the step was made.
+        counts: Counters of the step, by name.
+        oldest: The oldest policy whose tokens it trains on; None: it trains on all.
+        groups: Which group it is of each of ``positions``; none in records of earlier releases.
+    """
+
+    step: int
+    positions: list[int]
+    dropped: dict[int, str]
+    next_position: int
+    policy_version: int = 0
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    oldest: int | None = None
+    groups: list[Source] = field(default_factory=list[Source])
+
+    def to_json(self) -> bytes:
+        """As bytes."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, name: str) -> BatchRecord:
+        """The record in some bytes; raises CacheCorruptError if they are something else."""
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise CacheCorruptError("is no record of a step", field="file", value=name) from error
+
+
+prepare_types(BatchRecord)
+
+
+def read_identity(data: bytes, name: str) -> dict[str, Any]:
+    """Whose rollouts these are.
+
+    Raises:
+        CacheCorruptError: the bytes say something else.
+        CacheError: a newer release wrote them.
+    """
+    try:
+        identity = dict[str, Any](json.loads(data))
+    except (ValueError, TypeError, RecursionError) as error:
+        problem = f"does not say whose rollouts these are ({error})"
+        raise CacheCorruptError(problem, field="file", value=name) from error
+    version = identity.pop("format_version", 1)
+    if version not in range(1, FORMAT_VERSION + 1):
+        problem = f"has rollouts of format {version!r}, which a newer release wrote"
+        raise CacheError(problem, field="file", value=name, cure="Use that release.")
+    return identity
+
+
+class EarlierRollouts:
+    """Rollouts as releases before the log stored them: a file a group, a file a step, one that says whose they are."""
+
+    def __init__(self, folder: str | None) -> None:
+        self.folder = folder
+
+    def exists(self) -> bool:
+        """Whether there are any."""
+        return self.folder is not None and all(
+            files.exists(files.join(self.folder, name)) for name in (_IDENTITY, _GROUPS)
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Whose they are; empty if there are none."""
+        data = None if self.folder is None else files.read_bytes(files.join(self.folder, _IDENTITY))
+        return {} if data is None else read_identity(data, f"{self.folder}/{_IDENTITY}")
+
+    def records(self) -> Iterator[BatchRecord]:
+        """Their steps."""
+        for name in self._names(_STEPS, ".json"):
+            url = files.join(self.folder or "", _STEPS, name)
+            yield BatchRecord.from_json(files.read_bytes(url) or b"", f"{_STEPS}/{name}")
+
+    def positions(self) -> list[int]:
+        """Positions of their groups."""
+        return [int(Path(name).stem) for name in self._names(_GROUPS, ".npz")]
+
+    def group(self, position: int) -> bytes:
+        """The bytes of a group."""
+        return files.read_bytes(self._file(position)) or b""
+
+    def remove(self, position: int) -> None:
+        """Deletes a group."""
+        files.remove_tree(self._file(position))
+
+    def _file(self, position: int) -> str:
+        return files.join(self.folder or "", _GROUPS, f"{position:012d}.npz")
+
+    def _names(self, folder: str, suffix: str) -> list[str]:
+        names = [] if self.folder is None else list_names(files.join(self.folder, folder))
+        return [name for name in names if name.endswith(suffix) and name[: -len(suffix)].isdecimal()]

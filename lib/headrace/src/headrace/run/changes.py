@@ -1,0 +1,153 @@
+"""A run's config, changed: what differs in the user's own fields, and the amendment that would allow it.
+
+A run's manifest keeps the fields of the config that it began with. Its mixture may change from a step on that is
+not trained on yet; everything else is the run itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, cast
+
+from headrace.config.lm_data import LmDataConfig
+from headrace.config.parsing import decode
+from headrace.config.writing import given_fields, whole_if_it_is
+from headrace.data.dataset import BatchOrder
+from headrace.mix.blend import is_size_rule
+from headrace.mix.stage_config import AmendmentConfig
+from headrace.run.manifest import Anchors, RunManifest, differences
+
+_Places: TypeAlias = dict[str, tuple[tuple[str, ...], Any]]
+"""By name, the groups that an entry of a blend lies in, and its weight."""
+
+
+@dataclass(frozen=True)
+class RunChanges:
+    """What an edited config changes of a run.
+
+    Attributes:
+        same: Whether both are the same run.
+        fields: What differs in the config, as ``path: old -> new``; None: the run's manifest holds no config.
+        resolved: What differs in what the configs stand for, in the same form.
+        first_step: First step that differs where the edited config amends the run, or the run the config; else None.
+        amendment: The amendment that makes of the run's mixture the edited one; None: there is none.
+        refused: Fields that no amendment can change, in the form of ``fields``.
+    """
+
+    same: bool
+    fields: list[str] | None
+    resolved: list[str]
+    first_step: int | None = None
+    amendment: AmendmentConfig | None = None
+    refused: Sequence[str] = ()
+
+
+def run_changes(manifest: RunManifest, edited: LmDataConfig, step: int) -> RunChanges:
+    """What an edited config changes of a run, and the amendment for it.
+
+    Opens the ledgers of the caches, reads no tokens.
+
+    Args:
+        manifest: The run's.
+        edited: The config.
+        step: Where an amendment would begin: the first step that is not trained on yet.
+
+    Raises:
+        ConfigError: the edited config cannot be used; its field is named.
+    """
+    mine = _manifest_of(edited)
+    resolved = differences(manifest.resolved, mine.resolved)
+    fields = None if manifest.config is None else differences(manifest.config, mine.config or {})
+    first = mine.amends(manifest)
+    if mine.fingerprint == manifest.fingerprint or first is not None:
+        return RunChanges(first is None, fields, resolved, first)
+    if (first := manifest.amends(mine)) is not None or manifest.config is None:
+        return RunChanges(False, fields, resolved, first)
+    began = decode(LmDataConfig, manifest.config)
+    amendment = amendment_between(began, edited, step)
+    amended = edited if amendment is None else _amended(began, edited, amendment)
+    if amendment is not None and _manifest_of(amended).amends(manifest) == amendment.step:
+        return RunChanges(False, fields, resolved, None, amendment)
+    other = differences(manifest.config, given_fields(replace(amended, amendments=began.amendments)))
+    return RunChanges(False, fields, resolved, None, amendment, [f for f in other if not f.startswith(_FREE)])
+
+
+_FREE = ("num_steps:", "prefetch_bytes:", "row_exchange:", "cache_catalog:")
+"""Fields that are not part of a run: they may change at any time."""
+
+
+def amendment_between(began: LmDataConfig, edited: LmDataConfig, step: int) -> AmendmentConfig | None:
+    """The amendment that makes of one config's mixture another's; None if they are equal, or no amendment does.
+
+    Example:
+        >>> from headrace.config.component import ComponentConfig
+        >>> began = LmDataConfig({"web": ComponentConfig("web", 3), "code": ComponentConfig("code")})
+        >>> edited = LmDataConfig({"web": ComponentConfig("web", 2), "math": ComponentConfig("math")})
+        >>> amendment_between(began, edited, 60)
+        AmendmentConfig(step=60, add={'math': 1}, weights={'web': 2}, drop=['code'])
+    """
+    sized = any(is_size_rule(config.weights or {}, config.components) for config in (began, edited))
+    if edited.stages or began.stages or edited.amendments != began.amendments or sized:
+        return None
+    before, after = dict(_entries(_mixture(began))), dict(_entries(_mixture(edited)))
+    drop = [name for name in before if name not in after]
+    add = {name: after[name][1] for name in after if name not in before and not after[name][0]}
+    shared = [name for name in after if name in before]
+    weights = {name: after[name][1] for name in shared if differences(*_as_stored(before[name][1], after[name][1]))}
+    moved = any(after[name][0] != before[name][0] for name in shared)
+    inside = any(name not in before and groups and groups[-1] in before for name, (groups, _) in after.items())
+    if moved or inside or not (drop or add or weights):
+        return None
+    gone = [name for name in drop if not any(group in drop for group in before[name][0])]
+    return AmendmentConfig(step, add=add, weights=weights, drop=gone)
+
+
+def _amended(began: LmDataConfig, edited: LmDataConfig, amendment: AmendmentConfig) -> LmDataConfig:
+    """The edited config with the run's mixture and an amendment of it, as a user would write it."""
+    weighted = edited.weights is None
+    components = {
+        name: replace(edited.components.get(name, part), weight=part.weight) for name, part in began.components.items()
+    }
+    new = {name: part for name, part in edited.components.items() if name not in began.components}
+    components |= {name: replace(part, weight=None) for name, part in new.items()} if weighted else new
+    return replace(edited, components=components, weights=began.weights, amendments=[*began.amendments, amendment])
+
+
+def _mixture(config: LmDataConfig) -> Mapping[str, Any]:
+    """The blend that a config's amendments would change."""
+    if config.weights is not None:
+        return config.weights
+    weights = {name: 1 if part.weight is None else part.weight for name, part in config.components.items()}
+    for amendment in config.amendments:
+        weights = {n: w for n, w in weights.items() if n not in amendment.drop} | amendment.weights | amendment.add
+    return weights
+
+
+def _entries(
+    blend: Mapping[str, Any], groups: tuple[str, ...] = ()
+) -> Iterator[tuple[str, tuple[tuple[str, ...], Any]]]:
+    """Name, groups and weight of each entry of a (nested) blend; a group's weight is given without its blend."""
+    for name, value in blend.items():
+        inner = cast("Mapping[str, Any]", value).get("blend") if isinstance(value, Mapping) else None
+        if inner is None:
+            yield name, (groups, whole_if_it_is(value))
+            continue
+        yield name, (groups, whole_if_it_is(cast("Mapping[str, Any]", value).get("weight", 1)))
+        yield from _entries(inner, (*groups, name))
+
+
+def _as_stored(*values: Any) -> Any:
+    """Values as a manifest holds them, in which steps are texts."""
+    return json.loads(json.dumps(values))
+
+
+def last_anchor(folder: str) -> int:
+    """The last step of a run's folder at which a checkpoint was made, 0 if there is none."""
+    manifest = RunManifest.load(folder)
+    return 0 if manifest is None else max(Anchors(folder, manifest, None).load(), default=0)
+
+
+def _manifest_of(config: LmDataConfig) -> RunManifest:
+    return RunManifest.of(BatchOrder(config.dataset(), row_order=config.row_order))

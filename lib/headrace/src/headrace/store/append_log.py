@@ -1,0 +1,359 @@
+"""``AppendLog``: records that are only ever added, each with a checksum, by one writer at a time.
+
+A log is a folder of segments, ``<writer>-<segment>.log``. A record is a header and a payload; the header has the
+record's number in the log, the number of its writer, and checksums of the payload and of itself. Records are numbered
+without a gap. So what is lost or damaged shows, and there are two cases:
+
+- **A tail.** Bytes after the last whole record are what a killed writer, or a power cut, left of a record that nobody
+  was told is stored: :meth:`AppendLog.append` returns when its record is on the disk. They are left out, counted and
+  logged. That a log was not closed is logged too.
+- **The middle.** Records are missing before one that is whole. Nothing here does that: it is an error, which names
+  segment and offset.
+
+One writer holds the lease of the folder (:mod:`headrace.store.lease`). Each writer's number is above all that were
+before, and its first record fences them: what a writer that was suspended, and lost its lease, adds after that bears
+numbers that are taken, and is not read. It is told by its next :meth:`~AppendLog.append`, which asks for the lease once
+more when the record is stored: either the record was there before another writer looked, or it raises.
+
+On a local disk a segment grows to 64 MiB; on an object store, whose objects do not grow, each record is a segment.
+Price: one ``fsync``, or one PUT, a record, and 48 bytes. Opening reads all segments.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import uuid
+import weakref
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import replace
+
+from headrace.errors import CacheCorruptError, CacheError, HeadraceError
+from headrace.store import durable, files
+from headrace.store.lease import Lease, lease
+from headrace.store.log_segments import Record, decode, encode, read_from, scan, segment_name, segment_names, writer_of
+
+logger = logging.getLogger(__name__)
+
+OPENED, CLOSED, DROPPED = 1, 2, 3
+"""Kinds of the log's own records; a DROPPED one stands for all from its number to its key. Others are its user's."""
+SEGMENT_BYTES = 64 << 20
+
+
+class AppendLog:
+    """A log, open for reading; :meth:`write` opens it for writing.
+
+    Args:
+        folder: Path or URL; None: in memory.
+        load: Kinds whose payloads are in the records that :meth:`refresh` returns.
+        cure: What to do about a segment that is damaged.
+        may_lose: Whether a segment that is missing is only counted and logged: its records can be made anew.
+
+    Attributes:
+        lost_records: Records that were in missing segments.
+        fenced_records: Records of writers that had lost their lease.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> with AppendLog(folder) as log:
+        ...     _ = log.write()
+        ...     _ = log.append(16, key=7, payload=b"seven")
+        >>> [(r.number, r.key, r.payload) for r in AppendLog(folder, load=[16]).refresh()]
+        [(1, 7, b'seven')]
+    """
+
+    def __init__(
+        self, folder: str | None, *, load: Collection[int] = (), cure: str = "", may_lose: bool = False
+    ) -> None:
+        self.folder, self._load, self._cure, self._may_lose = folder, frozenset(load), cure, may_lose
+        self.lost_records = self.fenced_records = 0
+        self._id = b""
+        self._ends: dict[str, int] = {}  # where the last whole record of a segment ends
+        self._torn: dict[str, int] = {}  # bytes after it
+        self._first: dict[int, int] = {}  # each writer's first number
+        self._next, self._dropped, self._last = 0, 0, (OPENED, 0)  # numbers; kind and writer of the last record
+        self._records: dict[str, list[Record]] = {}
+        self._writer: _Writer | None = None
+        self._closing: Callable[[], object] = lambda: None
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> AppendLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def torn_bytes(self) -> int:
+        """Bytes at the ends of segments that are no whole record."""
+        return sum(self._torn.values())
+
+    @property
+    def num_records(self) -> int:
+        """Records that can be read, without the log's own."""
+        return sum(record.kind > DROPPED for records in self._records.values() for record in records)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody writes it, and the last writer was not killed."""
+        return self._writer is None and (not self._ends or self._last[0] == CLOSED)
+
+    def refresh(self) -> list[Record]:
+        """Reads what was added since the last time, and returns it in order, without the log's own records.
+
+        Raises:
+            CacheCorruptError: records in the middle are missing or damaged; a segment is another log's.
+        """
+        with self._lock:
+            if self._writer is not None or self.folder is None:
+                return []  # nobody else writes
+            fresh, bad = self._read_segments(self.folder)
+            for record in fresh:
+                self._first.setdefault(record.writer, record.number)
+            return [record for record in self._in_order(fresh, bad) if record.kind > DROPPED]
+
+    def _read_segments(self, folder: str) -> tuple[list[Record], list[tuple[str, int]]]:
+        """Whole records that were not read before; and where other bytes begin, as segment and offset."""
+        fresh: list[Record] = []
+        bad: list[tuple[str, int]] = []
+        for name in segment_names(folder):
+            url, at = files.join(folder, name), self._ends.get(name, 0)
+            if at and not files.is_local(url):
+                continue  # objects do not grow
+            data = read_from(url, at)
+            try:
+                records, places, self._id = scan(data, name, at, self._load, self._id)
+            except CacheCorruptError as error:
+                raise CacheCorruptError(error.problem, field="segment", value=url, cure=self._cure) from error
+            bad += [(name, place) for place in places]
+            self._ends[name] = records[-1].end if records else at
+            self._torn[name] = at + len(data) - self._ends[name]
+            fresh += records
+            if records and files.is_local(url):  # a writer may have been killed before it did: what is used stays
+                durable.sync_file(files.local_path(url))
+                durable.sync_folder(files.local_path(folder))
+        return fresh, bad
+
+    def _in_order(self, fresh: list[Record], bad: list[tuple[str, int]]) -> Iterator[Record]:
+        """Those records that count, by number. Raises CacheCorruptError where one is missing."""
+        for record in sorted(fresh, key=lambda r: (r.number, r.kind != DROPPED, r.writer)):
+            if record.number < self._dropped:
+                continue  # its segment was about to be deleted
+            fence = min((number for writer, number in self._first.items() if writer > record.writer), default=None)
+            if fence is not None and record.number >= fence:
+                self.fenced_records += 1
+                continue
+            if record.number > self._next:
+                self._miss(record, bad)
+            elif record.number < self._next and record.writer <= self._last[1]:
+                raise self._damaged(record.segment, record.offset, f"has record {record.number} once more")
+            self._next, self._last = record.number + 1, (record.kind, record.writer)
+            if record.kind == DROPPED:
+                self._next = self._dropped = record.key
+            self._records.setdefault(record.segment, []).append(record)
+            yield record
+
+    def _miss(self, record: Record, bad: list[tuple[str, int]]) -> None:
+        """Says that the records before one are missing, if that cannot be."""
+        lost = f"{self._next}" if record.number == self._next + 1 else f"{self._next} to {record.number - 1}"
+        before = [place for place in bad if place <= (record.segment, record.offset)]
+        if before:
+            raise self._damaged(*before[-1], f"is damaged there: record {lost} cannot be read, and later ones can")
+        if not self._may_lose:
+            raise self._damaged(record.segment, record.offset, f"goes on here, and no segment has record {lost}")
+        self.lost_records += record.number - self._next
+        logger.warning("%s: a segment is missing, with record %s", self.folder, lost)
+
+    def _damaged(self, segment: str, offset: int, problem: str) -> CacheCorruptError:
+        place = files.join(self.folder or "", segment)
+        return CacheCorruptError(f"{problem} (offset {offset})", field="segment", value=place, cure=self._cure)
+
+    def read(self, record: Record) -> bytes:
+        """A record's payload; raises CacheCorruptError if it is not what was written, or no longer there."""
+        if self.folder is None:
+            return record.payload
+        url = files.join(self.folder, record.segment)
+        try:
+            data = files.read_range(url, record.offset, record.end)
+        except FileNotFoundError:
+            data = b""
+        decoded = decode(data, 0, record.segment, record.offset)
+        if decoded is None or decoded[0] != replace(record, payload=b""):
+            raise self._damaged(record.segment, record.offset, f"is not record {record.number} any more")
+        return decoded[2]
+
+    def write(self) -> list[Record]:
+        """Opens the log for writing, and returns what :meth:`refresh` does.
+
+        Raises:
+            CacheError: somebody else writes it, or it cannot be written.
+            CacheCorruptError: as of :meth:`refresh`.
+        """
+        with self._lock:
+            if self._writer is not None:
+                return []
+            stack = ExitStack()
+            with stack:
+                held = None if self.folder is None else stack.enter_context(_leased(self.folder))
+                records = self.refresh()
+                numbers = [] if self.folder is None else [writer_of(n) for n in segment_names(self.folder)]
+                self._id = self._id or uuid.uuid4().bytes[:8]
+                writer = _Writer(self.folder, self._id, held, max(numbers, default=0), self._next)
+                if not self.is_closed or self._torn.get(max(self._ends, default="")):
+                    logger.warning(
+                        "%s: its last writer did not close it: %d records are whole, %d bytes of an unfinished one are"
+                        " left out", self.folder, self._next, self.torn_bytes,
+                    )  # fmt: skip
+                writer.resources = stack.pop_all()
+            self._writer, self._closing = writer, weakref.finalize(self, writer.close)
+            return records
+
+    def append(self, kind: int, key: int, payload: bytes) -> Record:
+        """Adds a record, and returns when it would survive a power cut.
+
+        Raises:
+            CacheError: it cannot be written, or the lease was lost: the record may be there or not.
+        """
+        with self._lock:
+            if self._writer is None:
+                raise CacheError(
+                    "is not open for writing", field="rollouts", value=self.folder, cure="Call write() first."
+                )
+            records = self._writer.append(kind, key, payload)
+            for record in records:
+                self._records.setdefault(record.segment, []).append(record)
+            self._next = records[-1].number + 1
+            return records[-1]
+
+    def drop(self, is_done: Callable[[Record], bool]) -> int:
+        """Deletes segments, but the newest, whose records are all done with, and returns how many records they had.
+
+        One small record takes their place. It is there before they are gone.
+        """
+        with self._lock:
+            if self.folder is None:
+                return 0
+            dropped = 0
+            newest = max((*self._ends, *self._records), default="")
+            for name in [name for name in self._ends if name not in self._records and name != newest]:
+                files.remove_tree(files.join(self.folder, name))  # of no use: a kill came before it was deleted
+                del self._ends[name], self._torn[name]
+            for run in self._runs(is_done):
+                records = [record for name in run for record in self._records.pop(name)]
+                last, end = records[-1], max(r.key if r.kind == DROPPED else r.number + 1 for r in records)
+                mark = Record(DROPPED, end, records[0].number, last.writer, run[-1], 0, 0, 0)
+                if len(records) > 1:
+                    files.write_atomic(files.join(self.folder, run[-1]), encode(mark, self._id, b""))
+                for name in run[:-1]:
+                    files.remove_tree(files.join(self.folder, name))
+                self._records[run[-1]] = [mark]
+                dropped += sum(r.kind > DROPPED for r in records)
+            return dropped
+
+    def _runs(self, is_done: Callable[[Record], bool]) -> list[list[str]]:
+        """Names of neighbouring segments that are done with."""
+        runs: list[list[str]] = [[]]
+        for name in sorted(self._records)[:-1]:
+            if all(r.kind <= DROPPED or is_done(r) for r in self._records[name]):
+                runs[-1].append(name)
+            elif runs[-1]:
+                runs.append([])
+        return [run for run in runs if run]
+
+    def close(self) -> None:
+        """Closes the log for writing; it stays open for reading."""
+        with self._lock:
+            if self._writer is not None:
+                self._closing()
+                self._writer, self._last = None, (CLOSED, self._last[1])
+
+
+def _leased(folder: str) -> AbstractContextManager[Lease]:
+    return lease(
+        folder, field="rollouts", cure="What that one stored is used; end this process, or start it again later."
+    )
+
+
+class _Writer:
+    """The end of a log that one process writes. After a failed write it goes on as another writer: its first record
+    fences what may be left of the one that failed.
+    """
+
+    def __init__(self, folder: str | None, log: bytes, held: Lease | None, writer: int, next_number: int) -> None:
+        self.folder, self.log, self._held, self._writer, self._next = folder, log, held, writer, next_number
+        self._segment, self._size, self._opened = 0, 0, False
+        self._file, self._pid = -1, os.getpid()
+        self.resources = ExitStack()
+
+    def append(self, kind: int, key: int, payload: bytes) -> list[Record]:
+        """The record, after that of a new writer if there is one."""
+        if self.folder is None:
+            self._next += 1
+            return [Record(kind, key, self._next - 1, 1, "", 0, len(payload), zlib.crc32(payload), payload)]
+        records: list[Record] = []
+        if not self._opened:
+            self._release_file()
+            self._writer, self._segment, self._opened = self._writer + 1, 0, True
+            writer = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
+            records.append(self._put(OPENED, 0, writer))
+        return [*records, self._put(kind, key, payload)]
+
+    def _put(self, kind: int, key: int, payload: bytes) -> Record:
+        assert self.folder is not None
+        assert self._held is not None
+        self._held.check()
+        if self._size >= SEGMENT_BYTES:
+            self._release_file()
+        name = segment_name(self._writer, self._segment)
+        record = Record(kind, key, self._next, self._writer, name, self._size, len(payload), zlib.crc32(payload))
+        self._opened = False  # unless all of this goes well
+        url = files.join(self.folder, name)
+        data = encode(record, self.log, payload)
+        if files.is_local(url):
+            self._extend(url, data)
+            self._size = record.end
+        else:
+            files.write_atomic(url, data)
+            self._segment += 1
+        self._opened = True
+        self._next += 1
+        self._held.confirm()
+        return record
+
+    def _extend(self, url: str, data: bytes) -> None:
+        path = files.local_path(url)
+        try:
+            is_new = self._file < 0
+            if is_new:
+                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            os.fsync(self._file)
+            if is_new:
+                durable.sync_folder(path.parent)
+        except OSError as error:
+            raise files.not_written(url, error) from error
+
+    def _release_file(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._segment += 1
+        self._file, self._size = -1, 0
+
+    def close(self) -> None:
+        """Marks the end of what was written, if anything was, and gives the lease back."""
+        if os.getpid() != self._pid:  # a fork's copy
+            return
+        with suppress(HeadraceError):  # what is stored stays
+            if self._opened:
+                self._put(CLOSED, 0, b"")
+        self._release_file()
+        with suppress(HeadraceError):  # who lost the lease was told by append()
+            self.resources.close()

@@ -1,0 +1,274 @@
+"""One cache that lies in several places, such as two clouds: what one of them does not give is read from the next.
+
+The first place that opens is read. A read that fails there, once it was asked for as often as the policy of
+:mod:`headrace.store.retry` says, goes on at the next place, round and round, until each has failed it. A place that
+cannot be reached, or refuses, is left by all reads that begin later; one whose answer is damaged is left by that read
+alone, since the rest of it may be sound. Each such step is counted (``replica_switches``), and logged once for each
+place and cause.
+
+The invariant: whatever place a read ends at, it gives the same bytes, since all places must have the same ledger; one
+that has another is refused before anything is read from it. Price: a Python call a read. A read that meets a dead place
+first takes as long as the policy lets it: see ``RetryPolicy.deadline_s``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from headrace.errors import CacheCorruptError, CacheError, ReadError
+from headrace.store.array import StoredArray
+from headrace.store.cache import TokenCache, same_ledger
+from headrace.store.failures import DamagedAnswerError, StoreFailedError, failure_of
+from headrace.store.layout import LeafKind
+from headrace.store.leaf import LeafPart
+from headrace.store.mapped import MappedArray
+from headrace.store.pending import ArrayFuture
+from headrace.store.retry import own_counts
+
+State: TypeAlias = Literal["read", "reached", "unreached", "differs"]
+_LOG = logging.getLogger(__name__)
+_counting = threading.Lock()
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """How it is with a place: ``read`` (the first that opened), ``reached``, ``unreached`` or ``differs`` (there is
+    another cache); and if it is one of the last two, why.
+    """
+
+    path: str
+    state: State
+    problem: str = ""
+
+
+class ReplicatedCache(TokenCache):
+    """A cache that lies in several places, named by the first that opened.
+
+    Attributes:
+        replicas: The places.
+        states: How it was with each when the cache was opened.
+    """
+
+    def __init__(self, replicas: Replicas, states: Sequence[ReplicaState]) -> None:
+        self.replicas, self.states = replicas, tuple(states)
+        super().__init__(replicas.first.path, replicas.first.ledger, replicas.part)
+
+
+def open_replicas(paths: Sequence[str]) -> TokenCache:
+    """The cache at the first of several places that opens; its reads go on at the next place where one fails.
+
+    Args:
+        paths: Folders or URLs of copies of one cache, the one to read first; a single one is opened as it is.
+
+    Raises:
+        CacheError: none can be opened; the error is that of the first, and names the others.
+        CacheCorruptError: a place that can be opened holds another cache.
+
+    Example:
+        >>> import shutil, tempfile
+        >>> import headrace.testing
+        >>> cache = headrace.testing.tiny_cache()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     copy = shutil.copytree(cache.path, f"{folder}/copy")
+        ...     open_replicas([f"{folder}/lost", copy]).num_tokens == cache.num_tokens
+        True
+    """
+    if len(paths) == 1:
+        return TokenCache.open(paths[0])
+    replicas = Replicas(paths)
+    states = replicas.states()
+    for replica in states:
+        if replica.state == "differs":
+            raise replicas.differs(replica.path)
+        if replica.problem:
+            _LOG.warning("replica %s cannot be read from now: it %s", replica.path, replica.problem)
+    return ReplicatedCache(replicas, states)
+
+
+class Replicas:
+    """The places of one cache. Safe for several threads; pickles.
+
+    Args:
+        paths: Folders or URLs, the one to read first.
+
+    Attributes:
+        first: The cache at the first that opens.
+        current: Number of the place that new reads begin at.
+
+    Raises:
+        CacheError: none can be opened.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = tuple(paths)
+        self._logged: set[tuple[int, bool]] = set()
+        self._lock = threading.Lock()
+        self._caches: list[TokenCache | None] = [None for _ in paths]
+        self.current, self.first = self._opened_first()
+        self._caches[self.current] = self.first
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    def states(self) -> list[ReplicaState]:
+        """How it is with each place, asked now, all at the same time."""
+        with ThreadPoolExecutor(len(self.paths)) as pool:
+            return list(pool.map(self._state, range(len(self.paths))))
+
+    def differs(self, path: str) -> CacheCorruptError:
+        """What is said of a place that holds another cache."""
+        cure = f"Copy {self.first.path} there as it is, or leave it out."
+        problem = f"is no copy of {self.first.path}: their ledgers differ"
+        return CacheCorruptError(problem, field="replicas", value=path, cure=cure)
+
+    def opened(self, number: int) -> TokenCache:
+        """The cache at a place. Raises CacheError if it cannot be opened or is another one."""
+        cache = self._caches[number]
+        if cache is None:
+            cache = TokenCache.open(self.paths[number])
+            if not same_ledger(cache, self.first):
+                raise self.differs(self.paths[number])
+            self._caches[number] = cache
+        return cache
+
+    def part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
+        """The arrays of a leaf of a part, wherever they are read."""
+        first = self.array(self.current, name, number, offsets=False)
+        offsets = None
+        if kind == "ragged":
+            offsets = ReplicatedArray(self, name, number, self.array(self.current, name, number, offsets=True), True)
+        documents = int(self.first.part_documents[number])
+        return LeafPart(documents, ReplicatedArray(self, name, number, first, False), offsets)
+
+    def array(self, place: int, leaf: str, part: int, *, offsets: bool) -> StoredArray:
+        """An array at one of the places. Raises CacheError if that cannot be opened or is another cache."""
+        arrays = self.opened(place).leaf(leaf).parts[part]
+        return arrays.offsets if offsets and arrays.offsets is not None else arrays.data
+
+    def after(self, place: int, error: Exception) -> int:
+        """The place to go on at when a read has failed at one."""
+        following, damaged = (place + 1) % len(self.paths), not _is_unreachable(error)
+        with _counting:
+            own_counts().replica_switches += 1
+        with self._lock:
+            if not damaged and self.current == place:
+                self.current = following
+            news = (place, damaged) not in self._logged
+            self._logged.add((place, damaged))
+        if news:
+            what = "what is damaged there is" if damaged else "reads go on"
+            _LOG.warning("%s: %s at %s (%s)", self.paths[place], what, self.paths[following], error)
+        return following
+
+    def _opened_first(self) -> tuple[int, TokenCache]:
+        errors: list[CacheError] = []
+        for number, path in enumerate(self.paths):
+            try:
+                cache = TokenCache.open(path)
+            except CacheError as error:
+                errors.append(error)
+                continue
+            for lost, problem in zip(self.paths, errors, strict=False):
+                _LOG.warning("%s: reads begin at %s (%s)", lost, path, problem)
+            return number, cache
+        others = "; ".join(f"{path} {e.problem}" for path, e in zip(self.paths[1:], errors[1:], strict=True))
+        first = errors[0]
+        raise type(first)(f"{first.problem}; nor can: {others}", field="cache", value=self.paths[0], cure=first.cure)
+
+    def _state(self, number: int) -> ReplicaState:
+        path = self.paths[number]
+        try:
+            self.opened(number)
+        except CacheError as error:
+            return ReplicaState(path, "differs" if error.field == "replicas" else "unreached", error.problem)
+        return ReplicaState(path, "read" if path == self.first.path else "reached")
+
+
+class ReplicatedArray(StoredArray):
+    """An array of a cache that lies in several places."""
+
+    def __init__(self, replicas: Replicas, leaf: str, part: int, first: StoredArray, offsets: bool) -> None:
+        super().__init__(first.url, first.length, first.layout)
+        self.replicas, self._leaf, self._part, self._is_offsets = replicas, leaf, part, offsets
+
+    def at(self, place: int) -> StoredArray:
+        """The array at one of the places. Raises CacheError if that cannot be opened or is another cache."""
+        return self.replicas.array(place, self._leaf, self._part, offsets=self._is_offsets)
+
+    def read(self, start: int, stop: int) -> ArrayFuture:
+        return _Reading(self, lambda array: array.read(start, stop))
+
+    def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
+        return _Reading(self, lambda array: array.read_into(out, start))
+
+    def mapped(self) -> MappedArray | None:
+        try:
+            return self.at(self.replicas.current).mapped()
+        except CacheError:
+            return None  # reading goes on elsewhere
+
+
+class _Reading:
+    """A read in flight that begins anew at the next place where one fails."""
+
+    def __init__(self, array: ReplicatedArray, begin: Callable[[StoredArray], ArrayFuture]) -> None:
+        self._array, self._begin = array, begin
+        self._place = array.replicas.current
+        self._left = len(array.replicas.paths) - 1  # places that may still be asked
+        self._read = self._begun()
+
+    def result(self, timeout: float | None = None) -> np.ndarray:
+        while True:
+            try:
+                return self._read.result(timeout)
+            except (ReadError, CacheError) as error:
+                self._go_on(error)
+
+    def __await__(self) -> Generator[Any, None, np.ndarray]:
+        while True:
+            try:
+                return (yield from self._read.__await__())
+            except (ReadError, CacheError) as error:
+                self._go_on(error)
+
+    def _begun(self) -> ArrayFuture:
+        while True:
+            try:
+                return self._begin(self._array.at(self._place))
+            except (ReadError, CacheError) as error:
+                self._step(error)
+
+    def _go_on(self, error: ReadError | CacheError) -> None:
+        self._step(error)
+        self._read = self._begun()
+
+    def _step(self, error: ReadError | CacheError) -> None:
+        """Goes to the next place; raises the error of this one if it was the last."""
+        if not self._left:
+            fail = partial(type(error), field=error.field, value=error.value, cure=error.cure)
+            raise fail(f"{error.problem}, and none of its replicas gives it") from error
+        self._left -= 1
+        self._place = self._array.replicas.after(self._place, error)
+
+
+def _is_unreachable(error: BaseException | None) -> bool:
+    """Whether a place failed as a whole, as far as one read can tell; not if this one answer was damaged."""
+    while error is not None:
+        if isinstance(error, StoreFailedError):
+            return not isinstance(error, DamagedAnswerError)
+        if error.__cause__ is None:
+            lost = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+            return lost or failure_of(error) != "damaged"
+        error = error.__cause__
+    return False

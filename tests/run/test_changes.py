@@ -1,0 +1,147 @@
+"""What an edited config changes of a run; the amendment that is proposed makes of the run what was asked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace import LmDataConfig, open_run
+from headrace.config.component import ComponentConfig
+from headrace.config.parsing import decode
+from headrace.config.writing import given_fields
+from headrace.errors import PlanMismatchError
+from headrace.mix.stage_config import AmendmentConfig
+from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
+from headrace.run.changes import amendment_between, last_anchor, run_changes
+from headrace.run.manifest import RunManifest
+from headrace.testing import random_documents, write_cache
+
+NAMES = ("web", "code", "math", "books")
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("caches")
+    for seed, name in enumerate(NAMES):
+        write_cache(folder / name, [random_documents(30, seed=seed)])
+    return folder
+
+
+def config_of(caches, weights, **fields):
+    components = {name: ComponentConfig(f"{caches}/{name}", weight) for name, weight in weights.items()}
+    return LmDataConfig(components, seq_len=8, batch_size=8, **fields)
+
+
+weighted = st.dictionaries(st.sampled_from(NAMES), st.sampled_from([1, 2, 3.5]), min_size=1)
+
+
+@given(weighted, weighted, st.integers(1, 60))
+@settings(max_examples=20)
+def test_the_proposed_amendment_is_allowed_and_draws_the_edited_mixture(caches, before, after, step):
+    began, edited = config_of(caches, before), config_of(caches, after)
+    manifest = RunManifest.of(began.loader())
+    changes = run_changes(manifest, edited, step)
+    assert changes.same == (list(before.items()) == list(after.items()))
+    if changes.amendment is None:  # the same weights, in another order
+        assert changes.same or before == after
+        return
+    assert not changes.refused
+    assert changes.fields
+    components = {**began.components, **{n: replace(c, weight=None) for n, c in edited.components.items()
+                                         if n not in before}}  # fmt: skip
+    amended = replace(began, components=components, amendments=[changes.amendment])
+    assert RunManifest.of(amended.loader()).amends(manifest) == step
+    last: dict[str, Any] = amended.resolved_stages()[-1].blend.to_config()
+    total = sum(last.values())
+    assert {n: w / total for n, w in last.items()} == pytest.approx(
+        {n: w / sum(after.values()) for n, w in after.items()}
+    )
+
+
+def test_the_fields_of_the_config_come_first_and_what_follows_stays_behind(caches, tmp_path):
+    began = config_of(caches, {"web": 3, "code": 1})
+    manifest = open_run(tmp_path, began.loader())
+    loaded = RunManifest.load(str(tmp_path))
+    assert loaded is not None
+    assert loaded.config == manifest.config == json.loads(json.dumps(given_fields(began)))
+    with pytest.raises(PlanMismatchError) as caught:
+        open_run(tmp_path, config_of(caches, {"web": 3, "code": 2}, seed=1).loader())
+    assert "another config: components.code.weight: 1 -> 2; seed: nothing -> 1" in str(caught.value)
+    assert "headrace diff RUN CONFIG" in (caught.value.cure or "")
+    changes = run_changes(loaded, config_of(caches, {"web": 3, "code": 2}, seed=1), 10)
+    assert changes.amendment == AmendmentConfig(10, weights={"code": 2})
+    assert changes.refused == ["seed: nothing -> 1"]
+    assert len(changes.resolved) > 2
+
+
+def test_a_manifest_of_an_earlier_release_holds_no_config(caches, tmp_path):
+    open_run(tmp_path, config_of(caches, {"web": 3, "code": 1}).loader())
+    content = json.loads((tmp_path / "manifest.json").read_text())
+    del content["config"]
+    (tmp_path / "manifest.json").write_text(json.dumps(content))
+    loaded = RunManifest.load(str(tmp_path))
+    assert loaded is not None
+    changes = run_changes(loaded, config_of(caches, {"web": 2, "code": 1}), 10)
+    assert (changes.fields, changes.amendment) == (None, None)
+    assert changes.resolved
+    with pytest.raises(PlanMismatchError, match="another plan"):
+        open_run(tmp_path, config_of(caches, {"web": 2, "code": 1}).loader())
+
+
+def test_what_a_run_may_change_freely_is_no_difference(caches):
+    began = config_of(caches, {"web": 3, "code": 1})
+    manifest = RunManifest.of(began.loader())
+    assert run_changes(manifest, replace(began, prefetch_bytes=1 << 28, num_steps=5), 3).same
+    changes = run_changes(manifest, replace(began, prefetch_bytes=1 << 28, seed=2), 3)
+    assert changes.refused == ["seed: nothing -> 2"]
+
+
+def test_nested_blends():
+    began = LmDataConfig(
+        {n: ComponentConfig(n) for n in NAMES}, weights={"a": {"weight": 2, "blend": {"web": 1, "code": 1}}, "math": 1}
+    )
+
+    def change(weights):
+        return amendment_between(began, replace(began, weights=weights), 5)
+
+    group = {"web": 1, "code": 1}
+    assert change({"a": {"weight": 3, "blend": group}, "math": 1}) == AmendmentConfig(5, weights={"a": 3})
+    assert change({"a": {"weight": 2, "blend": {"web": 1, "code": 4}}}) == AmendmentConfig(
+        5, weights={"code": 4}, drop=["math"]
+    )
+    assert change({"math": 1}) == AmendmentConfig(5, drop=["a"])
+    weights = began.weights or {}
+    assert change({**weights, "books": 2}) == AmendmentConfig(5, add={"books": 2})
+    assert change({"a": {"weight": 2, "blend": {**group, "books": 1}}, "math": 1}) is None  # joins a group
+    assert change({"web": 1, "code": 1, "math": 1}) is None  # out of a group
+    assert change({"temperature": 2}) is None
+    assert change(began.weights) is None
+
+
+def test_fields_read_back():
+    config = LmDataConfig(
+        {"a": ComponentConfig("a", shuffle=BlockShuffleConfig()), "b": ComponentConfig("b", {"linear": {0: 1, 9: 2}})},
+        seq_len={0: 8, 100: 16},
+        batch_size={0: 4, 50: 8},
+        shuffle=BraidShuffleConfig(version=1),
+    )
+    fields = json.loads(json.dumps(given_fields(config)))
+    again = decode(LmDataConfig, fields)
+    assert json.loads(json.dumps(given_fields(again))) == fields
+    assert (again.seq_len, again.batch_size, again.shuffle) == (config.seq_len, config.batch_size, config.shuffle)
+    assert again.components["a"] == config.components["a"]
+    assert amendment_between(again, config, 5) is None  # steps of weights are texts in JSON
+    assert "seed" not in fields
+
+
+def test_the_last_checkpoint(caches, tmp_path):
+    assert last_anchor(str(tmp_path)) == 0
+    manifest = open_run(tmp_path, config_of(caches, {"web": 3, "code": 1}).loader())
+    manifest.state(20)
+    manifest.state(30)
+    assert last_anchor(str(tmp_path)) == 30
