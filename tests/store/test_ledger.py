@@ -44,6 +44,7 @@ def test_ledgers_read_back(tmp_path):
 @pytest.mark.parametrize("part", [PART, replace(PART, leaves={"mask": LeafRecord(7, "sha256:1")})])
 def test_part_records_read_back(tmp_path, part):
     assert read_part_record(str(tmp_path), "00000") is None
+    (tmp_path / "parts").mkdir()
     write_part_record(str(tmp_path), part)
     assert read_part_record(str(tmp_path), "00000") == part
     write_ledger(str(tmp_path), LEDGER.complete([part]))

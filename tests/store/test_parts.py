@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CacheCorruptError
+from headrace.store.chunk_names import ChunkNames
 from headrace.store.ledger import Ledger, read_ledger, table_of
 from headrace.store.ledger_table import parse_table
 from headrace.store.parts import LeafRecord, PartRecord, PartTable
@@ -38,7 +39,8 @@ def tables(draw):
 def as_columns(records):
     leaves = [{"name": name, "dtype": "uint8", "kind": "ragged"} for name in LEAVES]
     ledger = Ledger(True, {}, {}, parts=records, leaves=leaves)
-    return parse_table("/c/ledger.bin", table_of(ledger, "sha256:0")), table_of(ledger, "sha256:0")
+    table = table_of(ledger, "sha256:0", ChunkNames())
+    return parse_table("/c/ledger.bin", table), table
 
 
 @given(tables())

@@ -22,6 +22,7 @@ from headrace.feed.placement import Placement
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import WindowUses, window_uses
 from headrace.store.arrays import ArrayList
+from headrace.store.chunk_pages import ChunkPages
 
 
 class BlockSpace:
@@ -60,13 +61,19 @@ class BlockSpace:
         return np.sum([k.arrays.spread([run.itemsize > 0 for run in k.arrays.runs]) for k in self.kinds], axis=0)
 
     def index_requests(self, blocks: Int64[np.ndarray, " u"]) -> int:
-        """Requests for ``zarr.json`` and indices of files that a host makes which reads these blocks, all different."""
+        """Requests for ``zarr.json``, indices of files and pages of checksums of a host that reads these blocks, all
+        different.
+        """
         kinds = [kind.arrays for kind in self.kinds]
-        if all(run.computed or run.dtype is None for kind in kinds for run in kind.runs):
-            return 0
         array = self.array_of(blocks)
+        pages: dict[ChunkPages, list[np.ndarray]] = {}
+        for kind in kinds:
+            for of_cache, numbers in kind.page_requests(np.unique(array)):
+                pages.setdefault(of_cache, []).append(numbers)
+        requests = sum(np.unique(np.concatenate(numbers)).size for numbers in pages.values())
+        if all(run.computed or run.dtype is None for kind in kinds for run in kind.runs):
+            return requests
         chunk = blocks - self.first_block[array]
-        requests = 0
         for kind in kinds:
             asked = kind.spread([not run.described and run.dtype is not None for run in kind.runs])[array] != 0
             requests += np.unique(array[asked]).size

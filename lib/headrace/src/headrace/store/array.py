@@ -28,10 +28,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -133,19 +135,25 @@ class StoredArray:
         length: Number of elements, from the ledger: opening needs no request for it.
         layout: How they are stored.
         digest: Gives that of the leaf, from the ledger: an array that says that it is of another one is refused.
-        described: Over HTTP, chunks are asked for where the layout says that they lie, without reading first what
-            ``zarr.json`` and the shards' indices say. Where they lie elsewhere, the index is asked for after all.
+        names: Gives the crc32c of each chunk, from the ledger; None if it has none. Then, over HTTP, chunks are asked
+            for where the layout says that they lie, without reading first what ``zarr.json`` and the shards' indices
+            say. Where they lie elsewhere, the index is asked for after all.
     """
 
     _MISSING_IS_ZERO = False  # a lost shard is an error, not a run of zeros
 
     def __init__(
-        self, url: str, length: int, layout: CacheLayout, digest: Callable[[], str] = str, *, described: bool = False
+        self,
+        url: str,
+        length: int,
+        layout: CacheLayout,
+        digest: Callable[[], str] = str,
+        names: Callable[[], Awaitable[np.ndarray | None]] | None = None,
     ) -> None:
         self.url = url
         self.length = length
         self.layout = layout
-        self._digest, self._described = digest, described
+        self._digest, self._names = digest, names
         # Nothing else is worked out here: a run may open a million arrays, and read few of them.
         self._working_folder = "" if url.startswith("/") or "://" in url else os.getcwd()  # what a relative path means
         self._store: Any = None
@@ -282,9 +290,13 @@ class StoredArray:
 
     async def _open_over_http(self) -> ShardedArray | None:
         store = Store(self._kvstore)
-        if self._described:
+        if self._names is not None:
             stored = StoredLayout.parse(self.layout.zarr_metadata(self.length))
-            return ShardedArray(store, self.url, stored, computed=True)
+            try:
+                checksums = await self._names()
+            except (ValueError, OSError) as error:
+                raise self._not_opened(error) from error
+            return ShardedArray(store, self.url, replace(stored, checksums=checksums), computed=True)
         try:
             metadata = await get(store, "zarr.json", None, described_by, index=True)
             if metadata is None:

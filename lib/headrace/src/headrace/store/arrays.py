@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.store.array import StoredArray
+from headrace.store.chunk_pages import ChunkPages
 
 T = TypeVar("T")
 
@@ -61,6 +62,7 @@ class ArrayRun:
             :class:`~headrace.store.array.StoredArray`).
         computed: Whether they are asked for without the index of their file, too.
         get: An array by its number.
+        pages: Where the checksums of their chunks are read from, over HTTP, and of which leaf they are.
     """
 
     def __init__(
@@ -73,9 +75,11 @@ class ArrayRun:
         shard_chunks: int = 1,
         described: bool = False,
         computed: bool = False,
+        pages: tuple[ChunkPages, str] | None = None,
     ) -> None:
         self.lengths, self.chunk, self.dtype, self.get = lengths, chunk, dtype, get
         self.shard_chunks, self.described, self.computed = shard_chunks, described, described and computed
+        self.pages = pages
 
     @property
     def itemsize(self) -> int:
@@ -141,6 +145,17 @@ class ArrayList(Sequence[StoredArray]):
         """An array by its number; None if it is not stored."""
         run = 0 if len(self.runs) == 1 else int(np.searchsorted(self._first, number, side="right")) - 1
         return self.runs[run].get(number - int(self._first[run]))
+
+    def page_requests(self, arrays: Int64[np.ndarray, " n"]) -> list[tuple[ChunkPages, Int64[np.ndarray, " pages"]]]:
+        """The pages of checksums that have to be asked for to read some of the arrays, all different; see
+        :mod:`headrace.store.chunk_pages`.
+        """
+        bounds = np.searchsorted(arrays, self._first)
+        asked: list[tuple[ChunkPages, np.ndarray]] = []
+        for run, first, low, high in zip(self.runs, self._first.tolist(), bounds, bounds[1:], strict=False):
+            if run.pages is not None and high > low:
+                asked.append((run.pages[0], run.pages[0].requests(run.pages[1], arrays[low:high] - first)))
+        return asked
 
     def spread(self, values: Sequence[Any], dtype: Any = np.int64) -> np.ndarray:
         """A value of each run, as one of each array; takes no memory where all are the same."""

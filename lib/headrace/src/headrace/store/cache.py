@@ -29,6 +29,7 @@ from headrace.order.document_shuffle import DocumentShuffle
 from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.arrays import ArrayList, ArrayRun, MadeList, data_of
+from headrace.store.chunk_pages import ChunkPages
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.leaf import CacheLeaf, LeafPart, check_range, spans, starts
 from headrace.store.ledger import Ledger, ShuffleRecord, open_ledger, prepare_types, shuffle_record, whole_ledger
@@ -188,6 +189,8 @@ class TokenCache:
         """Requests that it takes to open it on a store over HTTP, for the hosts of a job together: one opens it for all
         if it has ``ledger.bin``. Of Levanter's caches those for the ledger alone.
         """
+        if self.is_virtual:  # a small one, as it will be built
+            return 3
         return 2 + self._table.reads if isinstance(self._table, ColumnTable) else 2 * hosts
 
     @property
@@ -328,8 +331,9 @@ class TokenCache:
             dtype,
             partial(data_of, parts),
             shard_chunks=layout.shard_chunks,
-            described=own and self._described,
+            described=self._pages is not None or self.is_virtual,
             computed=layout.compression == "none",
+            pages=None if self._pages is None else (self._pages, name),
         )
         return ArrayList([run])
 
@@ -337,9 +341,16 @@ class TokenCache:
         return np.asarray(self._table.tokens if name == TOKENS else self._table.leaf_elements(name), np.int64)
 
     @property
-    def _described(self) -> bool:
-        """Whether the ledger says all that is to be known of an array before its chunks are asked for."""
-        return isinstance(self._table, ColumnTable)
+    def is_virtual(self) -> bool:
+        """Whether it does not exist, but is planned with (``headrace simulate --tokens``)."""
+        return self.ledger.tokenizer.get("fingerprint") == "virtual"
+
+    @cached_property
+    def _pages(self) -> ChunkPages | None:
+        """What is to be known of an array before its chunks are asked for; None: its ``zarr.json`` has to be read."""
+        if not isinstance(self._table, ColumnTable) or not self._table.head.described:
+            return None
+        return ChunkPages(self._table, self.layout, self.leaf_specs)
 
     def _own_part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
         part, documents = self._table.name(number), int(self._table.documents[number])
@@ -347,7 +358,9 @@ class TokenCache:
         digest = partial(self._table.digest, number, None if name == TOKENS else name)
 
         def array(url: str, length: int, layout: CacheLayout) -> StoredArray:
-            return StoredArray(url, length, layout, digest, described=self._described)
+            folder = url.rsplit("/", 1)[-1]
+            names = None if self._pages is None else partial(self._pages.of_array, name, folder, number)
+            return StoredArray(url, length, layout, digest, names)
 
         data = array(data_url(self.path, part, name), elements, self._layouts[name])
         ragged = kind == "ragged"

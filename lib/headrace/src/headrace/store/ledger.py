@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from headrace.errors import CacheCorruptError, CacheError
 from headrace.store import durable, files
+from headrace.store.chunk_names import ChunkNames, read_names
 from headrace.store.layout import TOKENS, named_in, owner_of
 from headrace.store.ledger_table import (
     TABLE_NAME,
@@ -292,7 +293,7 @@ def write_ledger(root: str, ledger: Ledger) -> None:
     """Writes the ledger atomically, that of a finished cache after its table. The same ledger gives the same bytes."""
     raw, name = encode_ledger(ledger)
     if ledger.finished:
-        files.write_atomic(files.join(root, TABLE_NAME), table_of(ledger, name))
+        files.write_atomic(files.join(root, TABLE_NAME), table_of(ledger, name, chunk_names(root, ledger)))
     files.write_atomic(files.join(root, LEDGER_NAME), raw)
 
 
@@ -304,14 +305,20 @@ def encode_ledger(ledger: Ledger) -> tuple[bytes, str]:
     return raw.replace(_digest_line(""), _digest_line(name), 1), name
 
 
-def table_of(ledger: Ledger, name: str) -> bytes:
-    """The ``ledger.bin`` of a finished ``ledger.json``, which is called ``name`` (:class:`LedgerState`).
+def chunk_names(root: str, ledger: Ledger) -> ChunkNames:
+    """What the arrays of a cache say of their chunks; one small read of each."""
+    return read_names(root, ledger.parts, ledger.layout, ledger.leaves)
+
+
+def table_of(ledger: Ledger, name: str, names: ChunkNames) -> bytes:
+    """The ``ledger.bin`` of a finished ``ledger.json``, which is called ``name`` (:class:`LedgerState`), and of a cache
+    whose arrays have these names for their chunks.
 
     Raises:
         CacheError: a part has other leaves than the cache.
     """
     columns = columns_of(ledger.parts, [str(leaf.get("name")) for leaf in ledger.leaves])
-    return encode_table(columns, readers_need(ledger), name, PartTable.of(ledger.parts).fingerprint)
+    return encode_table(columns, readers_need(ledger), name, PartTable.of(ledger.parts).fingerprint, names)
 
 
 def readers_need(ledger: Ledger) -> dict[str, Any]:
@@ -329,9 +336,11 @@ def table_problem(root: str) -> str:
     Raises what :func:`read_ledger` does.
     """
     state, raw = whole_state(root), files.read_bytes(files.join(root, TABLE_NAME))
-    if raw is None or state is None or state.ledger is None or raw == table_of(state.ledger, state.name):
+    if raw is None or state is None or state.ledger is None:
         return ""
-    return f"is not what {LEDGER_NAME} says: headrace upgrade {root} writes it anew"
+    if raw == table_of(state.ledger, state.name, chunk_names(root, state.ledger)):
+        return ""
+    return f"is not what {LEDGER_NAME} and the arrays say: headrace upgrade {root} writes it anew"
 
 
 def part_folder(root: str, name: str) -> str:

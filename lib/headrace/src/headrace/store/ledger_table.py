@@ -6,7 +6,8 @@
     8 bytes    length of the head, little-endian
     32 bytes   SHA-256 of the head
     head       JSON: what a reader needs of ledger.json, its digest, and name, dtype and SHA-256 of each column
-    columns    each from the next multiple of 64 on: names, documents, tokens, values of each leaf; then the digests
+    columns    each from the next multiple of 64 on: names, documents, tokens, values of each leaf; then the checksums
+               of all chunks, in pages (:mod:`headrace.store.chunk_names`); then the digests
 
 It says again what ``ledger.json`` says, and of which ``ledger.json`` that is: beside another one it is refused. It can
 be written anew at any time (``headrace upgrade``). The digests of the parts, which only checks need, come last and are
@@ -32,13 +33,15 @@ from jaxtyping import Int64
 
 from headrace.errors import CacheCorruptError, CacheError
 from headrace.store import files, retry
+from headrace.store.chunk_names import ChunkNames, pages_of, to_pages
 from headrace.store.parts import LARGEST_COUNT, LeafRecord, PartRecord, PartTable
 
 TABLE_NAME = "ledger.bin"
 TABLE_VERSION = 2
 T = TypeVar("T")
 _MAGIC, _PREFIX, _ALIGNMENT = b"HRLEDGER", 48, 64
-_FIRST_BYTES, _LARGEST_HEAD, _MOST_PARTS = 1 << 16, 1 << 24, 1 << 28
+_FIRST_BYTES, _LARGEST_HEAD, _MOST_PARTS, _MOST_CHUNKS = 1 << 16, 1 << 24, 1 << 28, 1 << 36
+_CHUNKS = "chunks"
 _MOST_IN_ALL = float(2**62)
 _SHA, _HEX = "sha256:", re.compile("sha256:[0-9a-f]{64}")
 _TEXT, _NUMBER, _DIGEST = (re.compile(form) for form in ("S[1-9][0-9]{0,2}", "u[1248]", "V32|S[1-9][0-9]{0,2}"))
@@ -63,6 +66,8 @@ class TableHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         first: Digest of the tokens of the first; empty if there is none.
         columns: Name, dtype and digest of each column; those that :attr:`opened` counts come first.
         opened: Columns that are read when the cache is opened.
+        chunks: Chunks whose checksums it names; 0: those of none.
+        described: Whether ``zarr.json`` of no array says more of chunks.
         cache: What readers need of ``ledger.json`` beside the parts.
         format_version: Version of this file.
     """
@@ -73,6 +78,8 @@ class TableHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first: str
     columns: list[_Column]
     opened: int
+    chunks: int
+    described: bool
     cache: dict[str, Any]
     format_version: int
 
@@ -118,6 +125,22 @@ class ColumnTable(PartTable):
         if name not in self._columns:
             self._columns[name] = self._read(name)
         return self._columns[name]
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the file that were read to open it."""
+        return len(self._data)
+
+    def bytes_at(self, start: int, stop: int) -> bytes:
+        """Some of these bytes."""
+        return self._data[start:stop]
+
+    @cached_property
+    def chunk_place(self) -> tuple[int, int]:
+        """Where in the file the pages of checksums begin and end."""
+        starts = _column_starts(self.head, _head_end(self.url, self._data))
+        number = next(k for k, column in enumerate(self.head.columns) if column.name == _CHUNKS)
+        return starts[number], starts[number] + _column_bytes(self.head, self.head.columns[number])
 
     def record(self, number: int) -> PartRecord:
         leaves = {n: LeafRecord(int(self.leaf_elements(n)[number]), self.digest(number, n)) for n in self._leaves}
@@ -181,7 +204,13 @@ def columns_of(parts: Sequence[PartRecord], leaves: Sequence[str]) -> dict[str, 
     }
 
 
-def encode_table(columns: Mapping[str, np.ndarray], cache: dict[str, Any], ledger: str, fingerprint: str) -> bytes:
+def encode_table(
+    columns: Mapping[str, np.ndarray],
+    cache: dict[str, Any],
+    ledger: str,
+    fingerprint: str,
+    names: ChunkNames = ChunkNames(),  # noqa: B008  # it does not change
+) -> bytes:
     """The file.
 
     Args:
@@ -189,15 +218,20 @@ def encode_table(columns: Mapping[str, np.ndarray], cache: dict[str, Any], ledge
         cache: What readers need of ``ledger.json``.
         ledger: Which ``ledger.json`` that is.
         fingerprint: Of the content.
+        names: What it says of chunks.
     """
+    if names.checksums.size:
+        pages, digests = {_CHUNKS: to_pages(names.checksums)}, [n for n in columns if n.startswith("digest")]
+        columns = {n: c for n, c in columns.items() if n not in digests} | pages | {n: columns[n] for n in digests}
     stored = {name: np.ascontiguousarray(column) for name, column in columns.items()}
     described = [
         _Column(name, column.dtype.str.lstrip("|<"), hashlib.sha256(column.tobytes()).hexdigest())
         for name, column in stored.items()
     ]
-    opened = sum(not name.startswith("digest") for name in stored)
+    opened = sum(not name.startswith(("digest", _CHUNKS)) for name in stored)
     first = digest_text(stored["digest"], 0) if stored["digest"].size else ""
-    head = TableHead(ledger, fingerprint, stored["name"].size, first, described, opened, cache, TABLE_VERSION)
+    chunks = names.checksums.size, names.described
+    head = TableHead(ledger, fingerprint, stored["name"].size, first, described, opened, *chunks, cache, TABLE_VERSION)
     raw = json.dumps(msgspec.to_builtins(head), sort_keys=True, separators=(",", ":")).encode()
     prefix = _MAGIC + len(raw).to_bytes(8, "little") + hashlib.sha256(raw).digest() + raw
     starts = _column_starts(head, len(prefix))
@@ -298,14 +332,17 @@ def _check_head(head: TableHead) -> None:
     """ValueError unless its columns are those of a table of a size that can be."""
     leaves = [str(leaf.get("name")) for leaf in head.cache.get("leaves", [])]
     opened = ["name", "documents", "tokens", *(f"elements {name}" for name in leaves)]
-    names = [*opened, "digest", *(f"digest {name}" for name in leaves)]
+    chunks = [_CHUNKS] if head.chunks else []
+    names = [*opened, *chunks, "digest", *(f"digest {name}" for name in leaves)]
     if not 0 <= head.parts <= _MOST_PARTS:
         raise ValueError(f"{head.parts} parts")
+    if not 0 <= head.chunks <= _MOST_CHUNKS:
+        raise ValueError(f"{head.chunks} chunks")
     if [c.name for c in head.columns] != names or head.opened != len(opened):
         raise ValueError("its columns are not those of its leaves")
     for column in head.columns:
         form = _TEXT if column.name == "name" else _DIGEST if column.name.startswith("digest") else _NUMBER
-        if not form.fullmatch(column.dtype):
+        if not form.fullmatch(column.dtype) or (column.name == _CHUNKS and column.dtype != "u4"):
             raise ValueError(f"column {column.name} of {column.dtype}")
 
 
@@ -314,25 +351,30 @@ def _column_starts(head: TableHead, end: int) -> list[int]:
     starts: list[int] = []
     for column in head.columns:
         starts.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
-        end = starts[-1] + head.parts * np.dtype(column.dtype).itemsize
+        end = starts[-1] + _column_bytes(head, column)
     return [*starts, end]
+
+
+def _column_bytes(head: TableHead, column: _Column) -> int:
+    entries = head.chunks + pages_of(head.chunks) if column.name == _CHUNKS else head.parts
+    return entries * np.dtype(column.dtype).itemsize
 
 
 def _column(url: str, head: TableHead, column: _Column, data: memoryview) -> np.ndarray:
     """A column, whose bytes ``data`` begins with."""
     dtype = np.dtype(column.dtype).newbyteorder("<")
-    size = head.parts * dtype.itemsize
+    size = _column_bytes(head, column)
     if len(data) < size:
         raise corrupt_table(url, "is shorter than it was written")
     if hashlib.sha256(data[:size]).hexdigest() != column.digest:
         raise corrupt_table(url, f"is not as it was written: the digest of its {column.name} is of other bytes")
-    return np.frombuffer(data, dtype, head.parts)
+    return np.frombuffer(data[:size], dtype)
 
 
 def _read_column(url: str, head: TableHead, starts: Sequence[int], name: str) -> np.ndarray:
     number = next(k for k, column in enumerate(head.columns) if column.name == name)
     column = head.columns[number]
-    stop = starts[number] + head.parts * np.dtype(column.dtype).itemsize
+    stop = starts[number] + _column_bytes(head, column)
     try:
         return _retried(url, lambda: _column(url, head, column, memoryview(_read_range(url, starts[number], stop))))
     except OSError as error:

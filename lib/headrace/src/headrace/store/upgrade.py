@@ -15,7 +15,7 @@ from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS
-from headrace.store.ledger import LEDGER_NAME, read_part_record, table_of, whole_state
+from headrace.store.ledger import LEDGER_NAME, chunk_names, read_part_record, table_of, whole_state
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.sharded import even_index
 
@@ -55,7 +55,8 @@ def upgrade(root: str) -> bool:
             cure = f"Restore it, or the parts: headrace verify {root} names what does not go together."
             url = files.join(root, LEDGER_NAME)
             raise CacheCorruptError(f"is not the ledger of part {part.name}", field="ledger", value=url, cure=cure)
-    table, url = table_of(state.ledger, state.name), files.join(root, TABLE_NAME)
+    names = chunk_names(root, state.ledger)
+    table, url = table_of(state.ledger, state.name, names), files.join(root, TABLE_NAME)
     if files.read_bytes(url) == table:
         return False
     with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="headrace-upgrade") as pool:
