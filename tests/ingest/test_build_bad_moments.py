@@ -14,11 +14,13 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.cli.inspect import build_command
 from headrace.errors import CacheError, CacheUnfinishedError, HeadraceError, SourceError
 from headrace.ingest.build import BuildReport, build_cache
 from headrace.ingest.source import SourceConfig
@@ -218,3 +220,25 @@ def test_an_output_that_becomes_read_only(corpus: Path, tmp_path: Path, tree: Tr
     assert (report.documents, report.parts_reused) == (FILES * LINES, 2)
     build(corpus, tmp_path / "fresh")
     assert tree(tmp_path / "c") == tree(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt"])
+def test_a_record_that_is_too_long_is_never_held_and_named_or_counted(tmp_path, name):
+    lines = [b'{"text": "one"}', b'{"text": "' + b"x" * (3 << 20) + b'"}', b'{"text": "two"}']
+    content = b"\n".join(lines)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    (tmp_path / "other.txt").write_text("three")
+    source = SourceConfig([str(tmp_path / name), str(tmp_path / "other.txt")], max_record_bytes=1 << 20)
+    place = f"{name}, line {1 if name == 'a.txt' else 2}: has more than 1,048,576 bytes"
+    with pytest.raises(SourceError, match=rf"{place}.*--max-record-bytes"):
+        build_cache(source, TokenizerConfig("bytes"), str(tmp_path / "cache"), progress=False)
+    source = replace(source, on_bad_line="skip")
+    report = build_cache(source, TokenizerConfig("bytes"), str(tmp_path / "other"), progress=False)
+    assert (report.documents, report.skipped_lines) == ((1, 1) if name == "a.txt" else (3, 1))
+    command = build_command(str(tmp_path / "other"), TokenCache.open(str(tmp_path / "other")).ledger)
+    assert "--max-record-bytes 1048576" in command
+    whole = build_cache(
+        replace(source, max_record_bytes=1 << 30), TokenizerConfig("bytes"), str(tmp_path / "whole"), progress=False
+    )
+    assert whole.skipped_lines == 0
+    assert "max_record_bytes" not in TokenCache.open(str(tmp_path / "whole")).ledger.metadata["source"]

@@ -354,6 +354,8 @@ def test_a_token_is_marked_if_a_character_of_it_is(places: list[tuple[int, int]]
         ("tokens", {"input_ids": [-1]}, {}, "holds the id -1 at position 0"),
         ("tokens", {"input_ids": "abc"}, {}, "holds a string in field 'input_ids', not a list of numbers"),
         ("tokens", {"input_ids": [1.5]}, {}, "something else than integers"),
+        ("tokens", {"input_ids": [1, True]}, {}, "holds true or false in field 'input_ids'"),
+        ("tokens", {"input_ids": np.array([True])}, {}, "holds true or false in field 'input_ids'"),
         ("tokens", {"input_ids": [1], "m": [1, 0]}, {"fields": {"loss_mask": "m"}}, "not a 0 or 1 for each"),
         ("text", {"text": "x", "n": "y"}, {"leaves": {"n": LeafConfig("n", "int32")}}, "something else than integers"),
         ("text", {"text": "x", "n": 300}, {"leaves": {"n": LeafConfig("n", "uint8")}}, "a number outside 0 .. 255"),

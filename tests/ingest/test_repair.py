@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from headrace.ingest.repair import repair
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.store import files
+from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.verify import Damage, verify
 
 KINDS = {
@@ -133,6 +135,7 @@ def interrupted_after(steps, do):
 def test_a_repair_that_is_interrupted_goes_on(built, tmp_path, monkeypatch):
     """Stopped at each step of a repair in turn: after it, the same call mends what is left."""
     sound = built / "none"
+    stop = 0
     for stop in range(1, 40):
         root = tmp_path / str(stop)
         shutil.copytree(sound, root)
@@ -159,3 +162,17 @@ def test_a_repair_that_is_interrupted_goes_on(built, tmp_path, monkeypatch):
 def test_what_was_not_built_here_is_left(tmp_path):
     with pytest.raises(CacheError, match="is not a finished cache"):
         repair(str(tmp_path), [Damage("00000", "is missing")])
+
+
+def test_no_code_is_run_that_a_ledger_names(built, tmp_path, monkeypatch):
+    (tmp_path / "of_a_stranger.py").write_text("raise SystemExit('run')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    source, root = str(built / "0.jsonl"), str(tmp_path / "cache")
+    build_cache(SourceConfig([source]), TokenizerConfig("bytes"), root, progress=False)
+    ledger = json.loads((tmp_path / "cache" / "ledger.json").read_text().replace(source, "of_a_stranger:f"))
+    ledger["metadata"]["source"]["format"] = "python"
+    write_ledger(root, msgspec.convert(ledger, Ledger))
+    shutil.rmtree(tmp_path / "cache" / "parts" / "00000" / "input_ids")
+    done = repair(root, verify(root, deep=True).damages)
+    assert done.rebuilt == []
+    assert "is a function" in done.left["00000"]

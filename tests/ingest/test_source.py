@@ -10,6 +10,7 @@ import pytest
 from headrace.errors import ConfigError, SourceError
 from headrace.ingest.listing import stat_file
 from headrace.ingest.source import SourceConfig, SourceFile
+from headrace.testing.servers import web_server
 
 
 def touch(root: Path, *names: str) -> None:
@@ -175,3 +176,22 @@ class TestBadInput:
 def test_source_files_are_values():
     assert SourceFile("a", "text") == SourceFile("a", "text")
     assert len({SourceFile("a", "text"), SourceFile("a", "text")}) == 1
+
+
+def test_listings_of_a_web_server_keep_to_their_folder_and_end(tmp_path, caplog, monkeypatch):
+    (tmp_path / "web" / "more").mkdir(parents=True)
+    for name in ("secret.txt", "web/a.txt", "web/more/b.txt"):
+        (tmp_path / name).write_text(name)
+    names = ["../", "/", "more/", "a.txt", "more/../../secret.txt", "%2e%2e/secret.txt", "/secret.txt", "../web/more/"]
+    (tmp_path / "web" / "index.html").write_text("".join(f'<a href="{name}">x</a>' for name in names))
+    (tmp_path / "web" / "more" / "index.html").write_text('<a href="b.txt">b</a><a href="../more/">loop</a>')
+    with web_server(tmp_path) as server:
+        caplog.set_level("WARNING")
+        found = [file.path.removeprefix(server) for file in SourceConfig([f"{server}/web/"]).files()]
+        assert found == ["/web/a.txt", "/web/more/b.txt"]
+        assert "lie outside it, and are left out" in caplog.text
+        matches = [file.path.removeprefix(server) for file in SourceConfig([f"{server}/web/*.txt"]).files()]
+        assert matches == ["/web/a.txt"]
+        monkeypatch.setattr("headrace.ingest.listing._MAX_PAGES", 1)
+        with pytest.raises(SourceError, match="more than 1 folders"):
+            SourceConfig([f"{server}/web/"]).files()

@@ -2,7 +2,9 @@
 
 import json
 import os
+import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -151,7 +153,7 @@ def test_several_producers_and_one_consumer(tmp_path):
     assert len(set(every)) == len(every)
     trained.store.refresh()
     records = {name: log["records"] for name, log in trained.store.describe()["logs"].items()}
-    assert sum(records[name] for name in ("a", "b", "c", "other")) == len(every)
+    assert sum(records[name] - 1 for name in ("a", "b", "c", "other")) == len(every)  # each says whose they are
     trained.store.close()
     again = dataset(tmp_path)
     assert [digest(again.next_batch(s)) for s in range(steps)] == [digest(b) for b in batches]
@@ -218,6 +220,9 @@ def test_shares_and_samplers_that_cannot_be(tmp_path):
 def test_a_producer_that_was_there_first_learns_whose_the_steps_are(tmp_path):
     made = dataset(tmp_path, producer="a", seq_len=16)
     made.produce()
+    with pytest.raises(PlanMismatchError, match=r"seq_len.*producers/a are of"):
+        dataset(tmp_path)
+    shutil.rmtree(tmp_path / "producers" / "a")
     trained = dataset(tmp_path)
     with pytest.raises(PlanMismatchError, match="seq_len"):
         made.produce()
@@ -423,3 +428,61 @@ def test_thirty_kills(tmp_path):
                 assert "let go" in str(error)  # noqa: PT017 - only groups of steps that were forgotten
         assert store.lost_groups == 0
         print(f"{steps} steps; {store.describe()}")
+
+
+def test_groups_of_a_producer_of_another_run_are_refused_though_it_came_first(tmp_path):
+    other = dataset(tmp_path, prompts=[ids + 50 for ids in PROMPTS], producer="early")
+    assert other.produce() == [0]  # nobody had said yet whose rollouts these are
+    with pytest.raises(PlanMismatchError, match=r"early are of a run with .*delete .*producers/early") as caught:
+        dataset(tmp_path)
+    assert caught.value.field == "prompts_digest"
+    with pytest.raises(PlanMismatchError, match="producers/early"):
+        dataset(tmp_path, producer="late")
+    other.store.close()
+    shutil.rmtree(tmp_path / "producers" / "early")
+    trained = dataset(tmp_path)
+    trained.next_batch()
+    assert trained.store.describe()["duplicate_groups"] == 0
+
+
+def test_a_producer_of_another_run_that_began_at_the_same_moment_is_found_by_the_next_look(tmp_path):
+    trained = dataset(tmp_path)
+    late = RolloutStore(tmp_path / "elsewhere", producer="late")
+    RLDataset([ids + 50 for ids in PROMPTS], Sampler(), RLSettings(8, 3, 0), store=late).produce()
+    late.close()
+    shutil.copytree(tmp_path / "elsewhere" / "producers", tmp_path / "producers")
+    with pytest.raises(PlanMismatchError, match="producers/late"):
+        trained.store.refresh()
+
+
+def test_a_fork_is_told_that_it_does_not_write(tmp_path):
+    trained = dataset(tmp_path)
+    trained.next_batch()
+    child = os.fork()
+    if child == 0:
+        try:
+            trained.store.put_group(99, group(99))
+        except CacheError as error:
+            os._exit(7 if "of which this one is a fork" in str(error) else 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    trained.next_batch()
+    trained.store.close()
+    assert RolloutStore(tmp_path).next_step == 2
+
+
+def test_what_cannot_be_is_an_error_of_headrace(tmp_path):
+    trained = dataset(tmp_path)
+    for step in (-1, 2**63):
+        with pytest.raises(ConfigError):
+            trained.next_batch(step)
+    with pytest.raises(ConfigError, match=r"2\*\*63"):
+        trained.store.put_group(-1, group(0))
+    for store in (trained.store, RolloutStore(None)):
+        with pytest.raises(ConfigError, match="cannot be pickled: one process writes it"):
+            pickle.dumps(store)
+    (tmp_path / "producers" / ".DS_Store").write_bytes(b"a file manager's")
+    trained.store.refresh()
+    (tmp_path / "producers" / "notes.txt").write_bytes(b"")
+    with pytest.raises(CacheError, match=r"notes.txt.*is no folder"):
+        trained.store.refresh()

@@ -276,3 +276,24 @@ def test_on_object_stores(request, store, tmp_path):
         assert again.group(0).tokens[0].tolist() == [1, 2]
         again.put_group(1, group)
         assert RolloutStore(folder).pending == [0, 1]
+
+
+def test_names_of_segments_always_sort(tmp_path, monkeypatch):
+    monkeypatch.setattr(append_log, "SEGMENT_BYTES", 1)
+    monkeypatch.setattr(append_log, "MOST_SEGMENTS", 3)
+    written(tmp_path, [b"%d" % k for k in range(9)])
+    names = sorted(os.listdir(tmp_path))
+    log, records = read(tmp_path)
+    assert [key for key, _ in records] == list(range(9))
+    assert [r.segment for n in names for r in log._records[n]] == [r.segment for r in sorted(
+        (r for rs in log._records.values() for r in rs), key=lambda r: r.number)]  # fmt: skip
+    assert names[-1].startswith("00000")
+
+
+def test_what_is_no_segment_is_said_or_passed_over(tmp_path):
+    written(tmp_path, [b"one"])
+    (tmp_path / "000009-000000.log.bak").write_bytes(b"another's")
+    assert read(tmp_path)[1] == [(0, b"one")]
+    (tmp_path / "000009-000000.log").mkdir()
+    with pytest.raises(CacheError, match=r"000009-000000.log.*cannot be read"):
+        read(tmp_path)

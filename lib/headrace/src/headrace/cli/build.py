@@ -50,6 +50,9 @@ BosOption = Annotated[
 OnBadLineOption = Annotated[
     OnBadLine, typer.Option(help="A line that cannot be read: stop and name it, or leave it out and count it.")
 ]
+MaxRecordBytesOption = Annotated[
+    int, typer.Option(help="A JSON line, or a text file, of more bytes, unpacked, is one that cannot be read.")
+]
 FormatOption = Annotated[FormatOrAuto, typer.Option(help="How the files are packed; auto goes by their names.")]
 KindOption = Annotated[
     KindOrAuto, typer.Option(help="What records become; auto: tokens if the files hold ids, else text.")
@@ -128,6 +131,7 @@ def command(
     tokenizer_engine: TokenizerEngineOption = "auto",
     text_field: Annotated[str, typer.Option(help="Field of a record that holds the text; a.b is b within a.")] = "text",
     on_bad_line: OnBadLineOption = "error",
+    max_record_bytes: MaxRecordBytesOption = 1 << 30,
     format: FormatOption = "auto",  # noqa: A002
     kind: KindOption = "auto",
     field: FieldOption = None,
@@ -194,6 +198,7 @@ def command(
         leaves=dict(parse_leaf(one) for one in leaf or []),
         chat=ChatConfig(chat_template, mask, mask_role or ["assistant"]),
         fim=None if fim is None else FimConfig(*fim, fim_rate, fim_spm_rate, fim_seed),
+        max_record_bytes=max_record_bytes,
     )
     chunks = {"dtype": dtype, "chunk_tokens": chunk_tokens, "compression": compression, "part_bytes": part_bytes}
     options = {**chunks, "engine": engine, "workers": workers, "hash_sources": hash_sources, "restart": restart}

@@ -240,6 +240,7 @@ def build_command(cache: str, ledger: Ledger) -> str:
         ("--format", source["format"], "auto"),
         ("--text-field", source["text_field"], "text"),
         ("--on-bad-line", source["on_bad_line"], "error"),
+        ("--max-record-bytes", str(source.get("max_record_bytes", 1 << 30)), str(1 << 30)),
         ("--chunk-tokens", str(layout["chunk_elements"]), "65536"),
         ("--compression", layout["compression"], "none"),
         ("--kind", source["kind"], "auto"),

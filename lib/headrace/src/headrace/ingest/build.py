@@ -48,6 +48,7 @@ from headrace.ingest.plan import (
     with_hashes,
 )
 from headrace.ingest.progress import EncoderCounts, Progress, Spent, show_progress
+from headrace.ingest.records import MAX_RECORD_BYTES
 from headrace.ingest.schedule import ATTEMPTS_FOLDER
 from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
@@ -280,7 +281,7 @@ def _planned(job: BuildJob, tokenizer: Tokenizer, listed: Sequence[SourceFile], 
 
 def _without_usual(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     """Fields as a ledger has them: what came later is left out where it is as it always was."""
-    return dict(pair for pair in fields if pair != ("width", None))
+    return dict(pair for pair in fields if pair not in (("width", None), ("max_record_bytes", MAX_RECORD_BYTES)))
 
 
 def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:

@@ -88,6 +88,7 @@ class DocumentReader:
         self.skipped_lines = 0
         self.first_skipped: tuple[int, str] | None = None
         self._reader: Reader = open_reader(file, maker.columns, maker.optional)
+        self._reader.max_record_bytes = config.max_record_bytes
         self.ignored = self._reader.ignored
         self._ended = False
 

@@ -131,7 +131,7 @@ class TokensKind(DocumentKind):
             self.own = (LOSS_MASK,)
 
     def documents(self, record: Fields) -> Iterable[Document]:
-        ids = numbers(self._field(record, "tokens"), "int64", self._field_name("tokens"))
+        ids = numbers(self._field(record, "tokens"), "int64", self._field_name("tokens"), bools=False)
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.tokenizer.vocab_size:
             at = int(np.flatnonzero((ids < 0) | (ids >= self.tokenizer.vocab_size))[0])
             raise BadRecordError(

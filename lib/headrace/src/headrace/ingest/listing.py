@@ -6,18 +6,22 @@ Price: one ``stat`` (or one listing entry) a file; nothing is opened here.
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
+from urllib.parse import unquote
 
 from headrace.errors import ConfigError, SourceError, did_you_mean
 from headrace.store import files, retry
 
 _VERSION_KEYS = ("etag", "ETag", "md5Hash", "generation", "mtime", "LastModified", "last_modified", "created")
 _MAX_EXPANSIONS = 100_000
+_MAX_PAGES = 10_000  # folders of a web server that are listed: each takes a request
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -183,11 +187,50 @@ def _list_remote(url: str) -> Listing | None:
 
 def _ask_remote(fs: Any, path: str, url: str) -> Listing | None:
     if has_magic(url):
-        infos = list(fs.glob(path, detail=True).values())
+        root = path[: min(path.find(c) for c in "*?[" if c in path)].rpartition("/")[0]
+        infos = _kept(root, fs.glob(path, detail=True).values())
         return ("files", list(_remote_entries(fs, infos))) if infos else None
     if fs.isdir(path):
-        return "folder", list(_remote_entries(fs, fs.find(path, detail=True).values()))
+        infos = _pages(fs, path) if url.startswith(("http://", "https://")) else fs.find(path, detail=True).values()
+        return "folder", list(_remote_entries(fs, infos))
     return "files", [_remote_entry(url, fs.info(path))]
+
+
+def _pages(fs: Any, root: str) -> Iterator[dict[str, Any]]:
+    """What the listings of a web server name below a folder. A page may name anything: what lies elsewhere is left out,
+    and there is an end.
+    """
+    waiting, folders = [root], 0
+    while waiting:
+        folders += 1
+        if folders > _MAX_PAGES:
+            cure = "Name the files, or the folders below it."
+            raise SourceError(f"has more than {_MAX_PAGES:,} folders", field="source", value=root, cure=cure)
+        folder = waiting.pop()
+        for info in _kept(folder, fs.ls(folder, detail=True)):
+            if info["type"] == "directory":
+                waiting.append(info["name"])
+            else:
+                yield info
+
+
+def _kept(folder: str, infos: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries of a listing that lie below its folder; others are left out, and said."""
+    root = folder.rstrip("/") + "/" if folder else ""
+    kept: list[dict[str, Any]] = []
+    others: list[str] = []
+    for info in infos:
+        name = str(info["name"])
+        steps = re.split(r"[/\\]", unquote(name[len(root) :]).split("?")[0])
+        if name.startswith(root) and not {".", ".."}.intersection(steps):
+            kept += [info] if name != root else []
+        elif name.rstrip("/") != root.rstrip("/"):
+            others.append(name)
+    if others:
+        logger.warning(
+            "%s: %d names of its listing lie outside it, and are left out: %s", folder, len(others), others[0]
+        )
+    return kept
 
 
 def _remote_entries(fs: Any, infos: Iterable[dict[str, Any]]) -> Iterator[Entry]:

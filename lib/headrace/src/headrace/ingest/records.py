@@ -58,6 +58,9 @@ class Slice:
     num_bytes: int
 
 
+MAX_RECORD_BYTES = 1 << 30
+
+
 class Reader(abc.ABC):
     """Iterates over the records of one file, or of a slice of it, once.
 
@@ -66,6 +69,7 @@ class Reader(abc.ABC):
         optional: Those of them that need not be there either.
         stored_bytes: Bytes of the file consumed so far, as stored (for progress).
         ignored: Records that are of no interest here, by what they are (``text/html``).
+        max_record_bytes: A record of more is a bad one, where a record is read as a whole before it is looked at.
     """
 
     unit: ClassVar[str] = "row"
@@ -75,6 +79,12 @@ class Reader(abc.ABC):
         self.optional: Collection[str] = ()
         self.stored_bytes = 0
         self.ignored: Counter[str] = Counter()
+        self.max_record_bytes = MAX_RECORD_BYTES
+
+    def too_long(self) -> BadRecordError:
+        """What is said of a record of more than ``max_record_bytes``."""
+        cure = "If it is meant to be so long, pass a larger --max-record-bytes."
+        return BadRecordError(f"has more than {self.max_record_bytes:,} bytes", cure)
 
     @abc.abstractmethod
     def __iter__(self) -> Iterator[Row]:
@@ -321,8 +331,8 @@ def _flat(value: Any, width: int, field: str) -> Any:
     return np.concatenate([np.asarray(row) for row in rows])
 
 
-def numbers(value: Any, dtype: str, field: str) -> np.ndarray:
-    """A list of numbers as an array ``[n]`` of a dtype that holds every one of them.
+def numbers(value: Any, dtype: str, field: str, *, bools: bool = True) -> np.ndarray:
+    """A list of numbers as an array ``[n]`` of a dtype that holds every one of them; ``bools``: true is 1.
 
     Raises:
         BadRecordError: it is no list of such numbers.
@@ -336,6 +346,8 @@ def numbers(value: Any, dtype: str, field: str) -> np.ndarray:
     wanted = np.dtype(dtype)
     if array.size == 0:
         return np.zeros(0, wanted)
+    if not bools and (array.dtype.kind == "b" or (not isinstance(value, np.ndarray) and bool in set(map(type, value)))):
+        raise BadRecordError(f"holds true or false in field {field!r}, which are no numbers here")
     kinds = "iubf" if wanted.kind == "f" else "iub"
     if array.ndim != 1 or array.dtype.kind not in kinds:
         raise BadRecordError(

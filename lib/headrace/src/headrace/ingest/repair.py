@@ -3,7 +3,8 @@
 Each part is built in a folder of its own, as its build was set up, and takes the place of the damaged one only if it is
 what the ledger says: the same documents, tokens and digests. So a repair gives back the cache that was built, to the
 bit, or leaves the damage as it is and says why: a source that is gone or has changed, a shuffled cache (whose own
-command deals all documents again), one of an older release that tokenized otherwise.
+command deals all documents again), one of an older release that tokenized otherwise, a source that is a function: code
+that a ledger names is not run.
 
 The ledger is never written, so that a repair that is interrupted, at whatever moment, leaves parts that are damaged or
 missing, which :func:`~headrace.store.verify.verify` finds and the same call mends. Price: that of building the damaged
@@ -121,6 +122,8 @@ def _cannot(ledger: Ledger) -> str:
     """Why no part of a cache can be built by itself; empty if it can."""
     if SHUFFLED in ledger.metadata:
         return "its documents were shuffled, and are dealt again as a whole"
+    if ledger.metadata.get("source", {}).get("format") == "python":
+        return "its source is a function: only its own build runs what a config names, not what a ledger does"
     if "paths" not in ledger.metadata or "source" not in ledger.metadata:
         return "its ledger does not say what it was built from"
     if ledger.metadata.get("ingest_version") != INGEST_VERSION:

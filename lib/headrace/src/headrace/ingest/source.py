@@ -21,10 +21,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-from headrace.errors import ConfigError, SourceError, check_choice, redact
+from headrace.errors import ConfigError, SourceError, check_at_least, check_choice, redact
 from headrace.ingest.choices import Format, FormatOrAuto, Kind, KindOrAuto, Mask, OnBadLine
 from headrace.ingest.listing import expand_braces, file_name, list_path, nearby
-from headrace.ingest.records import LeafConfig, Slice
+from headrace.ingest.records import MAX_RECORD_BYTES, LeafConfig, Slice
 from headrace.store import files
 
 Compression: TypeAlias = Literal["none", "gzip", "zstd"]
@@ -168,6 +168,8 @@ class SourceConfig:
         leaves: What else to keep of each document, by name.
         chat: Template and masks of conversations.
         fim: How documents of text or ready ids are rearranged for filling in the middle; None: they are not.
+        max_record_bytes: A JSON line, or a plain text file, of more bytes, unpacked, is a bad one: it is not held in
+            memory (encoding takes about eight times as much).
 
     Raises:
         ConfigError: a value is not usable.
@@ -187,8 +189,10 @@ class SourceConfig:
     leaves: dict[str, LeafConfig] = field(default_factory=dict[str, LeafConfig])
     chat: ChatConfig = field(default_factory=ChatConfig)
     fim: FimConfig | None = None
+    max_record_bytes: int = MAX_RECORD_BYTES
 
     def __post_init__(self) -> None:
+        check_at_least("max_record_bytes", self.max_record_bytes)
         if isinstance(self.paths, str) or not self.paths:
             raise ConfigError(
                 "must be a list of at least one path",

@@ -205,6 +205,7 @@ class RLDataset:
             cure = "Call produce() here, and next_batch() in the process that trains."
             raise ConfigError("only adds groups", field="producer", value=self.store.producer, cure=cure)
         step = self.store.next_step if step is None else operator.index(step)
+        check_not_negative("step", step)
         policy_version = operator.index(policy_version)
         record = self.store.record(step)
         is_new = record is None

@@ -25,10 +25,11 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -84,6 +85,7 @@ class RolloutStore:
         self.duplicate_groups = 0
         self._earlier = EarlierRollouts(self.folder)
         self._identity, self._claimed = self._earlier.identity(), None
+        self._identities: dict[str, dict[str, Any]] = {}  # what producers sampled for, by their names
         self._records: dict[int, BatchRecord] = {}
         self._pinned: dict[int, Source] = {}  # groups of steps
         self._used: dict[int, int] = {}  # step of each position that was taken or left out
@@ -100,6 +102,10 @@ class RolloutStore:
         self.refresh()
         if self.lost_groups:
             logger.warning("%s: %d groups of its steps are lost", self.folder, self.lost_groups)
+
+    def __reduce__(self) -> NoReturn:
+        cure = "Send its folder, and open it there; to sample there, under a producer's name."
+        raise ConfigError("cannot be pickled: one process writes it", field="rollouts", value=self.folder, cure=cure)
 
     def __enter__(self) -> RolloutStore:
         return self
@@ -119,8 +125,8 @@ class RolloutStore:
                 self._apply(record)
             names = [] if self.folder is None else list_names(self._join(_PRODUCERS) or "")
             for name in names:
-                for record in self._log(name).refresh():
-                    self._add_group(name, record)
+                if not name.startswith("."):  # no producer's: what file managers leave
+                    self._add_groups(name, self._log(name).refresh())
 
     @property
     def next_step(self) -> int:
@@ -164,22 +170,29 @@ class RolloutStore:
         """
         self._check_identity(identity)
         self._claimed = identity
-        if self.producer is not None:
-            self._open_own(self.producer)
-            return
+        known = {name: value for name, value in identity.items() if value is not None}
         with self._lock:
+            if self.producer is not None:
+                log, mine = self._open_own(self.producer), {"format_version": FORMAT_VERSION, **known}
+                if known != self._identities.get(self.producer):
+                    self._add_identity(self.producer, log.append(_IDENTITY, 0, _to_json(mine)), _to_json(mine))
+                return
             for record in self._steps.write():
                 self._apply(record)
             self._check_identity(identity)
-            known = {name: value for name, value in identity.items() if value is not None}
             if known != self._identity:
                 self._append(_IDENTITY, 0, {"format_version": FORMAT_VERSION, **self._identity, **known})
 
     def _check_identity(self, identity: dict[str, Any]) -> None:
-        for name, stored in sorted(self._identity.items()):
-            if stored != identity.get(name):
-                problem = f"differs: the rollouts in {self.folder} are of a run with {stored!r}"
+        for producer, held in (("", self._identity), *sorted(self._identities.items())):
+            for name, stored in sorted(held.items()):
+                if stored == identity.get(name):
+                    continue
+                where = self._join(_PRODUCERS, producer) if producer else self.folder
+                problem = f"differs: the rollouts in {where} are of a run with {stored!r}"
                 cure = _CURES.get(name, f"Set it to {stored!r}, or use another folder.")
+                if producer:
+                    cure = f"{cure} If that producer was started with the wrong one, delete {where}."
                 raise PlanMismatchError(problem, field=name, value=identity.get(name), cure=cure)
 
     def record(self, step: int) -> BatchRecord | None:
@@ -316,13 +329,13 @@ class RolloutStore:
 
     def _log(self, name: str) -> AppendLog:
         if name not in self._logs:
-            self._logs[name] = AppendLog(self._join(_PRODUCERS, name), cure=_GROUPS_CURE, may_lose=True)
+            folder = self._join(_PRODUCERS, name)
+            self._logs[name] = AppendLog(folder, load=[_IDENTITY], cure=_GROUPS_CURE, may_lose=True)
         return self._logs[name]
 
     def _open_own(self, name: str) -> AppendLog:
         """The log that this process adds groups to, open for writing."""
-        for record in self._log(name).write():
-            self._add_group(name, record)
+        self._add_groups(name, self._log(name).write())
         return self._log(name)
 
     def _append(self, kind: int, key: int, value: object) -> None:
@@ -330,7 +343,7 @@ class RolloutStore:
             cure = "Open it without a producer's name in the process that trains."
             raise ConfigError("only adds groups", field="producer", value=self.producer, cure=cure)
         self._steps.write()
-        payload = json.dumps(value, sort_keys=True).encode()
+        payload = _to_json(value)
         self._apply(replace(self._steps.append(kind, key, payload), payload=payload))
 
     def _apply(self, record: Record) -> None:
@@ -367,10 +380,25 @@ class RolloutStore:
         self._used |= dict.fromkeys((*record.positions, *record.dropped), record.step)
         self._pinned |= dict(zip(record.positions, sources, strict=True))
 
+    def _add_groups(self, name: str, records: Iterable[Record]) -> None:
+        for record in records:
+            if record.kind == _IDENTITY:
+                self._add_identity(name, record, record.payload)
+            self._add_group(name, record)
+
+    def _add_identity(self, name: str, record: Record, payload: bytes) -> None:
+        self._identities[name] = read_identity(payload, f"{_PRODUCERS}/{name}/{record.segment}")
+        if self._claimed is not None:
+            self._check_identity(self._claimed)
+
     def _add_group(self, name: str, record: Record) -> None:
         if record.kind == _GROUP and self._used.get(record.key, self._forgotten) >= self._forgotten:
             self.duplicate_groups += self._source(record.key) is not None
             self._groups.setdefault(record.key, {})[name, record.writer, record.number, record.checksum] = record
+
+
+def _to_json(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
 
 
 def holds_rollouts(folder: str) -> bool:

@@ -33,7 +33,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 
-from headrace.errors import CacheCorruptError, CacheError, HeadraceError
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError
 from headrace.store import durable, files
 from headrace.store.lease import Lease, lease
 from headrace.store.log_segments import Record, decode, encode, read_from, scan, segment_name, segment_names, writer_of
@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 OPENED, CLOSED, DROPPED = 1, 2, 3
 """Kinds of the log's own records; a DROPPED one stands for all from its number to its key. Others are its user's."""
 SEGMENT_BYTES = 64 << 20
+LARGEST_KEY, LARGEST_PAYLOAD = (1 << 63) - 1, (1 << 32) - 1
+MOST_SEGMENTS = 10**6
+"""Of a writer: with more of them names would not sort. It goes on as another."""
 
 
 class AppendLog:
@@ -142,11 +145,13 @@ class AppendLog:
 
     def _in_order(self, fresh: list[Record], bad: list[tuple[str, int]]) -> Iterator[Record]:
         """Those records that count, by number. Raises CacheCorruptError where one is missing."""
+        fences, fence = dict[int, float](), float("inf")
+        for writer, number in sorted(self._first.items(), reverse=True):
+            fences[writer], fence = fence, min(fence, number)
         for record in sorted(fresh, key=lambda r: (r.number, r.kind != DROPPED, r.writer)):
             if record.number < self._dropped:
                 continue  # its segment was about to be deleted
-            fence = min((number for writer, number in self._first.items() if writer > record.writer), default=None)
-            if fence is not None and record.number >= fence:
+            if record.number >= fences[record.writer]:
                 self.fenced_records += 1
                 continue
             if record.number > self._next:
@@ -219,7 +224,12 @@ class AppendLog:
 
         Raises:
             CacheError: it cannot be written, or the lease was lost: the record may be there or not.
+            ConfigError: a key or a payload that a header cannot say.
         """
+        if not 0 <= key <= LARGEST_KEY:
+            raise ConfigError("must lie in 0 .. 2**63 - 1", field="key", value=key, cure="Count from 0.")
+        if len(payload) > LARGEST_PAYLOAD:
+            raise ConfigError("has 4 GiB or more", field="record", value=key, cure="Store less in one.")
         with self._lock:
             if self._writer is None:
                 raise CacheError(
@@ -297,7 +307,11 @@ class _Writer:
             self._next += 1
             return [Record(kind, key, self._next - 1, 1, "", 0, len(payload), zlib.crc32(payload), payload)]
         records: list[Record] = []
-        if not self._opened:
+        if os.getpid() != self._pid:
+            problem = f"is written by process {self._pid}, of which this one is a fork"
+            cure = "Give its results back to that process, or open the store here, under a producer's name."
+            raise CacheError(problem, field="rollouts", value=self.folder, cure=cure)
+        if not self._opened or self._segment == MOST_SEGMENTS:
             self._release_file()
             self._writer, self._segment, self._opened = self._writer + 1, 0, True
             writer = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()

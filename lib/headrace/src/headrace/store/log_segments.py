@@ -7,15 +7,17 @@ itself; behind bytes that are no whole record, the next whole one is found by bo
 from __future__ import annotations
 
 import os
+import re
 import struct
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from headrace.errors import CacheCorruptError
+from headrace.errors import CacheCorruptError, CacheError
 from headrace.store import files
 
 _DIGITS = 6
+_NAME = re.compile(rf"[0-9]{{{_DIGITS},12}}-[0-9]{{{_DIGITS},12}}\.log")
 _MAGIC = b"\x89HRL"
 _FIELDS = struct.Struct("<4sB3xIIQQ8sI")  # magic, kind, writer, payload's length, number, key, log, payload's checksum
 _CHECKSUM = struct.Struct("<I")
@@ -88,7 +90,7 @@ def segment_name(writer: int, segment: int) -> str:
 
 def writer_of(name: str) -> int:
     """Number of the writer of a segment."""
-    return int(name[:_DIGITS])
+    return int(name.split("-")[0])
 
 
 def read_from(url: str, at: int) -> bytes:
@@ -101,6 +103,11 @@ def read_from(url: str, at: int) -> bytes:
             return file.read()
     except FileNotFoundError:
         return b""
+    except OSError as error:
+        cure = "Move it away if it is none of headrace's; else let this user read it."
+        raise CacheError(
+            f"cannot be read ({error.strerror or error})", field="segment", value=url, cure=cure
+        ) from error
 
 
 def scan(
@@ -144,7 +151,12 @@ def list_names(folder: str) -> list[str]:
     if not files.exists(folder):
         return []
     if files.is_local(folder):
-        return sorted(os.listdir(files.local_path(folder)))
+        try:
+            return sorted(os.listdir(files.local_path(folder)))
+        except OSError as error:
+            cure = "Move it away if it is a file of another program's; else let this user read it."
+            problem = f"is no folder that can be read ({error.strerror or error})"
+            raise CacheError(problem, field="rollouts", value=folder, cure=cure) from error
     fs, path = files.filesystem(folder)
     with files.client_errors(folder):
         return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(path, detail=False))
@@ -152,4 +164,4 @@ def list_names(folder: str) -> list[str]:
 
 def segment_names(folder: str) -> list[str]:
     """Names of the segments in a folder, in order."""
-    return [name for name in list_names(folder) if name.endswith(".log") and name[:_DIGITS].isdecimal()]
+    return [name for name in list_names(folder) if _NAME.fullmatch(name)]

@@ -128,7 +128,7 @@ class Replicas:
 
     def differs(self, path: str) -> CacheCorruptError:
         """What is said of a place that holds another cache."""
-        cure = f"Copy {self.first.path} there as it is, or leave it out."
+        cure = f"Leave it out; or copy the right one of the two over the other: {self.first.path} was opened first."
         problem = f"is no copy of {self.first.path}: their ledgers differ"
         return CacheCorruptError(problem, field="replicas", value=path, cure=cure)
 

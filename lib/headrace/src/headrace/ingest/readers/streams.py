@@ -33,6 +33,7 @@ import msgspec
 
 from headrace.errors import SourceError
 from headrace.ingest.records import (
+    MAX_RECORD_BYTES,
     BadRecordError,
     Fields,
     Reader,
@@ -87,7 +88,10 @@ class JsonlReader(BlockReader):
     unit: ClassVar[str] = "line"
 
     def __iter__(self) -> Iterator[Row]:
-        for number, line in enumerate(split_lines(self.blocks()), start=1):
+        for number, line in enumerate(split_lines(self.blocks(), self.max_record_bytes), start=1):
+            if line is None:
+                yield number, self.too_long()
+                continue
             if not line or line.isspace():
                 continue
             try:
@@ -114,7 +118,14 @@ class TextReader(BlockReader):
     unit: ClassVar[str] = "line"
 
     def __iter__(self) -> Iterator[Row]:
-        raw = b"".join(self.blocks())
+        blocks: list[bytes] = []
+        size = 0
+        for block in self.blocks():
+            blocks.append(block)
+            if (size := size + len(block)) > self.max_record_bytes:
+                yield 1, self.too_long()
+                return
+        raw = b"".join(blocks)
         try:
             yield 1, {self.columns[0] if self.columns else "text": raw.decode()}
         except UnicodeDecodeError as error:
@@ -177,8 +188,9 @@ def lines_between(stream: IO[bytes], start: int, stop: int | None, block_bytes: 
         at += len(block)
 
 
-def split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    r"""Lines of a stream of blocks, without their ``\n``; a last line without one counts too.
+def split_lines(blocks: Iterable[bytes], limit: int = MAX_RECORD_BYTES) -> Iterator[bytes | None]:
+    r"""Lines of a stream of blocks, without their ``\n``; a last line without one counts too. None stands for a line of
+    more than ``limit`` bytes, which is not kept.
 
     Linear in the bytes also for a line of many blocks.
 
@@ -187,14 +199,22 @@ def split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
         [b'a', b'bc\r', b'', b'd']
     """
     tail: list[bytes] = []
+    size = 0  # of the line that the tail is of
     for block in blocks:
         first, *rest = block.split(b"\n")
-        tail.append(first)
+        size += len(first)
+        if size > limit:
+            tail.clear()
+        else:
+            tail.append(first)
         if rest:
-            yield b"".join(tail)
+            yield b"".join(tail) if size <= limit else None
             tail = [rest.pop()]
-            yield from rest
-    if last := b"".join(tail):
+            size = len(tail[0])
+            yield from rest if len(block) <= limit else (line if len(line) <= limit else None for line in rest)
+    if size > limit:
+        yield None
+    elif last := b"".join(tail):
         yield last
 
 
