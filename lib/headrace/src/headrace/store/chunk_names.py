@@ -20,7 +20,7 @@ from jaxtyping import Int64, UInt32
 
 from headrace.errors import CacheError, ConfigError
 from headrace.store import files
-from headrace.store.layout import TOKENS, CacheLayout, LeafSpec, StoredLayout
+from headrace.store.layout import TOKENS, CacheLayout, LeafSpec, StoredLayout, owner_of
 from headrace.store.parts import PartTable
 
 PAGE_CHUNKS = 1 << 16
@@ -101,8 +101,9 @@ def read_names(
 
     def named(place: tuple[ArrayChunks, int]) -> np.ndarray | None:
         kind, part = place
-        url = files.join(root, "parts", table.name(part), kind.leaf, kind.folder, "zarr.json")
-        return _named(url, int(kind.first[part + 1] - kind.first[part]))
+        url = files.join(root, "parts", table.name(part), kind.leaf, kind.folder)
+        owner = owner_of(url, table.digest(part, None if kind.leaf == TOKENS else kind.leaf))
+        return _named(url, owner, int(kind.first[part + 1] - kind.first[part]))
 
     with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="headrace-names") as pool:
         found = list(pool.map(named, places))
@@ -112,14 +113,15 @@ def read_names(
     return ChunkNames(np.concatenate([np.zeros(0, np.uint32), *listed]))
 
 
-def _named(url: str, chunks: int) -> np.ndarray | None:
+def _named(url: str, owner: str, chunks: int) -> np.ndarray | None:
     """The checksums of so many chunks that an array names; None if it does not, or not as it should."""
     try:
-        raw = files.read_bytes(url)
-        checksums = None if raw is None else StoredLayout.parse(json.loads(raw)).checksums
+        stored = StoredLayout.parse(json.loads(files.read_bytes(files.join(url, "zarr.json")) or b""))
     except (CacheError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return None  # headrace verify says what is wrong with it
-    return None if checksums is None or checksums.size != chunks else checksums.astype(np.uint32)
+    if stored.checksums is None or stored.checksums.size != chunks or stored.owner != owner:
+        return None
+    return stored.checksums.astype(np.uint32)
 
 
 def pages_of(chunks: int) -> int:

@@ -78,9 +78,9 @@ class ChunkPages:
     def _at_hand(self) -> int:
         """Pages that the bytes hold from which the cache was opened."""
         begin, stop = self._table.chunk_place
-        if self._table.bytes_read >= stop:
+        if len(self._table.data) >= stop:
             return pages_of(self._table.head.chunks)
-        return max(self._table.bytes_read - begin, 0) // PAGE_BYTES
+        return max(len(self._table.data) - begin, 0) // PAGE_BYTES
 
     async def _page(self, page: int) -> np.ndarray:
         task = self._pages.get(page)
@@ -93,7 +93,7 @@ class ChunkPages:
         start = begin + page * PAGE_BYTES
         stop = min(start + PAGE_BYTES, end)
         if page < self._at_hand:
-            return from_page(page, self._table.bytes_at(start, stop))
+            return from_page(page, self._table.data[start:stop])
 
         async def decode(stored: bytes) -> np.ndarray:
             return from_page(page, stored)

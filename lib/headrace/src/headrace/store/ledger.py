@@ -330,19 +330,6 @@ def readers_need(ledger: Ledger) -> dict[str, Any]:
     return kept | {"metadata": metadata, "format_version": TABLE_VERSION}
 
 
-def table_problem(root: str) -> str:
-    """What is wrong with the ``ledger.bin`` of a finished cache, byte for byte; empty if nothing is, or none is there.
-
-    Raises what :func:`read_ledger` does.
-    """
-    state, raw = whole_state(root), files.read_bytes(files.join(root, TABLE_NAME))
-    if raw is None or state is None or state.ledger is None:
-        return ""
-    if raw == table_of(state.ledger, state.name, chunk_names(root, state.ledger)):
-        return ""
-    return f"is not what {LEDGER_NAME} and the arrays say: headrace upgrade {root} writes it anew"
-
-
 def part_folder(root: str, name: str) -> str:
     """Folder of a part. Raises CacheCorruptError for a name that would lead out of the cache."""
     if not re.match(NAME_PATTERN, name):

@@ -98,6 +98,7 @@ class ColumnTable(PartTable):
         read: Gives the others.
 
     Attributes:
+        data: The bytes that it begins with.
         reads: Reads of the file that it took to open it here; 0: another host did.
     """
 
@@ -111,11 +112,11 @@ class ColumnTable(PartTable):
     ) -> None:
         self.url, self.head = url, head
         self.reads = 0
-        self._data, self._columns, self._read = data, dict(opened), read
+        self.data, self._columns, self._read = data, dict(opened), read
         self._leaves = [c.name.removeprefix("elements ") for c in head.columns if c.name.startswith("elements ")]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return parse_table, (self.url, self._data)
+        return parse_table, (self.url, self.data)
 
     def __len__(self) -> int:
         return self.head.parts
@@ -126,19 +127,10 @@ class ColumnTable(PartTable):
             self._columns[name] = self._read(name)
         return self._columns[name]
 
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of the file that were read to open it."""
-        return len(self._data)
-
-    def bytes_at(self, start: int, stop: int) -> bytes:
-        """Some of these bytes."""
-        return self._data[start:stop]
-
     @cached_property
     def chunk_place(self) -> tuple[int, int]:
         """Where in the file the pages of checksums begin and end."""
-        starts = _column_starts(self.head, _head_end(self.url, self._data))
+        starts = _column_starts(self.head, _head_end(self.url, self.data))
         number = next(k for k, column in enumerate(self.head.columns) if column.name == _CHUNKS)
         return starts[number], starts[number] + _column_bytes(self.head, self.head.columns[number])
 
@@ -182,7 +174,7 @@ class ColumnTable(PartTable):
 
     def packed(self) -> bytes:
         """All that was read to open it, for another host: see :func:`parse_table`."""
-        return zlib.compress(self._data, 1)
+        return zlib.compress(self.data, 1)
 
 
 def columns_of(parts: Sequence[PartRecord], leaves: Sequence[str]) -> dict[str, np.ndarray]:

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
 from headrace.errors import CacheCorruptError, CacheMissingError, CacheUnfinishedError
 from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
+from headrace.store.chunk_names import PAGE_BYTES, ChunkNames, from_page
 from headrace.store.layout import TOKENS
 from headrace.store.ledger import LEDGER_NAME, chunk_names, read_part_record, table_of, whole_state
-from headrace.store.ledger_table import TABLE_NAME
+from headrace.store.ledger_table import TABLE_NAME, parse_table
 from headrace.store.sharded import even_index
 
 _FILES_AT_ONCE = 16
@@ -64,6 +67,41 @@ def upgrade(root: str) -> bool:
             pass
     files.write_atomic(url, table)
     return True
+
+
+def table_problem(root: str, *, mend: bool = False) -> str:
+    """What is wrong with the ``ledger.bin`` of a finished cache, byte for byte; empty if nothing is, or none is there.
+    ``mend``: writes it anew then.
+
+    Raises what :func:`~headrace.store.ledger.read_ledger` does.
+    """
+    url = files.join(root, TABLE_NAME)
+    state, raw = whole_state(root), files.read_bytes(url)
+    if raw is None or state is None or state.ledger is None:
+        return ""
+    names = chunk_names(root, state.ledger)
+    if not names.checksums.size:  # an array may be damaged, which is told where it is looked at
+        names = _own_names(url, raw) or names
+    table = table_of(state.ledger, state.name, names)
+    if raw == table:
+        return ""
+    if mend:
+        files.write_atomic(url, table)
+    return f"is not what {LEDGER_NAME} and the arrays say: headrace upgrade {root} writes it anew"
+
+
+def _own_names(url: str, raw: bytes) -> ChunkNames | None:
+    """What a table names itself; None if it does not, or is damaged."""
+    try:
+        table = parse_table(url, raw)
+        if not table.head.chunks:
+            return None
+        begin, end = table.chunk_place
+        pages = enumerate(range(begin, end, PAGE_BYTES))
+        found = [from_page(page, raw[at : min(at + PAGE_BYTES, end)]) for page, at in pages]
+        return ChunkNames(np.concatenate(found), table.head.described)
+    except (CacheCorruptError, ValueError):
+        return None
 
 
 def _shards(cache: TokenCache) -> Iterator[tuple[StoredArray, int]]:

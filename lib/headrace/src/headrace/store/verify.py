@@ -42,12 +42,12 @@ from headrace.store.ledger import (
     read_ledger,
     read_part_record,
     shuffle_record,
-    table_problem,
     tokenizer_content,
     write_ledger,
 )
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.parts import PartRecord
+from headrace.store.upgrade import table_problem
 
 _FILES_AT_ONCE = 16
 _PARTS_AT_ONCE = 2
