@@ -175,7 +175,6 @@ class _Reads:
     held: int
     moved: float
     index_requests: int
-    index_rate: float  # of all hosts, in a step
 
     @classmethod
     def of(cls, seen: Sequence[Seen], hosts: int, slots: int | None, *, exchange: bool) -> _Reads:
@@ -183,7 +182,6 @@ class _Reads:
         busiest: list[tuple[float, float]] = []
         moved: list[tuple[float, float]] = []
         fetches, replayed, most, held, index_requests = 0, hosts, 0.0, 0, 0
-        index_rates: list[tuple[float, float]] = []
         for one in seen:
             look = one.look
             found = replay(one.windows, hosts, look.stop_step - look.first_step, slots, MAX_REPLAYED, exchange=exchange)
@@ -195,10 +193,9 @@ class _Reads:
             moved.append((found.moved, look.stands_for))
             fetches += round(int(found.by_host.sum()) * hosts / count)
             index_requests += found.index_requests
-            index_rates.append((found.index_requests / (look.stop_step - look.first_step), look.stands_for))
             replayed, most, held = min(replayed, count), max(most, float(reads.max())), max(held, found.held)
-        means = [weighted_mean(values) for values in (rates, busiest, moved, index_rates)]
-        return cls(fetches, replayed, means[0], means[1], most, held, means[2], index_requests, means[3])
+        means = [weighted_mean(values) for values in (rates, busiest, moved)]
+        return cls(fetches, replayed, means[0], means[1], most, held, means[2], index_requests)
 
 
 def forecast_hosts(
@@ -212,8 +209,7 @@ def forecast_hosts(
     read_bytes = weighted_mean([(q.read_bytes, q.blocks_per_step * weight) for one in seen for q, weight in one.parts])
     requests = weighted_mean([(q.requests, q.blocks_per_step * weight) for one in seen for q, weight in one.parts])
     cold = seen[0].windows.cold_start(hosts)
-    asked = reads.rate * requests + reads.index_rate
-    money = asked * prices.per_1000_reads / 1000 + reads.rate * read_bytes / 2**30 * prices.per_gib
+    money = reads.rate * (requests * prices.per_1000_reads / 1000 + read_bytes / 2**30 * prices.per_gib)
     opening = sum(cache.opening_requests(hosts) for cache in dict.fromkeys(seen[0].windows.dataset.caches()))
 
     def per_block(these: _Reads) -> float:
