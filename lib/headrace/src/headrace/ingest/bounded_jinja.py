@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jinja2 import nodes
+from jinja2.nodes import Slice as SliceNode
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -142,7 +143,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(node, nodes.Concat):
             strings = [nodes.Filter(one, "string", [], [], None, None) for one in node.nodes]
             return functools.reduce(nodes.Add, strings)
-        if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+        if isinstance(node, nodes.Getitem) and isinstance(node.arg, SliceNode):
             return _call("spend_slice", node)
         return node
 
