@@ -455,19 +455,30 @@ def test_a_producer_of_another_run_that_began_at_the_same_moment_is_found_by_the
         trained.store.refresh()
 
 
+FORK = """
+import os, sys
+from headrace.errors import CacheError
+from test_store import dataset, group
+
+trained = dataset(sys.argv[1])
+trained.next_batch()
+child = os.fork()
+if child == 0:
+    try:
+        trained.store.put_group(99, group(99))
+    except CacheError as error:
+        os._exit(7 if "of which this one is a fork" in str(error) else 1)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+trained.next_batch()
+trained.store.close()
+"""
+"""In a process of its own: others of these tests load jax, which warns where its process forks."""
+
+
 def test_a_fork_is_told_that_it_does_not_write(tmp_path):
-    trained = dataset(tmp_path)
-    trained.next_batch()
-    child = os.fork()
-    if child == 0:
-        try:
-            trained.store.put_group(99, group(99))
-        except CacheError as error:
-            os._exit(7 if "of which this one is a fork" in str(error) else 1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    trained.next_batch()
-    trained.store.close()
+    command = [sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path)]
+    subprocess.run(command, check=True, cwd=Path(__file__).parent)
     assert RolloutStore(tmp_path).next_step == 2
 
 

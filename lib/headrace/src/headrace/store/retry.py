@@ -37,6 +37,7 @@ from headrace.errors import ConfigError, check_at_least
 
 T = TypeVar("T")
 _DRIVERS = ("gcs", "s3", "http")
+_JITTER = random.Random()  # its own: waits happen in many threads, and the state of `random` is the program's
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class RetryPolicy:
         """Requests that are made here; TensorStore may follow each by one of its own."""
         return (self.attempts + 1) // 2
 
-    def delay_s(self, failed: int, uniform: Callable[[], float] = random.random) -> float:
+    def delay_s(self, failed: int, uniform: Callable[[], float] = _JITTER.random) -> float:
         """Seconds to wait after the ``failed``-th failure, counted from 1: anything up to a bound that doubles.
 
         Example:
