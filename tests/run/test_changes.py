@@ -146,8 +146,8 @@ def test_fields_read_back():
 
 
 def test_the_last_checkpoint(caches, tmp_path):
-    assert last_anchor(str(tmp_path)) == 0
     manifest = open_run(tmp_path, config_of(caches, {"web": 3, "code": 1}).loader())
+    assert last_anchor(str(tmp_path), manifest) == 0
     manifest.state(20)
     manifest.state(30)
-    assert last_anchor(str(tmp_path)) == 30
+    assert last_anchor(str(tmp_path), manifest) == 30

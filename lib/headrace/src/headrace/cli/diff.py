@@ -81,7 +81,7 @@ def _compare_run(
     from headrace.cli.options import load_as_begun
     from headrace.run.changes import last_anchor, run_changes
 
-    done = last_anchor(run) if step is None else step
+    done = last_anchor(run, manifest) if step is None else step
     changes = run_changes(manifest, load_as_begun(config, settings, run), done)
     if as_json:
         amendment = None if changes.amendment is None else _fields_of(changes.amendment)

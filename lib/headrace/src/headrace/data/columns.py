@@ -92,8 +92,8 @@ class DocumentValues:
         run = np.repeat(np.arange(start.size), count)
         document = np.repeat(first, count) + np.arange(run.size) - np.repeat(np.cumsum(count) - count, count)
         begin = np.maximum(offsets[document], start[run])  # empty documents have no tokens
-        held = np.minimum(offsets[document + 1], stop[run]) - begin
-        return DocumentRuns(run, begin - start[run], held, values[document])
+        tokens = np.minimum(offsets[document + 1], stop[run]) - begin
+        return DocumentRuns(run, begin - start[run], tokens, values[document])
 
     def of_tokens(self, start: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]) -> np.ndarray:
         """The value at each token of some runs of tokens of the part, end to end."""
@@ -195,7 +195,7 @@ def _run_column(name: str, sources: Sequence[Any]) -> RunColumn:
     lacking = next((source.name for source, column in found if column is None), None)
     dtype = np.result_type(*{column.dtype for _, column in having})
     if lacking is not None and default is None:
-        cure = f"Give it a default: columns.{name}: {{leaf: {first.leaf}, default: {int(name == WEIGHT)}}}."
+        cure = f"Give it a default: {_with_default(name, first.leaf)}."
         raise ConfigError(f"is not in {lacking}", field=field, value=first.leaf, cure=cure)
     if default is not None and dtype.kind != "f" and (default != int(default) or not _holds(dtype, int(default))):
         cure = f"Give a value of {dtype.name}."
@@ -239,7 +239,7 @@ def open_columns(
         if isinstance(given, Column):  # the default everywhere
             opened[name] = given
             continue
-        config = ColumnConfig(given) if isinstance(given, str) else given
+        config = _config_of(given)
         if config.leaf in cache.leaves:
             opened[name] = _column(cache, name, config)
         elif config.default is None:
@@ -248,7 +248,7 @@ def open_columns(
                 field=f"columns.{name}",
                 value=config.leaf,
                 cure=f"{did_you_mean(config.leaf, cache.leaves)} Or give it a value where there is no such leaf:"
-                f" columns.{name}: {{leaf: {config.leaf}, default: {int(name == WEIGHT)}}}.",
+                f" {_with_default(name, config.leaf)}.",
             )
     return opened
 
@@ -270,22 +270,29 @@ def component_columns(
     Raises:
         ConfigError: it names a column that the run has not, or has none where there is no default.
     """
-    made: dict[str, ColumnConfig] = {}
+    configs: dict[str, ColumnConfig] = {}
     for name, given in columns.items():
-        config = ColumnConfig(given) if isinstance(given, str) else given
-        made[name] = ColumnConfig(own.get(name, config.leaf), config.default)
+        config = _config_of(given)
+        configs[name] = ColumnConfig(own.get(name, config.leaf), config.default)
     for name, leaf in own.items():
         if name not in columns:
             cure = f"Name it for the run first: columns: {{{name}: {leaf}}}."
             raise ConfigError("is no column of the run", field=f"{path}.columns.{name}", value=leaf, cure=cure)
         if leaf != NO_LEAF:
             check_choice(f"{path}.columns.{name}", leaf, [*cache.leaves, NO_LEAF], f"is not a leaf of {cache.path}")
-        elif made[name].default is None:
-            config = columns[name]
-            of_run = config if isinstance(config, str) else config.leaf
-            cure = f"Give it a default: columns.{name}: {{leaf: {of_run}, default: {int(name == WEIGHT)}}}."
+        elif configs[name].default is None:
+            cure = f"Give it a default: {_with_default(name, _config_of(columns[name]).leaf)}."
             raise ConfigError("leaves the column without values", field=f"{path}.columns.{name}", value=leaf, cure=cure)
-    return made
+    return configs
+
+
+def _config_of(given: str | ColumnConfig) -> ColumnConfig:
+    return ColumnConfig(given) if isinstance(given, str) else given
+
+
+def _with_default(name: str, leaf: str) -> str:
+    """A column with a default, as a config has it."""
+    return f"columns.{name}: {{leaf: {leaf}, default: {int(name == WEIGHT)}}}"
 
 
 def of_batch(columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray | None, dict[str, np.ndarray] | None]:

@@ -128,6 +128,17 @@ def _entries(tree: Mapping[str, Any], above: Place = ()) -> Iterator[tuple[Place
             yield from _entries(blend, place)
 
 
+def weights_by_place(tree: Mapping[str, Any]) -> dict[Place, Any]:
+    """Weight of each entry of a (nested) blend; of a group, without its blend.
+
+    Example:
+        >>> weights_by_place({"web": {"weight": 2, "blend": {"cc": 1}}, "code": {"step": {0: 1}}})
+        {('web',): 2, ('web', 'cc'): 1, ('code',): {'step': {0: 1}}}
+    """
+    weights = ((place, _at(tree, place), group) for place, group in _entries(tree))
+    return {place: value.get("weight", 1) if group else value for place, value, group in weights}
+
+
 def _find(
     tree: Mapping[str, Any], name: str, field: str, components: Collection[str], *, group: bool = False, **given: object
 ) -> Place:

@@ -7,14 +7,15 @@ not trained on yet; everything else is the run itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from headrace.config.lm_data import LmDataConfig
 from headrace.config.parsing import decode
 from headrace.config.writing import given_fields, whole_if_it_is
 from headrace.data.dataset import BatchOrder
+from headrace.mix.amendments import weights_by_place
 from headrace.mix.blend import is_size_rule
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.run.differences import config_differences, differences
@@ -71,12 +72,8 @@ def run_changes(manifest: RunManifest, edited: LmDataConfig, step: int) -> RunCh
     amended = edited if amendment is None else _amended(began, edited, amendment)
     if amendment is not None and _manifest_of(amended).amends(manifest) == amendment.step:
         return RunChanges(False, fields, resolved, None, amendment)
-    other = config_differences(manifest.config, given_fields(replace(amended, amendments=began.amendments)))
-    return RunChanges(False, fields, resolved, None, amendment, [f for f in other if not f.startswith(_FREE)])
-
-
-_FREE = ("num_steps:", "prefetch_bytes:", "row_exchange:", "cache_catalog:")
-"""Fields that are not part of a run: they may change at any time."""
+    refused = config_differences(manifest.config, given_fields(replace(amended, amendments=began.amendments)))
+    return RunChanges(False, fields, resolved, None, amendment, refused)
 
 
 def amendment_between(began: LmDataConfig, edited: LmDataConfig, step: int) -> AmendmentConfig | None:
@@ -92,7 +89,7 @@ def amendment_between(began: LmDataConfig, edited: LmDataConfig, step: int) -> A
     sized = any(is_size_rule(config.weights or {}, config.components) for config in (began, edited))
     if edited.stages or began.stages or edited.amendments != began.amendments or sized:
         return None
-    before, after = dict(_entries(_mixture(began))), dict(_entries(_mixture(edited)))
+    before, after = _entries(_mixture(began)), _entries(_mixture(edited))
     drop = [name for name in before if name not in after]
     add = {name: after[name][1] for name in after if name not in before and not after[name][0]}
     shared = [name for name in after if name in before]
@@ -126,17 +123,8 @@ def _mixture(config: LmDataConfig) -> Mapping[str, Any]:
     return weights
 
 
-def _entries(
-    blend: Mapping[str, Any], groups: tuple[str, ...] = ()
-) -> Iterator[tuple[str, tuple[tuple[str, ...], Any]]]:
-    """Name, groups and weight of each entry of a (nested) blend; a group's weight is given without its blend."""
-    for name, value in blend.items():
-        inner = cast("Mapping[str, Any]", value).get("blend") if isinstance(value, Mapping) else None
-        if inner is None:
-            yield name, (groups, whole_if_it_is(value))
-            continue
-        yield name, (groups, whole_if_it_is(cast("Mapping[str, Any]", value).get("weight", 1)))
-        yield from _entries(inner, (*groups, name))
+def _entries(blend: Mapping[str, Any]) -> _Places:
+    return {place[-1]: (place[:-1], whole_if_it_is(w)) for place, w in weights_by_place(blend).items()}
 
 
 def _as_stored(*values: Any) -> Any:
@@ -144,10 +132,9 @@ def _as_stored(*values: Any) -> Any:
     return json.loads(json.dumps(values))
 
 
-def last_anchor(folder: str) -> int:
+def last_anchor(folder: str, manifest: RunManifest) -> int:
     """The last step of a run's folder at which a checkpoint was made, 0 if there is none."""
-    manifest = RunManifest.load(folder)
-    return 0 if manifest is None else max(Anchors(folder, manifest, None).load(), default=0)
+    return max(Anchors(folder, manifest, None).load(), default=0)
 
 
 def _manifest_of(config: LmDataConfig) -> RunManifest:

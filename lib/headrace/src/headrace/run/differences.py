@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+_FREE = ("num_steps", "prefetch_bytes", "row_exchange", "cache_catalog")
+
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
     """Differing leaves of two JSON values, as ``path: old -> new``.
@@ -34,13 +36,15 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """:func:`differences` of the fields of two configs, and of the order of their components, which is part of a run.
+    Fields that are none, and may change at any time, are left out.
 
     Example:
         >>> config_differences({"components": {"a": 1, "b": 1}}, {"components": {"b": 1, "a": 1}, "seed": 1})
         ['seed: nothing -> 1', 'components, in order: a, b -> b, a']
     """
-    lines = differences(dict(old), dict(new))
-    before, after = ([*fields.get("components", {})] for fields in (old, new))
+    of_run, edited = ({name: fields[name] for name in fields if name not in _FREE} for fields in (old, new))
+    lines = differences(of_run, edited)
+    before, after = ([*fields.get("components", {})] for fields in (of_run, edited))
     if {*before} <= {*after} and after[: len(before)] != before:
         lines.append(f"components, in order: {', '.join(before)} -> {', '.join(after)}")
     return lines
