@@ -183,8 +183,8 @@ def run_columns(sources: Sequence[Any]) -> list[RunColumn]:
 
 
 def _run_column(name: str, sources: Sequence[Any]) -> RunColumn:
-    found = [(source, columns_of(source).get(name)) for source in sources]
-    having = [(source, column) for source, column in found if column is not None]
+    of_sources = [(source, columns_of(source).get(name)) for source in sources]
+    having = [(source, column) for source, column in of_sources if column is not None]
     first = having[0][1]
     field = f"columns.{name}"
     for source, column in having:
@@ -192,7 +192,7 @@ def _run_column(name: str, sources: Sequence[Any]) -> RunColumn:
             problem = f"has {column.width} values a token in {source.name}, and {first.width} in {having[0][0].name}"
             raise ConfigError(problem, field=field, cure="Build these leaves alike, or name two columns.")
     default = next((column.default for _, column in having if column.default is not None), None)
-    lacking = next((source.name for source, column in found if column is None), None)
+    lacking = next((source.name for source, column in of_sources if column is None), None)
     dtype = np.result_type(*{column.dtype for _, column in having})
     if lacking is not None and default is None:
         cure = f"Give it a default: {_with_default(name, first.leaf)}."
@@ -202,8 +202,8 @@ def _run_column(name: str, sources: Sequence[Any]) -> RunColumn:
         raise ConfigError(
             f"is no value of {dtype.name}, as the column is", field=f"{field}.default", value=default, cure=cure
         )
-    arrays = [a for s, c in found for a in ((c and c.arrays) or [None] * len(s.arrays))]
-    documents = [d for s, c in found for d in ((c and c.documents) or [None] * len(s.arrays))]
+    arrays = [a for s, c in of_sources for a in ((c and c.arrays) or [None] * len(s.arrays))]
+    documents = [d for s, c in of_sources for d in ((c and c.documents) or [None] * len(s.arrays))]
     return RunColumn(name, first.width, dtype, default or 0, arrays, documents)
 
 
@@ -320,72 +320,72 @@ def columns_by_component(
     Raises:
         ConfigError: as :func:`component_columns`; no component has the leaf.
     """
-    made: dict[str, dict[str, ColumnConfig | Column]] = {name: {} for name in caches}
+    by_component: dict[str, dict[str, ColumnConfig | Column]] = {name: {} for name in caches}
     configs = {n: component_columns(c, columns, own.get(n, {}), f"components.{n}") for n, c in caches.items()}
     for column in columns:
         having = [name for name, cache in caches.items() if configs[name][column].leaf in cache.leaves]
         for name in caches:
             config = configs[name][column]
-            made[name][column] = config
+            by_component[name][column] = config
             if name in having or config.default is None:  # of one without leaf and default its dataset says so
                 continue
             if not having:
                 cure = "Name a leaf that one of them has (headrace inspect CACHE), or leave the column out."
                 raise ConfigError("is a leaf of no component", field=f"columns.{column}", value=config.leaf, cure=cure)
             like = _column(caches[having[0]], column, configs[having[0]][column])
-            made[name][column] = Column(config.leaf, like.dtype, config.default, like.width)
-    return made
+            by_component[name][column] = Column(config.leaf, like.dtype, config.default, like.width)
+    return by_component
 
 
 def describe_columns(columns: Mapping[str, Column]) -> dict[str, Any]:
     """What columns add to the description of a dataset: nothing if there are none."""
-    known = {name: column.describe() for name, column in columns.items() if name != MASK}
-    return {"columns": known} if known else {}
+    described = {name: column.describe() for name, column in columns.items() if name != MASK}
+    return {"columns": described} if described else {}
 
 
 def _mask_column(cache: TokenCache, leaf: str) -> Column:
-    found, field = cache.leaf(leaf), f"leaf {leaf!r} of {cache.path}"
-    if found.dtype.kind == "f":
+    stored, field = cache.leaf(leaf), f"leaf {leaf!r} of {cache.path}"
+    if stored.dtype.kind == "f":
         raise ConfigError(
-            f"holds {found.dtype.name} numbers, and a mask says 0 or 1",
+            f"holds {stored.dtype.name} numbers, and a mask says 0 or 1",
             field="loss_mask",
             value=leaf,
             cure=f"Weigh tokens with it: columns: {{{WEIGHT}: {leaf}}}, with loss_mask: none.",
         )
-    if _width(cache, found) != 1:
+    if _width(cache, stored) != 1:
         raise ConfigError(
-            "has not one number a token", field=field, value=found.num_elements,
+            "has not one number a token", field=field, value=stored.num_elements,
             cure="Name another leaf as loss_mask, or none.",
         )  # fmt: skip
     cure = "Build the cache again, as chunks of tokens and of their mask are read together; or set loss_mask: none."
-    return Column(leaf, found.dtype, 1, arrays=_token_arrays(cache, found, 1, field, cure))
+    return Column(leaf, stored.dtype, 1, arrays=_token_arrays(cache, stored, 1, field, cure))
 
 
 def _column(cache: TokenCache, name: str, config: ColumnConfig) -> Column:
-    found, field = cache.leaf(config.leaf), f"columns.{name}"
-    dtype = np.dtype("float32") if found.dtype == np.float64 or name == WEIGHT else found.dtype
-    if found.kind == "fixed":
+    stored, field = cache.leaf(config.leaf), f"columns.{name}"
+    dtype = np.dtype("float32") if stored.dtype == np.float64 or name == WEIGHT else stored.dtype
+    if stored.kind == "fixed":
         dtype = np.dtype(f"{dtype.kind}4") if dtype.kind in "iu" and dtype.itemsize == 8 else dtype
-        parts = zip(cache.parts, found.parts, strict=True)
+        parts = zip(cache.parts, stored.parts, strict=True)
         documents = [DocumentValues(values.data, part.offsets, dtype) for part, values in parts]
         return Column(config.leaf, dtype, config.default, documents=documents)
-    width = _width(cache, found)
+    width = _width(cache, stored)
     if width is None or (name == WEIGHT and width != 1):
         raise ConfigError(
             f"has not {'one value' if name == WEIGHT else 'as many values'} for each token:"
-            f" {found.num_elements:,} values, {cache.num_tokens:,} tokens in {cache.path}",
+            f" {stored.num_elements:,} values, {cache.num_tokens:,} tokens in {cache.path}",
             field=field,
             value=config.leaf,
-            cure=f"Build it with a value for each token (--leaf {config.leaf}=FIELD:{found.dtype.name}:token), or one"
-            f" for each document (--leaf {config.leaf}=FIELD:{found.dtype.name}).",
+            cure=f"Build it with a value for each token (--leaf {config.leaf}=FIELD:{stored.dtype.name}:token), or one"
+            f" for each document (--leaf {config.leaf}=FIELD:{stored.dtype.name}).",
         )
-    if found.dtype.kind in "iu" and found.dtype.itemsize == 8:
+    if stored.dtype.kind in "iu" and stored.dtype.itemsize == 8:
         cure = f"Build it as --leaf {config.leaf}=FIELD:int32:token."
         raise ConfigError(
-            f"holds {found.dtype.name}, which devices do not take", field=field, value=config.leaf, cure=cure
+            f"holds {stored.dtype.name}, which devices do not take", field=field, value=config.leaf, cure=cure
         )
-    cure = f"Build it again: --leaf {config.leaf}=FIELD:{found.dtype.name}:token{f':{width}' if width > 1 else ''}."
-    return Column(config.leaf, dtype, config.default, width, _token_arrays(cache, found, width, field, cure))
+    cure = f"Build it again: --leaf {config.leaf}=FIELD:{stored.dtype.name}:token{f':{width}' if width > 1 else ''}."
+    return Column(config.leaf, dtype, config.default, width, _token_arrays(cache, stored, width, field, cure))
 
 
 def _width(cache: TokenCache, leaf: CacheLeaf) -> int | None:

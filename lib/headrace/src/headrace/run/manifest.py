@@ -164,16 +164,16 @@ class RunManifest:
         """Raises PlanMismatchError, with the differences, unless ``other`` is this run."""
         if other.fingerprint == self.fingerprint:
             return
-        known = self.config is not None and other.config is not None
-        ours = config_differences(self.config or {}, other.config or {}) if known else []
-        lines = ours or differences(self.resolved, other.resolved)
+        have_configs = self.config is not None and other.config is not None
+        fields = config_differences(self.config or {}, other.config or {}) if have_configs else []
+        lines = fields or differences(self.resolved, other.resolved)
         shown = "; ".join(lines[:_SHOWN_DIFFERENCES])
         more = f"; and {len(lines) - _SHOWN_DIFFERENCES} more" if len(lines) > _SHOWN_DIFFERENCES else ""
         cure = "Go back to the run's config, declare the change as an amendment, or take another folder."
         raise PlanMismatchError(
-            f"the run was started with another {'config' if ours else 'plan'}: {shown}{more}",
+            f"the run was started with another {'config' if fields else 'plan'}: {shown}{more}",
             field="config",
-            cure=f"{cure} The amendment for it, if there is one: headrace diff RUN CONFIG" if ours else cure,
+            cure=f"{cure} The amendment for it, if there is one: headrace diff RUN CONFIG" if fields else cure,
         )
 
     def amends(self, earlier: RunManifest) -> int | None:
