@@ -192,6 +192,10 @@ def test_listings_of_a_web_server_keep_to_their_folder_and_end(tmp_path, caplog,
         assert "lie outside it, and are left out" in caplog.text
         matches = [file.path.removeprefix(server) for file in SourceConfig([f"{server}/web/*.txt"]).files()]
         assert matches == ["/web/a.txt"]
+        matches = [file.path.removeprefix(server) for file in SourceConfig([f"{server}/web/**/*.txt"]).files()]
+        assert matches == ["/web/a.txt", "/web/more/b.txt"]
         monkeypatch.setattr("headrace.ingest.listing._MAX_PAGES", 1)
-        with pytest.raises(SourceError, match="more than 1 folders"):
-            SourceConfig([f"{server}/web/"]).files()
+        assert len(SourceConfig([f"{server}/web/*.txt"]).files()) == 1  # folders below are not listed for it
+        for source in ("", "**/*.txt"):
+            with pytest.raises(SourceError, match="more than 1 folders"):
+                SourceConfig([f"{server}/web/{source}"]).files()

@@ -160,6 +160,13 @@ def test_several_producers_and_one_consumer(tmp_path):
     assert again.sampler.asked == []
 
 
+@pytest.mark.parametrize("value", [(1, 2), {1: 2}, {1, 2}, float("nan"), np.int64(1)])
+def test_an_identity_that_a_log_would_not_give_back_is_refused(tmp_path, value):
+    with RolloutStore(tmp_path) as store, pytest.raises(ConfigError, match=r"identity\.prompts.*stored as JSON"):
+        store.claim({"prompts": value})
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_prompt_that_two_sampled_is_used_once_and_stays_what_it_was(tmp_path):
     trained = dataset(tmp_path, sampler=False)
     for name, version in (("a", 1), ("b", 2)):

@@ -122,6 +122,13 @@ HashSourcesOption = Annotated[
     bool,
     typer.Option("--hash-sources", help="Keep a hash of each source file, and tell by it whether one has changed."),
 ]
+RedirectHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Another host that a web server may send for files, e.g. cdn.example.org; * is any (repeatable).",
+        metavar="HOST",
+    ),
+]
 RepairOption = Annotated[
     bool, typer.Option("--repair", help="Read what is there, and build again the parts that are damaged.")
 ]
@@ -164,6 +171,7 @@ def command(
     engine: EngineOption = "auto",
     workers: WorkersOption = None,
     hash_sources: HashSourcesOption = False,
+    redirect_host: RedirectHostOption = None,
     shuffle: Annotated[
         int | None,
         typer.Option(help="Shuffle the documents when all are there, as headrace reshuffle does.", metavar="SEED"),
@@ -195,7 +203,9 @@ def command(
         headrace build 'hf://owner/poems?split=train' -o shuffled -t llama3/ --shuffle 7
     """
     from headrace.ingest.source import ChatConfig, FimConfig, SourceConfig
+    from headrace.store.redirects import allow
 
+    allow(redirect_host or [])
     source = SourceConfig(
         sources,
         format,

@@ -15,6 +15,8 @@ from datetime import datetime
 from typing import Any, Literal, TypeAlias
 from urllib.parse import unquote
 
+from fsspec.utils import glob_translate
+
 from headrace.errors import ConfigError, SourceError, did_you_mean
 from headrace.store import files, retry
 
@@ -186,30 +188,36 @@ def _list_remote(url: str) -> Listing | None:
 
 
 def _ask_remote(fs: Any, path: str, url: str) -> Listing | None:
+    is_web = url.startswith(("http://", "https://"))
     if has_magic(url):
         root = path[: min(path.find(c) for c in "*?[" if c in path)].rpartition("/")[0]
-        infos = _kept(root, fs.glob(path, detail=True).values())
+        if is_web:
+            depth = None if "**" in path else path[len(root) :].count("/")
+            matches = re.compile(glob_translate(path)).match
+            infos = [info for info in _pages(fs, root, depth) if matches(info["name"])]
+        else:
+            infos = _kept(root, fs.glob(path, detail=True).values())
         return ("files", list(_remote_entries(fs, infos))) if infos else None
     if fs.isdir(path):
-        infos = _pages(fs, path) if url.startswith(("http://", "https://")) else fs.find(path, detail=True).values()
+        infos = _pages(fs, path) if is_web else fs.find(path, detail=True).values()
         return "folder", list(_remote_entries(fs, infos))
     return "files", [_remote_entry(url, fs.info(path))]
 
 
-def _pages(fs: Any, root: str) -> Iterator[dict[str, Any]]:
-    """What the listings of a web server name below a folder. A page may name anything: what lies elsewhere is left out,
-    and there is an end.
+def _pages(fs: Any, root: str, depth: int | None = None) -> Iterator[dict[str, Any]]:
+    """What the listings of a web server name below a folder, in so many layers. A page may name anything: what lies
+    elsewhere is left out, and there is an end.
     """
-    waiting, folders = [root], 0
+    waiting, folders = [(root, 1)], 0
     while waiting:
         folders += 1
         if folders > _MAX_PAGES:
             cure = "Name the files, or the folders below it."
             raise SourceError(f"has more than {_MAX_PAGES:,} folders", field="source", value=root, cure=cure)
-        folder = waiting.pop()
+        folder, layer = waiting.pop()
         for info in _kept(folder, fs.ls(folder, detail=True)):
             if info["type"] == "directory":
-                waiting.append(info["name"])
+                waiting += [(info["name"], layer + 1)] if layer != depth else []
             else:
                 yield info
 

@@ -166,8 +166,10 @@ class RolloutStore:
 
         Raises:
             PlanMismatchError: they are another run's: the first value that differs is named.
+            ConfigError: a value is none of JSON.
             CacheError: another process writes (it is named), or nobody can.
         """
+        _check_json(identity)
         self._check_identity(identity)
         self._claimed = identity
         known = {name: value for name, value in identity.items() if value is not None}
@@ -399,6 +401,18 @@ class RolloutStore:
 
 def _to_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
+
+
+def _check_json(identity: dict[str, Any]) -> None:
+    """Raises ConfigError for a value that would not come back from the log as it is."""
+    for name, value in identity.items():
+        try:
+            kept = json.loads(json.dumps(value))
+        except (TypeError, ValueError):
+            kept = ...
+        if kept != value:
+            cure = "Give text, numbers, booleans, None, and lists and mappings of them, with text for keys."
+            raise ConfigError("cannot be stored as JSON", field=f"identity.{name}", value=value, cure=cure)
 
 
 def holds_rollouts(folder: str) -> bool:

@@ -16,7 +16,7 @@ numbers that are taken, and is not read. It is told by its next :meth:`~AppendLo
 more when the record is stored: either the record was there before another writer looked, or it raises.
 
 On a local disk a segment grows to 64 MiB; on an object store, whose objects do not grow, each record is a segment.
-Price: one ``fsync``, or one PUT, a record, and 48 bytes. Opening reads all segments.
+Price: one ``fsync``, or one PUT, a record, and 48 bytes. Opening reads all segments, objects 32 at a time.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import uuid
 import weakref
 import zlib
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 OPENED, CLOSED, DROPPED = 1, 2, 3
 """Kinds of the log's own records; a DROPPED one stands for all from its number to its key. Others are its user's."""
 SEGMENT_BYTES = 64 << 20
+_READS, _READ_AHEAD = 32, 256
+"""Objects that are read at once; and that are held together, before their records are taken out."""
 LARGEST_KEY, LARGEST_PAYLOAD = (1 << 63) - 1, (1 << 32) - 1
 MOST_SEGMENTS = 10**6
 """Of a writer: with more of them names would not sort. It goes on as another."""
@@ -125,11 +128,10 @@ class AppendLog:
         """Whole records that were not read before; and where other bytes begin, as segment and offset."""
         fresh: list[Record] = []
         bad: list[tuple[str, int]] = []
-        for name in segment_names(folder):
-            url, at = files.join(folder, name), self._ends.get(name, 0)
-            if at and not files.is_local(url):
-                continue  # objects do not grow
-            data = read_from(url, at)
+        names = segment_names(folder)
+        if not files.is_local(folder):
+            names = [name for name in names if not self._ends.get(name)]  # objects do not grow
+        for name, url, at, data in self._read_ahead(folder, names):
             try:
                 records, places, self._id = scan(data, name, at, self._load, self._id)
             except CacheCorruptError as error:
@@ -142,6 +144,22 @@ class AppendLog:
                 durable.sync_file(files.local_path(url))
                 durable.sync_folder(files.local_path(folder))
         return fresh, bad
+
+    def _read_ahead(self, folder: str, names: list[str]) -> Iterator[tuple[str, str, int, bytes]]:
+        """Names of segments, with URL, where to go on, and the bytes from there. Objects, one a record, are read
+        several at a time.
+        """
+        places = [(name, files.join(folder, name), self._ends.get(name, 0)) for name in names]
+        if files.is_local(folder):
+            yield from ((*place, read_from(place[1], place[2])) for place in places)
+            return
+        with ThreadPoolExecutor(_READS, thread_name_prefix="headrace-log") as pool:
+            for begin in range(0, len(places), _READ_AHEAD):
+                window = places[begin : begin + _READ_AHEAD]
+                yield from (
+                    (*place, data)
+                    for place, data in zip(window, pool.map(lambda p: read_from(p[1], p[2]), window), strict=True)
+                )
 
     def _in_order(self, fresh: list[Record], bad: list[tuple[str, int]]) -> Iterator[Record]:
         """Those records that count, by number. Raises CacheCorruptError where one is missing."""

@@ -19,10 +19,11 @@ from typing import IO, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from fsspec.asyn import sync
+from fsspec.config import conf as fsspec_config
 from fsspec.core import split_protocol, url_to_fs
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError, install_command
-from headrace.store import durable, retry
+from headrace.store import durable, redirects, retry
 
 T = TypeVar("T")
 _EXTRA_OF_PROTOCOL = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
@@ -57,7 +58,8 @@ def filesystem(url: str) -> tuple[Any, str]:
     """
     try:
         # Listings are not kept: TensorStore writes into the same folders, and other machines do.
-        fs, path = cast("tuple[Any, str]", url_to_fs(url, use_listings_cache=False))
+        options = {"client_kwargs": _web_client()} if url.startswith(("http://", "https://")) else {}
+        fs, path = cast("tuple[Any, str]", url_to_fs(url, use_listings_cache=False, **options))
     except ImportError as error:
         scheme = split_protocol(url)[0] or ""
         extra = _EXTRA_OF_PROTOCOL.get(scheme)
@@ -68,6 +70,12 @@ def filesystem(url: str) -> tuple[Any, str]:
         raise ConfigError("has a scheme that fsspec does not know", field="path", value=url, cure=cure) from error
     retry.watch(fs)
     return fs, path
+
+
+def _web_client() -> dict[str, Any]:
+    """Options of fsspec's client of web servers: the user's own, and who may be redirected to."""
+    own = {"trace_configs": [], **(fsspec_config.get("http") or {}).get("client_kwargs", {})}
+    return {**own, "trace_configs": [*own["trace_configs"], *redirects.client_options()["trace_configs"]]}
 
 
 def asked_as(url: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -122,7 +130,11 @@ def client_errors(url: str) -> Iterator[None]:
     """
     try:
         yield
-    except (FileNotFoundError, HeadraceError):
+    except FileNotFoundError as error:
+        if isinstance(error.__cause__, HeadraceError):  # fsspec says so of whatever a web server's answer led to
+            raise error.__cause__ from None
+        raise
+    except HeadraceError:
         raise
     except Exception as error:  # botocore, google.auth and aiohttp have no common base
         if is_local(url) and isinstance(error, OSError):

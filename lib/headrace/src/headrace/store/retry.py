@@ -57,6 +57,8 @@ class RetryPolicy:
         hedge_p95: Or: this multiple of the 95th percentile of the last 500 answers, once there are 50.
         hedge_share: At most this share of the requests is hedged, so that a store that is slow as a whole is not
             asked twice for everything.
+        redirect_hosts: Where web servers may send a request besides to themselves: hosts, and what is below them;
+            ``*``: anywhere. By default where Hugging Face keeps its files.
 
     Raises:
         ConfigError: a value is not usable.
@@ -77,6 +79,7 @@ class RetryPolicy:
     hedge_share: float = 0.05
     damaged_attempts: int = 6
     refused_attempts: int = 6
+    redirect_hosts: tuple[str, ...] = ("hf.co", "huggingface.co")
 
     def __post_init__(self) -> None:
         for name in ("attempts", "damaged_attempts", "refused_attempts", "concurrency"):

@@ -49,6 +49,7 @@ from headrace.store.files import open_source
 BLOCK_BYTES = 1 << 20
 # A few stored bytes may unpack to very many; a decompressor gets little at a time, so that what comes out is bounded.
 PACKED_BLOCK_BYTES = 1 << 14
+ZSTD_STEP_BYTES = 1 << 11  # 4 bytes of zstd may unpack to 128 KiB, so that 64 MiB come out at most
 _decode = msgspec.json.Decoder().decode
 _BOM = b"\xef\xbb\xbf"
 _FETCH_AGAIN = "Fetch or write the file again, then run the same command: finished parts are kept."
@@ -244,6 +245,7 @@ def unpack(blocks: Iterable[bytes], compression: str, path: str) -> Iterator[byt
     new: Any = partial(zlib.decompressobj, wbits=31)
     if compression != "gzip":
         zstandard = import_extra("zstandard", "zstd", path)
+        blocks = (block[at : at + ZSTD_STEP_BYTES] for block in blocks for at in range(0, len(block), ZSTD_STEP_BYTES))
         damage, new = zstandard.ZstdError, lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
     stream: Any = None
     try:

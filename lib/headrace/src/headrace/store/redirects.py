@@ -1,0 +1,71 @@
+"""Web servers may send a request elsewhere; the answer of another host is used only if the policy allows that host.
+
+fsspec's client follows redirects by itself, so a server that is not trusted could have this machine ask any address in
+reach, such as a cloud's metadata service, and take the answer for a source. The hook below is asked before each
+redirect is followed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+from headrace.errors import ConfigError
+from headrace.store import retry
+
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")  # a name or an address
+
+
+def is_allowed(host: str | None, target: str | None, allowed: tuple[str, ...]) -> bool:
+    """Whether an answer of ``host`` may send to ``target``: itself, or one of ``allowed`` or a host below it.
+
+    Example:
+        >>> is_allowed("data.org", "data.org", ()), is_allowed("data.org", "cdn.hf.co", ("hf.co",))
+        (True, True)
+        >>> is_allowed("data.org", "not-hf.co", ("hf.co",)), is_allowed("data.org", "10.0.0.1", ("*",))
+        (False, True)
+    """
+    target = (target or "").lower()
+    return target == (host or "").lower() or any(
+        name == "*" or target == name.lower() or target.endswith("." + name.lower()) for name in allowed
+    )
+
+
+def allow(hosts: Sequence[str]) -> None:
+    """Lets web servers send to these hosts too, from now on in this process and in the workers that it starts.
+
+    Raises:
+        ConfigError: one is no name of a host.
+    """
+    for host in hosts:
+        if host != "*" and not _HOST.fullmatch(host):
+            cure = "Give the host alone: cdn.example.org, not its URL; * is any."
+            raise ConfigError("must be the name of a host", field="redirect_host", value=host, cure=cure)
+    policy = retry.policy()
+    retry.use_policy(replace(policy, redirect_hosts=(*policy.redirect_hosts, *hosts)))
+
+
+@cache
+def client_options() -> dict[str, Any]:
+    """What makes aiohttp's client ask :func:`is_allowed`."""
+    import aiohttp  # fsspec imports it too, for http alone
+
+    async def check(session: object, context: SimpleNamespace, event: aiohttp.TraceRequestRedirectParams) -> None:
+        location = event.response.headers.get("Location") or event.response.headers.get("URI") or ""
+        target = event.url.join(type(event.url)(location))
+        if not is_allowed(event.url.host, target.host, retry.policy().redirect_hosts):
+            raise ConfigError(
+                f"sends elsewhere, to the host {target.host}",
+                field="path",
+                value=str(event.url.with_query(None)),
+                cure=f"If that is right, allow it: headrace build --redirect-host {target.host}, or in Python"
+                f" headrace.store.use_policy(RetryPolicy(redirect_hosts=({target.host!r},))).",
+            )
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(check)
+    return {"trace_configs": [trace]}

@@ -1,0 +1,87 @@
+"""A web server may send to itself; elsewhere only where the policy allows."""
+
+import http.server
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.ingest.listing import list_path
+from headrace.store import files, redirects, retry
+from headrace.testing.servers import web_server
+
+
+@contextmanager
+def sends_to(target: str) -> Iterator[str]:
+    """A web server that answers every request by sending to the same path of another."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", target + self.path)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def policy() -> Iterator[None]:
+    before = retry.use_policy(replace(retry.policy(), attempts=2, max_delay_s=0.0))
+    yield
+    retry.use_policy(before)
+
+
+def test_another_host_is_asked_only_if_it_is_allowed(tmp_path, policy):
+    (tmp_path / "a.txt").write_text("text of the other host")
+    with web_server(tmp_path) as other, sends_to(other.replace("127.0.0.1", "localhost")) as server:
+        url = f"{server}/a.txt"
+        asks = (lambda: files.read_bytes(url), lambda: files.open_read(url).read(), lambda: list_path(url))
+        for ask in asks:
+            with pytest.raises(ConfigError, match=re.escape("sends elsewhere, to the host localhost")) as caught:
+                ask()
+            assert "headrace build --redirect-host localhost" in str(caught.value)
+        redirects.allow(["localhost"])
+        assert files.read_bytes(url) == files.open_read(url).read() == b"text of the other host"
+        kind, entries = list_path(url) or ("", [])
+        assert kind == "files"
+        assert [entry.size for entry in entries] == [22]
+
+
+def test_the_same_host_is_followed(tmp_path, policy):
+    (tmp_path / "a.txt").write_text("here")
+    with web_server(tmp_path) as other, sends_to(other) as server:
+        assert files.read_bytes(f"{server}/a.txt") == b"here"
+
+
+def test_options_of_the_user_stay(tmp_path, policy, monkeypatch):
+    (tmp_path / "a.txt").write_text("here")
+    monkeypatch.setitem(files.fsspec_config, "http", {"client_kwargs": {"headers": {"X-Key": "1"}}})
+    with web_server(tmp_path) as server:
+        fs, _ = files.filesystem(f"{server}/a.txt")
+        assert fs.client_kwargs["headers"] == {"X-Key": "1"}
+        assert len(fs.client_kwargs["trace_configs"]) == 1
+        assert files.read_bytes(f"{server}/a.txt") == b"here"
+
+
+@pytest.mark.parametrize("host", ["", "http://cdn.example.org", "cdn.example.org/files", "a b"])
+def test_what_is_no_host_is_refused(host, policy):
+    with pytest.raises(ConfigError, match=r"redirect_host = .*: must be the name of a host\. Give the host alone"):
+        redirects.allow([host])
+    assert retry.policy().redirect_hosts == ("hf.co", "huggingface.co")
