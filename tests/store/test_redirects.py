@@ -72,7 +72,7 @@ def test_the_same_host_is_followed(tmp_path, policy):
 
 def test_options_of_the_user_stay(tmp_path, policy, monkeypatch):
     (tmp_path / "a.txt").write_text("here")
-    monkeypatch.setitem(files.fsspec_config, "http", {"client_kwargs": {"headers": {"X-Key": "1"}}})
+    monkeypatch.setitem(redirects.fsspec_config, "http", {"client_kwargs": {"headers": {"X-Key": "1"}}})
     with web_server(tmp_path) as server:
         fs, _ = files.filesystem(f"{server}/a.txt")
         assert fs.client_kwargs["headers"] == {"X-Key": "1"}

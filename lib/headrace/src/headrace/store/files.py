@@ -19,7 +19,6 @@ from typing import IO, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from fsspec.asyn import sync
-from fsspec.config import conf as fsspec_config
 from fsspec.core import split_protocol, url_to_fs
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError, install_command
@@ -58,7 +57,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     """
     try:
         # Listings are not kept: TensorStore writes into the same folders, and other machines do.
-        options = {"client_kwargs": _web_client()} if url.startswith(("http://", "https://")) else {}
+        options = {"client_kwargs": redirects.client_options()} if url.startswith(("http://", "https://")) else {}
         fs, path = cast("tuple[Any, str]", url_to_fs(url, use_listings_cache=False, **options))
     except ImportError as error:
         scheme = split_protocol(url)[0] or ""
@@ -70,12 +69,6 @@ def filesystem(url: str) -> tuple[Any, str]:
         raise ConfigError("has a scheme that fsspec does not know", field="path", value=url, cure=cure) from error
     retry.watch(fs)
     return fs, path
-
-
-def _web_client() -> dict[str, Any]:
-    """Options of fsspec's client of web servers: the user's own, and who may be redirected to."""
-    own = {"trace_configs": [], **(fsspec_config.get("http") or {}).get("client_kwargs", {})}
-    return {**own, "trace_configs": [*own["trace_configs"], *redirects.client_options()["trace_configs"]]}
 
 
 def asked_as(url: str, environment: Mapping[str, str] = os.environ) -> str:

@@ -14,6 +14,8 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+from fsspec.config import conf as fsspec_config
+
 from headrace.errors import ConfigError
 from headrace.store import retry
 
@@ -49,9 +51,14 @@ def allow(hosts: Sequence[str]) -> None:
     retry.use_policy(replace(policy, redirect_hosts=(*policy.redirect_hosts, *hosts)))
 
 
-@cache
 def client_options() -> dict[str, Any]:
-    """What makes aiohttp's client ask :func:`is_allowed`."""
+    """Options of aiohttp's client: those that the user set for fsspec, and what makes it ask :func:`is_allowed`."""
+    options = fsspec_config.get("http", {}).get("client_kwargs", {})
+    return {**options, "trace_configs": [*options.get("trace_configs", []), _check()]}
+
+
+@cache
+def _check() -> Any:
     import aiohttp  # fsspec imports it too, for http alone
 
     async def check(session: object, context: SimpleNamespace, event: aiohttp.TraceRequestRedirectParams) -> None:
@@ -68,4 +75,4 @@ def client_options() -> dict[str, Any]:
 
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(check)
-    return {"trace_configs": [trace]}
+    return trace
