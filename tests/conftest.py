@@ -32,6 +32,8 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HEADRACE_HYPOTHESIS", "dev"))
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # a name of a model that a test misspells asks nobody
+
 # as headrace sets it when it imports Ray; some tests import it before, and it looks only then
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 

@@ -169,7 +169,7 @@ def test_the_wrong_tokenizer_for_a_cache(bpe_path: str, make_tokenizer: Callable
 
 class TestBadInput:
     def test_nothing_there(self, tmp_path: Path):
-        with pytest.raises(ConfigError, match=r"tokenizer = '.*nope': does not exist.*not looked up"):
+        with pytest.raises(ConfigError, match=r"tokenizer = '.*nope': does not exist.*hf://OWNER/NAME"):
             load_tokenizer(TokenizerConfig(str(tmp_path / "nope")))
         with pytest.raises(ConfigError, match=r"folder without tokenizer\.json"):
             load_tokenizer(TokenizerConfig(str(tmp_path)))

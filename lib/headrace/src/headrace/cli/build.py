@@ -39,8 +39,9 @@ TokenizerOption = Annotated[
     typer.Option(
         "--tokenizer",
         "-t",
-        help="A tokenizer.json, a folder that holds one, or `bytes`; `ids:N` for ready ids below N.",
-        metavar="FILE",
+        help="A tokenizer.json, a folder that holds one, hf://OWNER/NAME of the hub, or `bytes`; `ids:N` for ready ids"
+        " below N.",
+        metavar="TOKENIZER",
     ),
 ]
 TokenizerEngineOption = Annotated[

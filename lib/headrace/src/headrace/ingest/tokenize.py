@@ -45,6 +45,7 @@ from headrace.ingest.base_tokenizer import (
     resolve_special,
 )
 from headrace.ingest.choices import SpecialTokensInText, TokenizerEngine
+from headrace.ingest.hub import find_hub_tokenizer
 from headrace.ingest.records import BadRecordError, one_line
 from headrace.store import files
 from headrace.store.ledger import canonical_tokenizer, fingerprint_of, tokenizer_content
@@ -66,8 +67,9 @@ class TokenizerConfig:
     """Which tokenizer, and which special tokens around each document.
 
     Attributes:
-        path: ``bytes``, a ``tokenizer.json`` (path or URL), or a folder that holds one; ``ids:N`` for ready ids below
-            N whose tokenizer is not at hand.
+        path: ``bytes``, a ``tokenizer.json`` (path or URL), or a folder that holds one; ``hf://OWNER/NAME`` of the
+            Hugging Face hub (:mod:`headrace.ingest.hub`); ``ids:N`` for ready ids below N whose tokenizer is not at
+            hand.
         bos: Token before each document: ``none`` (or None), ``auto``, or the token itself.
         eos: Token after each document: ``auto`` (the usual end-of-text token among the special ones), ``none`` (or
             None), or the token itself, e.g. ``"<|im_end|>"``.
@@ -120,15 +122,19 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
         return ByteTokenizer(bos=config.bos, eos=config.eos)
     if config.path.startswith(IDS):
         return IdsTokenizer(config.path)
-    content, folder = _read_tokenizer(config.path)
-    return FileTokenizer(content, config.path, bos=config.bos, eos=config.eos, declared=declared_tokens(folder))
+    hub = find_hub_tokenizer(config.path)
+    content, folder = _read_tokenizer(hub.folder if hub else config.path)
+    path = hub.path if hub else config.path
+    return FileTokenizer(content, path, bos=config.bos, eos=config.eos, declared=declared_tokens(folder))
 
 
 def tokenizer_folder(config: TokenizerConfig) -> str | None:
     """Where a tokenizer's files lie; None if it has none."""
     if config.path == "bytes" or config.path.startswith(IDS):
         return None
-    return os.path.dirname(config.path) or "." if config.path.endswith(".json") else config.path
+    hub = find_hub_tokenizer(config.path)
+    path = hub.folder if hub else config.path
+    return os.path.dirname(path) or "." if path.endswith(".json") else path
 
 
 def recorded_tokenizer(root: str, record: dict[str, Any]) -> Tokenizer:
@@ -333,8 +339,8 @@ def _read_tokenizer(path: str) -> tuple[bytes, str]:
         there,
         field="tokenizer",
         value=path,
-        cure="Give a tokenizer.json, a folder that holds one, or `bytes`. Names of models are not looked up:"
-        " download the model's tokenizer.json first.",
+        cure="Give a tokenizer.json, a folder that holds one, a model of the Hugging Face hub (hf://OWNER/NAME), or"
+        " `bytes`.",
     )
 
 

@@ -236,7 +236,6 @@ def _tokenizer(into: Translation, data: Mapping[str, Any], prefix: str, sizes: S
         return
     eos = "auto" if flag_at(data.get("enforce_eos", True), f"{prefix}enforce_eos") else "none"
     into.config["tokenizer"] = {"path": name, "bos": "auto", "eos": eos}
-    into.differs(path, f"names of models are not looked up: give the path of its tokenizer.json in place of {name!r}")
     if eos == "none":
         into.differs(f"{prefix}enforce_eos", "no token after documents, also where the tokenizer would add one itself")
 
