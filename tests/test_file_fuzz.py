@@ -1,6 +1,7 @@
 """Every file that is read back, changed at random: it is read, or an error of headrace's comes out, nothing else."""
 
 import contextlib
+import hashlib
 import json
 import os
 import pickle
@@ -92,8 +93,32 @@ def changed_bytes(raw: bytes, pick: np.random.Generator) -> bytes:
     return raw[:at] + raw[at + int(pick.integers(1, 20)) :]
 
 
+def changed_table(raw: bytes, pick: np.random.Generator) -> bytes:
+    """A ledger in columns whose head, or one of its columns, says something else, with digests that fit."""
+    end = 48 + int.from_bytes(raw[8:16], "little")
+    head, columns = json.loads(raw[48:end]), raw[end:]
+    if pick.integers(2):
+        changed_head = changed_value(raw[48:end], pick)
+    else:
+        column = head["columns"][pick.integers(head["opened"])]
+        values = np.frombuffer(pick.bytes(head["parts"] * np.dtype(column["dtype"]).itemsize), np.uint8)
+        column["digest"] = hashlib.sha256(values).hexdigest()
+        changed_head = json.dumps(head, sort_keys=True, separators=(",", ":")).encode()
+        begin = -(-(48 + len(changed_head)) // 64) * 64
+        for other in head["columns"]:
+            size = head["parts"] * np.dtype(other["dtype"]).itemsize
+            if other is column:
+                columns = raw[end:][: begin - end] + values.tobytes() + raw[end:][begin - end + size :]
+                break
+            begin = -(-(begin + size) // 64) * 64
+    digest = hashlib.sha256(changed_head).digest()
+    return raw[:8] + len(changed_head).to_bytes(8, "little") + digest + changed_head + columns
+
+
 def changed(raw: bytes, seed: int) -> bytes:
     pick = np.random.default_rng(seed)
+    if raw.startswith(b"HRLEDGER") and pick.integers(3):
+        return changed_table(raw, pick)
     try:
         json.loads(raw)
     except ValueError:
@@ -110,6 +135,8 @@ def root(tmp_path_factory):
         file.write_text(json.dumps({**json.loads(file.read_text()), "attributes": {}}))
     ledger = root / "ledger.json"
     ledger.write_text(json.dumps({**json.loads(ledger.read_text()), "digest": ""}, indent=1))
+    (root / "ledger.bin").unlink()
+    write_cache(root / "columns", [random_documents(30, seed=k) for k in range(2)], layout=CacheLayout("uint8", 32, 2))
     (root / "config.yaml").write_text(CONFIG)
     np.save(root / "removed.npy", np.arange(3))
     (root / "removed.json").write_text("[0, 1, 5]")
@@ -160,6 +187,7 @@ def filtered(name):
 
 READERS = {
     "ledger": ("ledger.json", read_cache, lambda root: verify(str(root), deep=True)),
+    "table": ("columns/ledger.bin", lambda root: read_cache(root / "columns"), lambda root: verify(f"{root}/columns")),
     "record": ("parts/00000/part.json", lambda root: verify(str(root))),
     "array": ("parts/00001/input_ids/data/zarr.json", read_cache, lambda root: verify(str(root), deep=True)),
     "offsets": ("parts/00001/input_ids/offsets/zarr.json", read_cache, lambda root: verify(str(root), deep=True)),

@@ -467,7 +467,7 @@ CLI = read_golden("cli.json")
 LEFT_OUT_OF_FORECASTS = ("open_blocks", "open_bytes", "refused")
 """Fields of what ``config check`` and ``simulate`` print that are not as they were, at any depth: what orders keep open
 has one answer since."""
-LATER = ("row_exchange", "exchange", "noise")
+LATER = ("row_exchange", "exchange", "noise", "requests", "index_requests", "opening_requests")
 """Fields that there were not, at any depth of what commands say."""
 SHARED = "shared_blocks"
 """A finding of ``config check`` that is left out of both answers."""

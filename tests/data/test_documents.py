@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from headrace.data.documents import DocumentFilter, token_ranges
 from headrace.errors import ConfigError
 from headrace.order.intervals import Intervals
-from headrace.store.cache import CachePart, TokenCache
+from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
+from headrace.store.leaf import LeafPart
 from headrace.testing import CountingArray, random_documents, tiny_cache, write_cache
 
 
@@ -112,8 +113,8 @@ def test_only_offsets_of_filtered_documents_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(CacheLayout, "offsets", lambda self: CacheLayout("int64", 16, 4))
     cache = tiny_cache(tmp_path / "c", documents=2000)
     offsets = CountingArray(cache.parts[0].offsets.url, 2001, cache.parts[0].offsets.layout)
-    seen = TokenCache(cache.path, cache.ledger)
-    seen.parts = (CachePart(cache.parts[0].record, cache.parts[0].data, offsets),)
+    part = LeafPart(2000, cache.parts[0].data, offsets)
+    seen = TokenCache(cache.path, cache.ledger, lambda name, kind, number: part)
     removed = np.array([100, 101, 102, 1000, 1010, 1999])
     lengths = cache.lengths()
     assert token_ranges(seen, Intervals.of_numbers(removed)).total == lengths[removed].sum()

@@ -21,7 +21,8 @@ from headrace.ingest.progress import Progress
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store.layout import CacheLayout
-from headrace.store.ledger import PartRecord, read_part_record
+from headrace.store.ledger import read_part_record
+from headrace.store.parts import PartRecord
 
 LAYOUT = CacheLayout("uint16", chunk_elements=64, shard_chunks=4)
 

@@ -129,6 +129,7 @@ def test_a_ledger_with_an_unknown_layout(cache):
     ledger["layout"]["dtype"] = "float16"
     del ledger["digest"]
     Path(cache.path, "ledger.json").write_text(json.dumps(ledger))
+    Path(cache.path, "ledger.bin").unlink()
     with pytest.raises(CacheCorruptError, match="is not a token dtype"):
         TokenCache.open(cache.path)
     assert read_ledger(cache.path) is not None

@@ -15,7 +15,8 @@ from headrace.store import array
 from headrace.store.array import kvstore_spec
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
-from headrace.store.ledger import Ledger, PartRecord, write_ledger
+from headrace.store.ledger import Ledger, write_ledger
+from headrace.store.parts import PartRecord
 from headrace.store.ragged import data_url, offsets_url
 from headrace.testing import tiny_cache
 

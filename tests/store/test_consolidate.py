@@ -114,7 +114,7 @@ def test_an_interrupted_copy_goes_on_and_is_the_same(many, tmp_path, monkeypatch
 
 def test_counters_and_sources_are_kept(many, tmp_path):
     copy = consolidate(many, str(tmp_path / "copy"))
-    assert copy.ledger.parts[0].extra == {
+    assert copy.whole_ledger.parts[0].extra == {
         "text_bytes": 6,
         "first_skipped": "line 1",
         "ignored": {"a": 3, "0": 2, "1": 2, "2": 2},

@@ -12,9 +12,7 @@ from msgspec.structs import replace
 from headrace.errors import CacheCorruptError, CacheError
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import (
-    LeafRecord,
     Ledger,
-    PartRecord,
     canonical_tokenizer,
     fingerprint_of,
     part_folder,
@@ -24,6 +22,7 @@ from headrace.store.ledger import (
     write_ledger,
     write_part_record,
 )
+from headrace.store.parts import LeafRecord, PartRecord
 
 LEDGER = Ledger(False, {"vocab_size": 10, "fingerprint": "f", "eos": "Ω"}, CacheLayout().to_json(), [{"name": "a"}])
 PART = PartRecord("00000", 3, 40, "sha256:0", {"skipped_lines": 1})
@@ -46,6 +45,7 @@ def test_ledgers_read_back(tmp_path):
 def test_part_records_read_back(tmp_path, part):
     (tmp_path / "parts").mkdir()  # as the arrays of a part make it
     assert read_part_record(str(tmp_path), "00000") is None
+    (tmp_path / "parts").mkdir()
     write_part_record(str(tmp_path), part)
     assert read_part_record(str(tmp_path), "00000") == part
     write_ledger(str(tmp_path), LEDGER.complete([part]))

@@ -26,7 +26,7 @@ def written(folder: Path, seed: int, layout: CacheLayout, length: int) -> tuple[
     writer.append(values)
     writer.close()
     name_owner(DIGEST, {writer.url: writer.checksums})
-    return StoredArray(writer.url, length, layout, DIGEST), values
+    return StoredArray(writer.url, length, layout, lambda: DIGEST), values
 
 
 def reads(array: StoredArray):
@@ -59,7 +59,7 @@ def test_a_shard_file_in_another_place_gives_nothing(tmp_path, compression, over
     before = use_policy(RetryPolicy(damaged_attempts=3, first_delay_s=0.001)), own_counts().damaged
     try:
         with web_server(tmp_path / "a") as server:
-            again = StoredArray(f"{server}/data" if over_http else array.url, array.length, layout, DIGEST)
+            again = StoredArray(f"{server}/data" if over_http else array.url, array.length, layout, lambda: DIGEST)
             for chunk, start, found in reads(again):
                 if chunk // 3 in (1, 3):
                     assert found is None
@@ -90,12 +90,12 @@ def test_a_changed_list_of_chunks_is_refused(tmp_path):
     for text in ("A" + named[1:] if named[0] != "A" else "B" + named[1:], named[:-8], "!", 3):
         path.write_text(json.dumps({**metadata, "attributes": {**metadata["attributes"], CHUNKS: text}}))
         with pytest.raises(CacheError, match="cannot be opened"):
-            StoredArray(array.url, 50, array.layout, DIGEST).read(0, 50).result()
+            StoredArray(array.url, 50, array.layout, lambda: DIGEST).read(0, 50).result()
     _, checksums = named_in(metadata)
     assert checksums is not None
     path.write_text(json.dumps({**metadata, "attributes": attributes_of(metadata, f"{DIGEST} data", checksums[1:])}))
     with pytest.raises(CacheError, match="names 6 chunks instead of 7"):
-        StoredArray(array.url, 50, array.layout, DIGEST).read(0, 50).result()
+        StoredArray(array.url, 50, array.layout, lambda: DIGEST).read(0, 50).result()
 
 
 def test_arrays_that_do_not_name_their_chunks_are_read_as_before(tmp_path):

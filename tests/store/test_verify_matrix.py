@@ -6,18 +6,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from headrace.cli.application import application
 from headrace.errors import HeadraceError
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.ledger import Ledger, canonical_tokenizer, fingerprint_of, tokenizer_content, write_ledger
 from headrace.store.ragged import PartWriter
+from headrace.store.upgrade import upgrade
 from headrace.store.verify import verify
 
 LEAVES = [LeafSpec("mask", "uint8"), LeafSpec("id", "int32", "fixed")]
 TOKENIZER = json.dumps({"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": []}, indent=1).encode()
 KINDS = {
     "ledger": "ledger.json",
+    "table": "ledger.bin",
     "tokenizer": "tokenizer.json",
     "record": "parts/*/part.json",
     "description": "parts/*/*/*/zarr.json",
@@ -143,15 +147,57 @@ def test_corruption(caches, tmp_path, kind, how, tries):
         except HeadraceError:
             read = None
         assert read in (None, right), where
+        if (kind, how) == ("table", "deletion"):  # as caches of earlier releases are, which have none
+            assert (read, verify(str(root)).damages) == (right, []), where
+            continue
         if (kind, how) != ("ledger", "foreign"):  # which is sound itself: the other files are what is wrong
             assert found(root, target, deep=True), where
         if (kind, how) not in {("shard", "flip"), ("ledger", "foreign")}:
             assert found(root, target, deep=False), where
 
 
-def test_a_foreign_ledger_is_refused_by_the_arrays(tmp_path):
+@pytest.mark.parametrize("how", ["flip", "truncation", "foreign"])
+@pytest.mark.parametrize("tries", [4, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_damaged_table_is_refused_with_a_cure_that_works(caches, tmp_path, how, tries):
+    sound, right, foreign = caches["none"]
+    for seed in range(tries):
+        root = tmp_path / str(seed)
+        shutil.copytree(sound, root)
+        table = damage(root, foreign, "table", how, np.random.default_rng(seed))
+        problem = refusal(root, right)
+        assert not problem or (str(table) in f"{problem}" and f"headrace upgrade {root}" in problem.cure)
+        assert main_status("verify", str(root)) == 1
+        assert main_status("upgrade", str(root)) == 0
+        assert main_status("verify", str(root)) == 0
+        assert content(root) == right
+
+
+def refusal(root: Path, right: list[list[int]]) -> HeadraceError | None:
+    """The error of reading a cache; None if all is right: what nobody asked for is not looked at."""
+    try:
+        assert content(root) == right
+    except HeadraceError as error:
+        return error
+    return None
+
+
+def main_status(*arguments):
+    return CliRunner().invoke(application(), arguments).exit_code
+
+
+def test_a_foreign_ledger_is_refused_by_its_table(tmp_path):
     root, foreign = (write(tmp_path / str(seed), "none", seed) for seed in (1, 2))
     shutil.copyfile(foreign / "ledger.json", root / "ledger.json")
+    with pytest.raises(HeadraceError, match=r"is of another ledger\.json"):
+        content(root)
+    with pytest.raises(HeadraceError, match="is not the ledger of part 00000"):
+        upgrade(str(root))
+
+
+def test_foreign_ledgers_are_refused_by_the_arrays(tmp_path):
+    root, foreign = (write(tmp_path / str(seed), "none", seed) for seed in (1, 2))
+    for name in ("ledger.json", "ledger.bin"):
+        shutil.copyfile(foreign / name, root / name)
     with pytest.raises(HeadraceError, match="is of another part, or of another cache"):
         content(root)
     assert {d.part for d in verify(str(root)).damages} == {"00000", "00001", "00002"}

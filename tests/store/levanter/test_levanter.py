@@ -281,7 +281,7 @@ def test_empty_caches_of_levanter(tmp_path):
     ledger |= {"field_counts": {}, "field_counts_by_shard": {}, "metadata": {"preprocessor_metadata": {}}}
     (tmp_path / "shard_ledger.json").write_text(json.dumps(ledger))
     cache = TokenCache.open(tmp_path)
-    assert (cache.num_documents, cache.num_tokens, cache.parts) == (0, 0, ())
+    assert (cache.num_documents, cache.num_tokens, [*cache.parts]) == (0, 0, [])
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ COMMANDS = {  # in the order of the help; the function and, before the dot, its 
     "diff": "diff.command",
     "consolidate": "convert.consolidate",
     "convert": "convert.command",
+    "upgrade": "upgrade.command",
     "simulate": "simulate.command",
     "icc": "simulate.icc",
     "report": "report.command",

@@ -193,8 +193,9 @@ def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
     found += _fields("source", *({_name(s): _version(s) for s in c.ledger.sources} for c in (a, b)))
     compare("parts", lambda c: len(c.parts))
     found += _fields("part", *({p.name: _part(p) for p in c.ledger.parts} for c in (a, b)))
-    for name in sorted({*a.ledger.metadata, *b.ledger.metadata}):
-        found += _fields(f"metadata {name}", *({"": c.ledger.metadata.get(name)} for c in (a, b)))
+    metadata = [c.whole_ledger.metadata for c in (a, b)]
+    for name in sorted({name for one in metadata for name in one}):
+        found += _fields(f"metadata {name}", *({"": one.get(name)} for one in metadata))
     compare("code version", lambda c: c.ledger.code_version)
     compare("format version", lambda c: c.ledger.format_version)
     return found

@@ -66,7 +66,7 @@ def command(
         cache = output / "caches" / source.name
         with kept_when_interrupted():
             report = build_cache(source.config(text_field), TokenizerConfig(tokenizer), str(cache))
-        rows = sum(part.tokens // _SEQ_LEN for part in TokenCache.open(cache).ledger.parts)
+        rows = int((TokenCache.open(cache).part_tokens // _SEQ_LEN).sum())
         if rows:
             taken.append((source, report.tokens, rows))
         else:

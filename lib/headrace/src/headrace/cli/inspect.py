@@ -181,7 +181,7 @@ def overview(cache: TokenCache) -> dict[str, Any]:
     from headrace.store import files
     from headrace.store.ledger import SHUFFLED
 
-    ledger = cache.ledger
+    ledger = cache.whole_ledger
     shuffled = ledger.metadata.get(SHUFFLED)
     sources = ledger.sources if shuffled is None else shuffled["sources"]
     source_bytes = {str(s.get("path")): int(s.get("size") or 0) for s in sources}  # slices name the whole file

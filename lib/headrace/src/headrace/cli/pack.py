@@ -161,7 +161,7 @@ def _compared(
         tried = PackingConfig(name, long, how.min_fill, max_documents=most)
         spec = tried.spec(seq_len, cache.layout.chunk_elements)
         started = time.perf_counter()
-        plan = plan_of(spec, lengths, [p.record.documents // how.unit for p in cache.parts])
+        plan = plan_of(spec, lengths, (cache.part_documents // how.unit).tolist())
         seconds = time.perf_counter() - started
         plan = of_documents(plan, cache, how.unit)
         rows.append(

@@ -187,6 +187,12 @@ def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSe
         if text := h.describe_exchange(exchange, forecast.batch_size):
             console.print(text)
     for h in forecast.by_hosts:
+        described = f", {h.index_requests:,} for zarr.json and indices (headrace upgrade)" if h.index_requests else ""
+        console.print(
+            f"{h.hosts:,} hosts on an object store: {h.requests:,} requests in these steps, {h.opening_requests:,}"
+            f" to open the caches{described}."
+        )
+    for h in forecast.by_hosts:
         if h.hosts_replayed < h.hosts:
             console.print(f"{h.hosts:,} hosts: projected from {h.hosts_replayed}, evenly spread.")
     for note in forecast.notes:

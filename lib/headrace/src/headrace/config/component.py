@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError, did_you_mean
+from headrace.feed.host_ledgers import ledger_reader
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
 from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
@@ -19,7 +20,7 @@ from headrace.order.subset import SubsetConfig
 from headrace.pack.spec import PackingConfig
 from headrace.store.cache import TokenCache
 from headrace.store.joined import open_components
-from headrace.store.ledger import read_ledger
+from headrace.store.ledger import ledger_state
 from headrace.store.levanter.layout import is_levanter
 
 
@@ -93,7 +94,7 @@ class ComponentConfig:
     def build_caches(self, name: str, tokenizer: TokenizerConfig, *, progress: bool) -> None:
         """Builds those that do not exist, and finishes those that were begun; see ``LmDataConfig.build_caches``."""
         for path in self.caches if self.source is not None or not self.replicas else ():  # a copy is not built
-            ledger = read_ledger(path)
+            ledger = ledger_state(path)
             if ledger is not None and ledger.finished:
                 continue
             if self.source is not None:
@@ -176,7 +177,7 @@ def open_caches(
             raise ConfigError("is not a component", field=name, cure=did_you_mean(name, components))
     wanted = {n: c for n, c in components.items() if n not in instead}
     replicas = {c.caches[0]: c.replicas for c in wanted.values() if c.replicas}
-    caches = open_components({n: c.caches for n, c in wanted.items()}, catalog, replicas)
+    caches = open_components({n: c.caches for n, c in wanted.items()}, catalog, replicas, ledger_reader())
     opened = [(name, cache) for name, joined in caches.items() for cache in joined.members]
     if opened and tokenizer is None:
         check_one_tokenizer([(name, c.path, c.ledger.tokenizer) for name, c in opened])

@@ -16,9 +16,9 @@ column names is not opened.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,7 +26,9 @@ from jaxtyping import Int64
 
 from headrace.errors import ConfigError, check_choice, did_you_mean
 from headrace.store.array import StoredArray
+from headrace.store.arrays import ArrayList, MadeList
 from headrace.store.cache import TokenCache
+from headrace.store.layout import TOKENS
 from headrace.store.leaf import CacheLeaf
 
 MASK, WEIGHT = "token_mask", "weight"
@@ -122,9 +124,10 @@ class Column:
     documents: Sequence[DocumentValues] = ()
 
     @property
-    def stored(self) -> Sequence[StoredArray]:
+    def stored(self) -> Iterator[StoredArray]:
         """All arrays that it is read from."""
-        return [*self.arrays, *(part.values for part in self.documents)]
+        yield from self.arrays
+        yield from (part.values for part in self.documents)
 
     def describe(self) -> dict[str, Any]:
         """As JSON values, for fingerprints."""
@@ -154,21 +157,36 @@ class RunColumn:
         width: Values of each token.
         dtype: Of the batches.
         default: Where neither an array nor documents have a value.
-        arrays: For each array of tokens that of the column, or None.
-        documents: For each array of tokens the values of its documents, or None.
+        arrays: For each array of tokens that of the column; not stored where there is none.
+        sources: For each source how many arrays of tokens it has, and the values of their documents, if any.
     """
 
     name: str
     width: int
     dtype: np.dtype[Any]
     default: float
-    arrays: Sequence[StoredArray | None]
-    documents: Sequence[DocumentValues | None]
+    arrays: ArrayList
+    sources: Sequence[tuple[int, Sequence[DocumentValues]]] = ()
 
     @property
     def is_stored(self) -> bool:
         """Whether any of it lies in chunks beside the tokens."""
-        return any(array is not None for array in self.arrays)
+        return any(run.dtype is not None for run in self.arrays.runs)
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether any of it is of documents."""
+        return any(documents for _, documents in self.sources)
+
+    def documents(self, array: int) -> DocumentValues | None:
+        """The values of the documents of an array of tokens, if it has any."""
+        source = int(np.searchsorted(self._ends, array, side="right"))
+        count, documents = self.sources[source]
+        return documents[array - int(self._ends[source]) + count] if documents else None
+
+    @cached_property
+    def _ends(self) -> Int64[np.ndarray, " s"]:
+        return np.cumsum([count for count, _ in self.sources])
 
 
 def run_columns(sources: Sequence[Any]) -> list[RunColumn]:
@@ -199,12 +217,11 @@ def _run_column(name: str, sources: Sequence[Any]) -> RunColumn:
         raise ConfigError(f"is not in {lacking}", field=field, value=first.leaf, cure=cure)
     if default is not None and dtype.kind != "f" and (default != int(default) or not _holds(dtype, int(default))):
         cure = f"Give a value of {dtype.name}."
-        raise ConfigError(
-            f"is no value of {dtype.name}, as the column is", field=f"{field}.default", value=default, cure=cure
-        )
-    arrays = [a for s, c in of_sources for a in ((c and c.arrays) or [None] * len(s.arrays))]
-    documents = [d for s, c in of_sources for d in ((c and c.documents) or [None] * len(s.arrays))]
-    return RunColumn(name, first.width, dtype, default or 0, arrays, documents)
+        problem = f"is no value of {dtype.name}, as the column is"
+        raise ConfigError(problem, field=f"{field}.default", value=default, cure=cure)
+    lists = [ArrayList.of(c.arrays) if c and c.arrays else ArrayList.missing(len(s.arrays)) for s, c in of_sources]
+    documents = [(len(s.arrays), c.documents if c else ()) for s, c in of_sources]
+    return RunColumn(name, first.width, dtype, default or 0, ArrayList.join(lists), documents)
 
 
 def _holds(dtype: np.dtype[Any], value: int) -> bool:
@@ -353,10 +370,8 @@ def _mask_column(cache: TokenCache, leaf: str) -> Column:
             cure=f"Weigh tokens with it: columns: {{{WEIGHT}: {leaf}}}, with loss_mask: none.",
         )
     if _width(cache, stored) != 1:
-        raise ConfigError(
-            "has not one number a token", field=field, value=stored.num_elements,
-            cure="Name another leaf as loss_mask, or none.",
-        )  # fmt: skip
+        cure = "Name another leaf as loss_mask, or none."
+        raise ConfigError("has not one number a token", field=field, value=stored.num_elements, cure=cure)
     cure = "Build the cache again, as chunks of tokens and of their mask are read together; or set loss_mask: none."
     return Column(leaf, stored.dtype, 1, arrays=_token_arrays(cache, stored, 1, field, cure))
 
@@ -366,8 +381,7 @@ def _column(cache: TokenCache, name: str, config: ColumnConfig) -> Column:
     dtype = np.dtype("float32") if stored.dtype == np.float64 or name == WEIGHT else stored.dtype
     if stored.kind == "fixed":
         dtype = np.dtype(f"{dtype.kind}4") if dtype.kind in "iu" and dtype.itemsize == 8 else dtype
-        parts = zip(cache.parts, stored.parts, strict=True)
-        documents = [DocumentValues(values.data, part.offsets, dtype) for part, values in parts]
+        documents = MadeList(len(cache.parts), partial(_document_values, cache, stored, dtype))
         return Column(config.leaf, dtype, config.default, documents=documents)
     width = _width(cache, stored)
     if width is None or (name == WEIGHT and width != 1):
@@ -381,9 +395,8 @@ def _column(cache: TokenCache, name: str, config: ColumnConfig) -> Column:
         )
     if stored.dtype.kind in "iu" and stored.dtype.itemsize == 8:
         cure = f"Build it as --leaf {config.leaf}=FIELD:int32:token."
-        raise ConfigError(
-            f"holds {stored.dtype.name}, which devices do not take", field=field, value=config.leaf, cure=cure
-        )
+        problem = f"holds {stored.dtype.name}, which devices do not take"
+        raise ConfigError(problem, field=field, value=config.leaf, cure=cure)
     cure = f"Build it again: --leaf {config.leaf}=FIELD:{stored.dtype.name}:token{f':{width}' if width > 1 else ''}."
     return Column(config.leaf, dtype, config.default, width, _token_arrays(cache, stored, width, field, cure))
 
@@ -392,18 +405,16 @@ def _width(cache: TokenCache, leaf: CacheLeaf) -> int | None:
     """Values that each token has; None if tokens do not have equally many."""
     if leaf.width is not None or leaf.kind != "ragged":
         return leaf.width
-    one_each = [p.data.length for p in leaf.parts] == [p.data.length for p in cache.parts]
-    return 1 if one_each else None
+    return 1 if bool((leaf.arrays.lengths == cache.leaf(TOKENS).arrays.lengths).all()) else None
 
 
-def _token_arrays(cache: TokenCache, leaf: CacheLeaf, width: int, field: str, cure: str) -> Sequence[StoredArray]:
-    arrays = [part.data for part in leaf.parts]
-    for array, part in zip(arrays, cache.parts, strict=True):
-        if array.chunk_elements != width * part.data.chunk_elements:
-            raise ConfigError(
-                f"lies in chunks of {array.chunk_elements} elements, the tokens in chunks of"
-                f" {part.data.chunk_elements}",
-                field=field,
-                cure=cure,
-            )
-    return arrays
+def _document_values(cache: TokenCache, leaf: CacheLeaf, dtype: np.dtype[Any], part: int) -> DocumentValues:
+    return DocumentValues(leaf.parts[part].data, cache.parts[part].offsets, dtype)
+
+
+def _token_arrays(cache: TokenCache, leaf: CacheLeaf, width: int, field: str, cure: str) -> ArrayList:
+    for run, tokens in zip(leaf.arrays.runs, cache.leaf(TOKENS).arrays.runs, strict=True):
+        if run.chunk != width * tokens.chunk:
+            problem = f"lies in chunks of {run.chunk} elements, the tokens in chunks of {tokens.chunk}"
+            raise ConfigError(problem, field=field, cure=cure)
+    return leaf.arrays

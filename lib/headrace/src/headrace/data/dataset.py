@@ -26,6 +26,7 @@ from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.braid.shuffle import PendingBraid
 from headrace.order.order import OpenWindow, Order, check_indices
 from headrace.order.seeds import ORDER_VERSION
+from headrace.store.arrays import ArrayList
 
 if TYPE_CHECKING:
     from headrace.store.cache import TokenCache
@@ -114,11 +115,11 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
     @property
     def row_bytes(self) -> int:
         """Bytes of a row as it is stored, with its columns."""
-        tokens = max(a.dtype.itemsize for s in self.sources for a in s.arrays)
+        tokens = max(run.itemsize for s in self.sources for run in ArrayList.of(s.arrays).runs)
         columns: dict[str, int] = {}
         for source in self.sources:
             for name, column in columns_of(source).items():
-                widest = max((a.dtype.itemsize for a in column.arrays), default=0)
+                widest = max((run.itemsize for run in ArrayList.of(column.arrays).runs), default=0)
                 columns[name] = max(columns.get(name, 0), column.width * widest)
         return self.seq_len * (tokens + sum(columns.values()))
 
@@ -190,7 +191,7 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
 
     def open_window(self) -> OpenWindow:
         """What the order of a pass draws from at a time: of rows in stored order, a chunk."""
-        chunk = max((a.chunk_elements for s in self.sources for a in s.arrays), default=1)
+        chunk = max((run.chunk for s in self.sources for run in ArrayList.of(s.arrays).runs), default=1)
         rows = max(chunk // self.seq_len, 1)
         return OpenWindow(rows=min(rows, self.length or rows))
 

@@ -28,6 +28,8 @@ from headrace.order.intervals import Intervals
 from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
+from headrace.store.layout import TOKENS
+from headrace.store.leaf import starts
 from headrace.store.ledger import shuffle_record
 from headrace.store.pending import ArrayFuture
 
@@ -232,13 +234,13 @@ def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
     """
     ends = np.stack([documents.start, documents.stop], axis=1).ravel()  # rises strictly
     tokens = np.full(ends.size, cache.num_tokens, np.int64)
-    first_document = first_token = 0
-    for part in cache.parts:
-        last_document = first_document + part.record.documents
-        low, high = np.searchsorted(ends, [first_document, last_document]).tolist()
-        if high > low:
-            tokens[low:high] = _elements(part.offsets, ends[low:high] - first_document) + first_token
-        first_document, first_token = last_document, first_token + part.record.tokens
+    first_document, first_token = starts(cache.part_documents), starts(cache.part_tokens)
+    bounds = np.searchsorted(ends, first_document)
+    for number in np.flatnonzero(np.diff(bounds)).tolist():
+        low, high = bounds[number : number + 2].tolist()
+        offsets = cache.leaf(TOKENS).parts[number].offsets
+        assert offsets is not None  # tokens are ragged
+        tokens[low:high] = _elements(offsets, ends[low:high] - first_document[number]) + first_token[number]
     return Intervals(tokens[0::2], tokens[1::2])
 
 

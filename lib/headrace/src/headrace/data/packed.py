@@ -32,6 +32,8 @@ from headrace.pack.saved_plans import first_tokens, incomplete_documents, plan_o
 from headrace.pack.spec import PackingConfig
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
+from headrace.store.layout import TOKENS
+from headrace.store.leaf import starts
 
 _LOG = logging.getLogger(__name__)
 
@@ -213,9 +215,9 @@ class PackedRows:
         self.max_segments = plan.max_items
         self._plan = plan
         self._chunk = cache.layout.chunk_elements
-        self.arrays: Sequence[StoredArray] = tuple(p.data for p in cache.parts)
+        self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
         self.columns = columns or {}
-        self._first_token = np.cumsum([0, *(a.length for a in self.arrays)])
+        self._first_token = starts(cache.part_tokens)
         self._start = first_tokens(cache)[plan.items.document]  # of each item, in the stream of all parts
         self._start += plan.items.offset
 

@@ -26,6 +26,7 @@ from headrace.errors import IndexOutOfRangeError
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
+from headrace.store.leaf import starts
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +208,7 @@ def source_files(cache: TokenCache, part: int) -> list[dict[str, Any]]:
     A part that was built from one file tells the file of each of its documents. A part of a shuffled cache has
     documents of all files: see :meth:`~headrace.store.cache.TokenCache.original`.
     """
-    name = cache.parts[part].record.name
+    name = cache.ledger.parts[part].name
     return [dict(record) for record in cache.ledger.sources if record.get("part") == name]
 
 
@@ -242,8 +243,7 @@ def _spans_of_source(rows: StepRows, number: int, places: np.ndarray) -> Spans:
     source, cache = rows.sources[number], rows.caches[number]
     mine = places[rows.source[places] == number]
     pieces = source.pieces(rows.row[mine])
-    counts = [(p.record.documents, p.record.tokens) for p in cache.parts]
-    first = np.cumsum([(0, 0), *counts], axis=0)
+    first = np.stack([starts(cache.part_documents), starts(cache.part_tokens)], axis=1)
     found: list[dict[str, np.ndarray]] = []
     for part in np.unique(pieces.array).tolist():
         here = pieces.array == part

@@ -16,6 +16,7 @@ from jaxtyping import Float64, Int32, Int64, Shaped
 from headrace.data.columns import Column, RunColumn, columns_of, run_columns
 from headrace.metrics import ReadStats
 from headrace.store.array import StoredArray
+from headrace.store.arrays import ArrayList
 
 
 class Rows(NamedTuple):
@@ -114,7 +115,8 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
     Returns:
         Array ``[n, row_elements]`` in the order of ``rows``; the widest of the sources' dtypes.
     """
-    dtype = np.result_type(*(a.dtype for s in sources for a in s.arrays))
+    runs = [run for s in sources for run in ArrayList.of(s.arrays).runs]
+    dtype = np.result_type(*(run.dtype for run in runs if run.dtype is not None))
     out = np.empty((rows.row.size, sources[0].row_elements), dtype)
     for number in np.unique(rows.source):
         source = sources[int(number)]

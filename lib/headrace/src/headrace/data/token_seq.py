@@ -35,6 +35,8 @@ from headrace.order.intervals import Intervals, Removal, clean_borders
 from headrace.order.windows import BlockAligned, Windows
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
+from headrace.store.layout import TOKENS
+from headrace.store.leaf import starts
 from headrace.store.levanter.layout import UNNAMED
 
 RowsT = TypeVar("RowsT", bound=RowSource)
@@ -360,9 +362,9 @@ class TokenRows:
     ) -> None:
         self.name = name
         self.row_elements = seq_len
-        self.arrays: Sequence[StoredArray] = tuple(p.data for p in cache.parts)
+        self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
         self.columns = columns or {}
-        ends = np.cumsum([0, *(a.length for a in self.arrays)])
+        ends = starts(cache.part_tokens)
         self.clean_run = CLEAN_ROWS * seq_len if clean_run is None else clean_run
         self._removal = None
         self._array_of = np.arange(len(self.arrays))  # by stretch

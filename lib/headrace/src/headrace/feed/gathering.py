@@ -237,13 +237,13 @@ class Slots:
         mapping: bool,
     ) -> None:
         self.kind, self.arrays, self.stats = kind, kind.arrays, stats
-        dtypes = [kind.dtype if a is None else a.dtype for a in kind.arrays]
+        dtypes = [kind.dtype if run.dtype is None else run.dtype for run in kind.arrays.runs]
         self.dtype, self.width = kind.dtype, kind.width
         """Of every batch, whichever sources it holds: to the devices of all hosts it is one program."""
         self._dtypes = sorted(set(dtypes), key=str)
-        self._dtype_of = np.asarray([self._dtypes.index(d) for d in dtypes], np.int64)
-        self._itemsize = np.asarray([d.itemsize for d in dtypes], np.int64)
-        self._of_documents = any(d is not None for d in kind.documents)
+        self._dtype_of = kind.arrays.spread([self._dtypes.index(d) for d in dtypes])
+        self._itemsize = kind.arrays.spread([d.itemsize for d in dtypes])
+        self._of_documents = kind.has_documents
         self.slot_bytes = slot_bytes(kind, chunk)
         self._workers, self._mapping = workers, mapping
         self._mapped: dict[int, MappedArray | None] = {}
@@ -255,7 +255,7 @@ class Slots:
 
     def start(self, number: int, chunk: int, slot: int) -> Pending | None:
         """Starts fetching a chunk of an array into a slot; None: there is nothing to wait for."""
-        array, stats = self.arrays[number], self.stats
+        array, stats = self.arrays.get(number), self.stats
         begin = slot * self.slot_bytes
         if array is None:
             self._memory[begin : begin + self.slot_bytes].view(self.dtype)[:] = self.kind.default
@@ -273,7 +273,7 @@ class Slots:
 
     def read(self, number: int, chunk: int, slot: int) -> Pending:
         """Starts reading a chunk through TensorStore."""
-        array = self.arrays[number]
+        array = self.arrays.get(number)
         assert array is not None
         size, begin = _elements(array, chunk), slot * self.slot_bytes
         out = self._memory[begin : begin + size * array.dtype.itemsize].view(array.dtype)
@@ -353,7 +353,7 @@ class Slots:
             begin = plan.piece_row[pieces] * row + plan.column[pieces]
             runs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
             for number in np.unique(array).tolist():
-                documents, here = self.kind.documents[number], np.flatnonzero(array == number)
+                documents, here = self.kind.documents(number), np.flatnonzero(array == number)
                 start, size = plan.start[pieces][here], plan.size[pieces][here]
                 if documents is not None:
                     found = documents.runs(start, size)

@@ -6,7 +6,6 @@ a step costs well under a microsecond a row.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,8 @@ from headrace.feed.exchange import Arranged, RowExchange
 from headrace.feed.placement import Placement
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import WindowUses, window_uses
-from headrace.store.array import StoredArray
+from headrace.store.arrays import ArrayList
+from headrace.store.chunk_pages import ChunkPages
 
 
 class BlockSpace:
@@ -36,15 +36,15 @@ class BlockSpace:
     """
 
     def __init__(self, sources: Sequence[RowSource]) -> None:
-        self.arrays: list[StoredArray] = [a for s in sources for a in s.arrays]
-        dtype = np.result_type(*{a.dtype for a in self.arrays}) if self.arrays else np.dtype(np.int32)
-        self.kinds = [RunColumn("tokens", 1, dtype, 0, self.arrays, [None] * len(self.arrays)), *run_columns(sources)]
+        self.arrays = ArrayList.join([ArrayList.of(s.arrays) for s in sources])
+        dtypes = {run.dtype for run in self.arrays.runs if run.dtype is not None}
+        dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.int32)
+        self.kinds = [RunColumn("tokens", 1, dtype, 0, self.arrays), *run_columns(sources)]
         self.first_array = np.cumsum([0] + [len(s.arrays) for s in sources])
-        self.chunk = np.asarray([a.chunk_elements for a in self.arrays], np.int64)
-        self._one_chunk = int(self.chunk[0]) if self.chunk.size and (self.chunk == self.chunk[0]).all() else None
-        lengths = np.asarray([a.length for a in self.arrays], np.int64)
-        self.first_block = np.concatenate([[0], np.cumsum(-(-lengths // self.chunk))])
-        self._first_blocks: list[int] = self.first_block.tolist()
+        chunks = [run.chunk for run in self.arrays.runs]
+        self.chunk = self.arrays.spread(chunks)
+        self._one_chunk = chunks[0] if len(set(chunks)) == 1 else None
+        self.first_block = self.arrays.first_chunks()
 
     @property
     def slot_bytes(self) -> int:
@@ -53,12 +53,34 @@ class BlockSpace:
 
     def block_bytes(self) -> Int64[np.ndarray, " a"]:
         """Bytes of a full block of each array, with those of its columns."""
-        itemsizes = [[0 if a is None else kind.width * a.dtype.itemsize for a in kind.arrays] for kind in self.kinds]
-        return self.chunk * np.sum(itemsizes, axis=0)  # what is not stored is not read
+        itemsizes = [k.width * k.arrays.spread([run.itemsize for run in k.arrays.runs]) for k in self.kinds]
+        return self.chunk * sum(itemsizes)  # what is not stored is not read
 
     def block_requests(self) -> Int64[np.ndarray, " a"]:
         """Requests that a block of each array takes: one for its tokens and one for each column that is stored so."""
-        return np.sum([[a is not None for a in kind.arrays] for kind in self.kinds], axis=0)
+        return np.sum([k.arrays.spread([run.itemsize > 0 for run in k.arrays.runs]) for k in self.kinds], axis=0)
+
+    def index_requests(self, blocks: Int64[np.ndarray, " u"]) -> int:
+        """Requests for ``zarr.json``, indices of files and pages of checksums of a host that reads these blocks, all
+        different.
+        """
+        kinds = [kind.arrays for kind in self.kinds]
+        array = self.array_of(blocks)
+        pages: dict[ChunkPages, list[np.ndarray]] = {}
+        for kind in kinds:
+            for of_cache, numbers in kind.page_requests(np.unique(array)):
+                pages.setdefault(of_cache, []).append(numbers)
+        requests = sum(np.unique(np.concatenate(numbers)).size for numbers in pages.values())
+        if all(run.computed or run.dtype is None for kind in kinds for run in kind.runs):
+            return requests
+        chunk = blocks - self.first_block[array]
+        for kind in kinds:
+            asked = kind.spread([not run.described and run.dtype is not None for run in kind.runs])[array] != 0
+            requests += np.unique(array[asked]).size
+            asked = kind.spread([not run.computed and run.dtype is not None for run in kind.runs])[array] != 0
+            shard = chunk // kind.spread([run.shard_chunks for run in kind.runs])[array]
+            requests += np.unique(np.stack([array[asked], shard[asked]]), axis=1).shape[1]
+        return requests
 
     def chunk_of(self, array: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | int:
         """Elements of the blocks of the arrays: one number where all are alike, which divides faster."""
@@ -70,15 +92,15 @@ class BlockSpace:
 
     def place_of(self, block: int) -> tuple[int, int]:
         """The array that a block belongs to, and the chunk of it that it is."""
-        array = bisect_right(self._first_blocks, block) - 1
-        return array, block - self._first_blocks[array]
+        array = int(self.first_block.searchsorted(block, side="right")) - 1
+        return array, block - int(self.first_block[array])
 
 
 def slot_bytes(kind: RunColumn, chunk: Int64[np.ndarray, " a"]) -> int:
     """Bytes that each chunk of a column takes in memory: those of the largest; none if nothing of it is stored so."""
     if not kind.is_stored:
         return 0
-    itemsizes = np.asarray([kind.dtype.itemsize if a is None else a.dtype.itemsize for a in kind.arrays])
+    itemsizes = kind.arrays.spread([run.itemsize or kind.dtype.itemsize for run in kind.arrays.runs])
     return int((chunk * kind.width * itemsizes).max() + 7) // 8 * 8
 
 

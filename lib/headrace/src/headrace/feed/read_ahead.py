@@ -83,7 +83,7 @@ class BlockCache:
                         self.stats.mapped_blocks -= 1
                         self._arrived(kind.read(number, chunk, slot))
                 except HeadraceError as error:
-                    array = kind.arrays[number]
+                    array = kind.arrays.get(number)
                     raise ReadError(
                         f"chunk {chunk} cannot be read for step {step} ({reason(error.__cause__ or error)})",
                         field="array",

@@ -59,12 +59,13 @@ from headrace.store.ledger import (
     LEDGER_NAME,
     PART_RECORD_NAME,
     Ledger,
-    PartRecord,
     part_folder,
     read_ledger,
     read_part_record,
     write_ledger,
 )
+from headrace.store.ledger_table import TABLE_NAME
+from headrace.store.parts import PartRecord
 from headrace.store.retry import wire
 
 INGEST_VERSION = 3
@@ -289,7 +290,7 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
     begun = read_ledger(output)
     tokenizer_file = files.join(output, FILE_NAME)
     if files.is_local(output):  # what a kill within an atomic write left; object stores have no such thing
-        for name in (LEDGER_NAME, FILE_NAME):
+        for name in (LEDGER_NAME, TABLE_NAME, FILE_NAME):
             files.remove_tree(files.join(output, f"{name}.tmp"))
     if begun is not None and work.restart:
         _clear(output, begun)
@@ -378,7 +379,7 @@ def _clear(output: str, begun: Ledger) -> None:
     for name in {str(s["part"]) for s in begun.sources}:  # a part without its record is never taken for complete
         files.remove_tree(files.join(part_folder(output, name), PART_RECORD_NAME))
     files.remove_tree(files.join(output, "parts"))
-    for name in (ATTEMPTS_FOLDER, FILE_NAME, LEDGER_NAME):
+    for name in (ATTEMPTS_FOLDER, FILE_NAME, TABLE_NAME, LEDGER_NAME):
         files.remove_tree(files.join(output, name))
 
 

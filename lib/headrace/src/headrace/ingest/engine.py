@@ -44,7 +44,7 @@ from headrace.ingest.schedule import BuildPart
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import FileTokenizer, batch_chars, encoding_threads, recorded_tokenizer
 from headrace.store.layout import CacheLayout
-from headrace.store.ledger import PartRecord
+from headrace.store.parts import PartRecord
 from headrace.store.ragged import PartWriter
 from headrace.store.retry import RetryPolicy, policy
 

@@ -12,7 +12,7 @@ from headrace.ingest.progress import Progress, Spent
 from headrace.ingest.ray_workers import RayWorkers
 from headrace.ingest.schedule import Job, Scheduler, Task
 from headrace.ingest.zephyr_engine import build_on_zephyr
-from headrace.store.ledger import PartRecord
+from headrace.store.parts import PartRecord
 
 POOL_FROM_BYTES = 32 << 20
 """Less than this is built before worker processes would have started."""

@@ -154,7 +154,7 @@ def differences(begun: Ledger, wanted: Ledger) -> list[str]:
 
 
 def changed_sources(
-    output: str, begun: list[dict[str, Any]], now: list[dict[str, Any]], done: Collection[str]
+    output: str, begun: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]], done: Collection[str]
 ) -> list[dict[str, Any]]:
     """The plan of an interrupted build with the source files as they are now.
 

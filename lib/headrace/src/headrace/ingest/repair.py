@@ -36,11 +36,13 @@ from headrace.store.ledger import (
     PART_RECORD_NAME,
     SHUFFLED,
     Ledger,
-    PartRecord,
     part_folder,
     read_ledger,
     write_part_record,
 )
+from headrace.store.ledger_table import TABLE_NAME
+from headrace.store.parts import PartRecord
+from headrace.store.upgrade import table_problem
 from headrace.store.verify import Damage
 
 
@@ -92,22 +94,32 @@ def repair(path: str, damages: Sequence[Damage]) -> RepairReport:
         if ledger is None or not ledger.finished:
             cure = "Run the command that builds it again: it goes on where it was."
             raise CacheError("is not a finished cache of headrace", field="cache", value=path, cure=cure)
-        damaged = dict.fromkeys(d.part for d in damages if d.part)
-        for name in [n for n in damaged if all(_is_record(d) for d in damages if d.part == n)]:
-            write_part_record(path, _record(ledger, name))
-            report.restored.append(files.join(part_folder(path, name), PART_RECORD_NAME))
-            del damaged[name]
-        _drop_plans(path, damages, report)
-        tokenizer = _tokenizer(path, ledger, damages, report)
-        mended = (*report.restored, *report.dropped, *report.left)
-        others = {d.file: d.problem for d in damages if not d.part and not d.file.startswith(mended)}
-        report.left.update(others)
-        why = _cannot(ledger) or ("" if tokenizer else "its tokenizer is gone")
-        if why or tokenizer is None:
-            report.left.update(dict.fromkeys(damaged, why))
-            return report
-        _rebuild(path, ledger, tokenizer, list(damaged), report, held.check)
+        table = files.join(path, TABLE_NAME)
+        _mend(path, ledger, [d for d in damages if d.file != table], report, held.check)
+        problem = table_problem(path, mend=not report.left)
+        if any(d.file == table for d in damages):
+            report.left.update({table: problem} if report.left else {})
+            report.restored.extend([] if report.left else [table])
     return report
+
+
+def _mend(path: str, ledger: Ledger, damages: Sequence[Damage], report: RepairReport, check: Any) -> None:
+    """Mends all but ``ledger.bin``, which says what is there then."""
+    damaged = dict.fromkeys(d.part for d in damages if d.part)
+    for name in [n for n in damaged if all(_is_record(d) for d in damages if d.part == n)]:
+        write_part_record(path, _record(ledger, name))
+        report.restored.append(files.join(part_folder(path, name), PART_RECORD_NAME))
+        del damaged[name]
+    _drop_plans(path, damages, report)
+    tokenizer = _tokenizer(path, ledger, damages, report)
+    mended = (*report.restored, *report.dropped, *report.left)
+    others = {d.file: d.problem for d in damages if not d.part and not d.file.startswith(mended)}
+    report.left.update(others)
+    why = _cannot(ledger) or ("" if tokenizer else "its tokenizer is gone")
+    if why or tokenizer is None:
+        report.left.update(dict.fromkeys(damaged, why))
+        return
+    _rebuild(path, ledger, tokenizer, list(damaged), report, check)
 
 
 def _is_record(damage: Damage) -> bool:

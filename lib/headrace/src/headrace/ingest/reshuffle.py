@@ -50,15 +50,9 @@ from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.consolidate import summed
 from headrace.store.lease import Lease, check_vacant, lease
-from headrace.store.ledger import (
-    LEDGER_NAME,
-    SHUFFLED,
-    Ledger,
-    PartRecord,
-    read_ledger,
-    read_part_record,
-    write_ledger,
-)
+from headrace.store.ledger import LEDGER_NAME, SHUFFLED, Ledger, read_ledger, read_part_record, write_ledger
+from headrace.store.ledger_table import TABLE_NAME
+from headrace.store.parts import PartRecord
 
 PLAIN_FOLDER = "unshuffled"
 """Where ``headrace build --shuffle`` keeps the cache that it shuffles, below the output, until it is done."""
@@ -158,7 +152,7 @@ def clear(output: str, begun: Ledger) -> None:
         raise CacheError("holds a cache that was not shuffled here", field="output", value=output, cure=cure)
     if begun.finished:
         write_ledger(output, structs.replace(begun, finished=False, parts=[]))
-    for name in ("parts", RUNS_FOLDER, PLAIN_FOLDER, ATTEMPTS_FOLDER, FILE_NAME, LEDGER_NAME):
+    for name in ("parts", RUNS_FOLDER, PLAIN_FOLDER, ATTEMPTS_FOLDER, FILE_NAME, TABLE_NAME, LEDGER_NAME):
         files.remove_tree(files.join(output, name))
 
 
@@ -265,7 +259,7 @@ class Reshuffling:
             runs=np.asarray(recorded["runs"], np.int64),
             slices=np.asarray(recorded["slices"], np.int64),
             memory=sizes.memory,
-            counters=summed(part.extra for part in self.cache.ledger.parts),
+            counters=summed(part.extra for part in self.cache.whole_ledger.parts),
         )
 
 
@@ -283,11 +277,11 @@ def _settings(sizes: ShuffleSizes) -> dict[str, int]:
 
 
 def _begun(sizes: ShuffleSizes, origin: str | None) -> Ledger:
-    source = sizes.cache.ledger
+    source = sizes.cache.whole_ledger
     original: dict[str, Any] = source.metadata.get(SHUFFLED) or {
         "fingerprint": sizes.cache.fingerprint,
         "parts": [[part.name, part.documents] for part in source.parts],
-        "sources": source.sources,
+        "sources": list(source.sources),
     }
     version = str(original["fingerprint"])
     path = ", ".join(map(str, source.metadata.get("paths", []))) if origin is None else origin

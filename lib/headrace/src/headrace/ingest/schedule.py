@@ -22,7 +22,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from headrace.errors import CacheError
 from headrace.ingest.progress import NOTHING, Progress, Spent
 from headrace.store import durable, files
-from headrace.store.ledger import PART_RECORD_NAME, PartRecord, part_folder
+from headrace.store.ledger import PART_RECORD_NAME, part_folder
+from headrace.store.parts import PartRecord
 from headrace.store.retry import RetryPolicy
 
 ATTEMPTS_FOLDER = "attempts"

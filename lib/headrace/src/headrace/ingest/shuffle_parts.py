@@ -31,7 +31,8 @@ from headrace.order.document_shuffle import DocumentShuffle
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
-from headrace.store.ledger import PartRecord, part_folder, write_part_record
+from headrace.store.ledger import part_folder, write_part_record
+from headrace.store.parts import PartRecord
 from headrace.store.ragged import LeafValues, PartWriter
 from headrace.store.retry import RetryPolicy, policy
 

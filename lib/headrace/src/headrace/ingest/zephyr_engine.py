@@ -28,7 +28,8 @@ from headrace.ingest.pool import build_one_part
 from headrace.ingest.progress import Progress, Spent
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, Job, Task, publish
 from headrace.store import files
-from headrace.store.ledger import PartRecord, read_part_record
+from headrace.store.ledger import read_part_record
+from headrace.store.parts import PartRecord
 from headrace.store.retry import use_policy
 
 _POLL_S = 1.0

@@ -61,14 +61,15 @@ class Windows:
         self.rows_per_block = block // seq_len
         self._block = block
         blocks, end = np.divmod(part_tokens, block)
-        rows = np.concatenate([blocks * self.rows_per_block, end // seq_len])
+        ends = [] if block_tokens is None else [end // seq_len]  # without blocks, what is left of a part fills no row
+        rows = np.concatenate([blocks * self.rows_per_block, *ends])
         self.num_blocks = 0 if block_tokens is None else int(blocks.sum())
         self.num_rows = int(rows.sum())
-        self.rows_of_part = rows.reshape(2, -1).sum(axis=0)
+        self.rows_of_part = rows.reshape(1 + len(ends), -1).sum(axis=0)
         held = np.flatnonzero(rows)  # stretches of rows: of full blocks by part, then of ends by part
         self._first_row = (np.cumsum(rows) - rows)[held]
-        self._part = np.tile(np.arange(part_tokens.size), 2)[held]
-        self._offset = np.concatenate([np.zeros_like(blocks), blocks * block])[held]
+        self._part = held % max(part_tokens.size, 1)
+        self._offset = np.where(held < part_tokens.size, 0, blocks[self._part] * block)
 
     def locate(self, rows: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
         """Part of each row, and its first token there. Rows are not checked."""

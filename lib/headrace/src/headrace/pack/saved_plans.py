@@ -62,7 +62,7 @@ def plan_of_cache(
         raise ConfigError(
             "cannot be written beside a cache that is read over HTTP", field="plans", cure="Give a folder: plans=..."
         )
-    per_array = [p.record.documents for p in cache.parts]
+    per_array: list[int] = cache.part_documents.tolist()
     if unit > 1:
         _check_units(per_array, unit, cache.path)
     flags: dict[str, Any] = {} if unit == 1 else {"unit": unit}

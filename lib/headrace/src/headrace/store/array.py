@@ -32,10 +32,11 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -44,12 +45,12 @@ import tensorstore as ts
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, ReadError
 from headrace.store import files, retry
 from headrace.store.failures import DamagedAnswerError
-from headrace.store.layout import CHUNKS, OWNER, CacheLayout, StoredLayout, named_in, owner_of
+from headrace.store.layout import CHUNKS, OWNER, CacheLayout, StoredLayout, owner_of
 from headrace.store.mapped import MappedArray, map_array
 from headrace.store.pending import ArrayFuture, PendingRead, store_error
 from headrace.store.places import LocalPlaces
 from headrace.store.requests import Store, arrived, get, read_context, submit
-from headrace.store.sharded import ShardedArray
+from headrace.store.sharded import ShardedArray, described_by
 
 _FILL_CHUNKS, _FILL_READS = 16, 8  # of a long read: chunks in each of its reads, and reads in flight
 
@@ -133,18 +134,28 @@ class StoredArray:
         url: Folder of the array (the one that holds ``zarr.json``).
         length: Number of elements, from the ledger: opening needs no request for it.
         layout: How they are stored.
-        digest: Of the leaf, from the ledger: an array that says that it is of another one is refused.
+        digest: Gives that of the leaf, from the ledger: an array that says that it is of another one is refused.
+        names: Gives the crc32c of each chunk, from the ledger; None if it has none. Then, over HTTP, chunks are asked
+            for where the layout says that they lie, without reading first what ``zarr.json`` and the shards' indices
+            say. Where they lie elsewhere, the index is asked for after all.
     """
 
     _MISSING_IS_ZERO = False  # a lost shard is an error, not a run of zeros
 
-    def __init__(self, url: str, length: int, layout: CacheLayout, digest: str = "") -> None:
+    def __init__(
+        self,
+        url: str,
+        length: int,
+        layout: CacheLayout,
+        digest: Callable[[], str] = str,
+        names: Callable[[], Awaitable[np.ndarray | None]] | None = None,
+    ) -> None:
         self.url = url
         self.length = length
         self.layout = layout
-        self._digest = digest
+        self._digest, self._names = digest, names
         # Nothing else is worked out here: a run may open a million arrays, and read few of them.
-        self._working_folder = os.getcwd()  # what a relative path means
+        self._working_folder = "" if url.startswith("/") or "://" in url else os.getcwd()  # what a relative path means
         self._store: Any = None
         self._places: LocalPlaces | None = None
         self._mapped: MappedArray | None = None
@@ -227,7 +238,8 @@ class StoredArray:
     @property
     def owner(self) -> str:
         """What its ``zarr.json`` has to say, if it says anything; empty if nobody knows."""
-        return owner_of(self.url, self._digest) if self._digest else ""
+        digest = self._digest()
+        return owner_of(self.url, digest) if digest else ""
 
     def mapped(self) -> MappedArray | None:
         """The array's chunks in place, if they are local and uncompressed; None: they have to be read.
@@ -278,8 +290,15 @@ class StoredArray:
 
     async def _open_over_http(self) -> ShardedArray | None:
         store = Store(self._kvstore)
+        if self._names is not None:
+            stored = StoredLayout.parse(self.layout.zarr_metadata(self.length))
+            try:
+                checksums = await self._names()
+            except (ValueError, OSError) as error:
+                raise self._not_opened(error) from error
+            return ShardedArray(store, self.url, replace(stored, checksums=checksums), computed=True)
         try:
-            metadata = await get(store, "zarr.json", None, _object_of, index=True)
+            metadata = await get(store, "zarr.json", None, described_by, index=True)
             if metadata is None:
                 raise FileNotFoundError("NOT_FOUND: zarr.json is missing")
         except (ValueError, OSError) as error:
@@ -352,12 +371,3 @@ class StoredArray:
         if owner and self.owner and owner != self.owner:
             cure = "Copy that part again, or build it again: headrace verify names it, and what rebuilds it."
             raise CacheCorruptError("is of another part, or of another cache", field="array", value=self.url, cure=cure)
-
-
-async def _object_of(raw: bytes) -> dict[str, Any]:
-    """The object that ``zarr.json`` holds."""
-    metadata = json.loads(raw)
-    if not isinstance(metadata, dict):
-        raise ValueError("DATA_LOSS: zarr.json is no object")
-    named_in(cast("dict[str, Any]", metadata))
-    return cast("dict[str, Any]", metadata)

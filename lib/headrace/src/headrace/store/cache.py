@@ -1,20 +1,21 @@
 """``TokenCache``: a finished cache, opened for reading.
 
 The parts that workers wrote become one cache by a table (virtual concatenation): document and token numbers run through
-all parts, nothing is copied. Opening reads one small file and does no work that grows with the number of documents.
+all parts, nothing is copied. Opening reads two files, whose size does not grow with the number of documents, and makes
+nothing for a part: records and arrays are made when they are first used.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
+from jaxtyping import Int64
 
 from headrace.errors import (
     CacheCorruptError,
@@ -27,20 +28,30 @@ from headrace.errors import (
 from headrace.order.document_shuffle import DocumentShuffle
 from headrace.store import files
 from headrace.store.array import StoredArray
+from headrace.store.arrays import ArrayList, ArrayRun, MadeList, data_of
+from headrace.store.chunk_pages import ChunkPages
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.leaf import CacheLeaf, LeafPart, check_range, spans, starts
-from headrace.store.ledger import Ledger, Name, PartRecord, ShuffleRecord, prepare_types, read_ledger, shuffle_record
+from headrace.store.ledger import Ledger, ShuffleRecord, open_ledger, prepare_types, shuffle_record, whole_ledger
+from headrace.store.ledger_table import ColumnTable
 from headrace.store.levanter.layout import levanter_splits, read_levanter
+from headrace.store.parts import Name, PartRecord, PartTable
 from headrace.store.ragged import data_url, offsets_url
 
 
 @dataclass(frozen=True)
 class CachePart:
-    """One part of an open cache: its record and its two arrays (opened at their first read)."""
+    """One part of an open cache, by its number in the table of all, and its two arrays (opened at their first read)."""
 
-    record: PartRecord
+    table: PartTable
+    number: int
     data: StoredArray
     offsets: StoredArray
+
+    @property
+    def record(self) -> PartRecord:
+        """What the ledger has of it."""
+        return self.table[self.number]
 
 
 FormT = TypeVar("FormT")
@@ -55,8 +66,12 @@ class OriginalDocument:
     files: list[dict[str, Any]]
 
 
-OpenPart: TypeAlias = Callable[[str, str, LeafKind, PartRecord], LeafPart]
-"""Gives a part of a leaf by name, dtype, kind and the part's record; the tokens are the leaf ``input_ids``."""
+OpenPart: TypeAlias = Callable[[str, LeafKind, int], LeafPart]
+"""Gives a part of a leaf by name, kind and the part's number; the tokens are the leaf ``input_ids``."""
+
+
+ReadLedger: TypeAlias = Callable[[str], Ledger | None]
+"""Reads the ledger of a cache: :func:`~headrace.store.ledger.open_ledger`, or what shares the work."""
 
 
 class _TokenizerRecord(msgspec.Struct):
@@ -97,17 +112,20 @@ class TokenCache:
         self._layouts = {name: self.layout.leaf(spec) for name, spec in self._specs.items()} | {TOKENS: self.layout}
         self._offsets_layout = self.layout.offsets()
         self._open_part: OpenPart = open_part or self._own_part
+        self._table = PartTable.of(ledger.parts)
+        self._first_document = starts(self._table.documents)
+        self._first_token = starts(self._table.tokens)
         self._leaves: dict[str, CacheLeaf] = {}
-        self.parts: Sequence[CachePart] = tuple(self._part(record) for record in ledger.parts)
-        documents = [LeafPart(p.record.documents, p.data, p.offsets) for p in self.parts]
-        self._tokens = CacheLeaf(TOKENS, self.dtype, "ragged", documents, path)
-        self._first_document = starts([p.record.documents for p in self.parts])
-        self._first_token = starts([p.record.tokens for p in self.parts])
+        self.parts: Sequence[CachePart] = MadeList(len(self._table), self._part)
 
     @classmethod
-    def open(cls, path: str | Path) -> TokenCache:
+    def open(cls, path: str | Path, *, read: ReadLedger = open_ledger) -> TokenCache:
         """Opens the cache at a local path or URL (``gs://``, ``s3://``, ``https://``): headrace's own, or one that
         Levanter built.
+
+        Args:
+            path: Its folder.
+            read: Reads the ledger; several hosts may have one of them do it (:mod:`headrace.feed.host_ledgers`).
 
         Raises:
             CacheMissingError: there is no cache.
@@ -116,7 +134,7 @@ class TokenCache:
             CacheError: its ledger cannot be read.
         """
         path = str(path)
-        ledger = read_ledger(path)
+        ledger = read(path)
         if ledger is None:
             if (found := read_levanter(path)) is not None:
                 return cls(path, found.ledger, found.part)
@@ -158,17 +176,42 @@ class TokenCache:
     @property
     def fingerprint(self) -> str:
         """Names the content: equal for caches whose parts hold the same tokens and documents."""
-        return content_fingerprint(self.ledger.parts)
+        return self._table.fingerprint
+
+    @cached_property
+    def whole_ledger(self) -> Ledger:
+        """The ledger with what opening leaves out: the counters of each part, and the parts and the sources of the
+        cache that this one is a shuffled copy of. Reads all of ``ledger.json``.
+        """
+        return whole_ledger(self.path) if isinstance(self._table, ColumnTable) else self.ledger
+
+    def opening_requests(self, hosts: int) -> int:
+        """Requests that it takes to open it on a store over HTTP, for the hosts of a job together: one opens it for all
+        if it has ``ledger.bin``. Of Levanter's caches those for the ledger alone.
+        """
+        if self.is_virtual:  # a small one, as it will be built
+            return 3
+        return 2 + self._table.reads if isinstance(self._table, ColumnTable) else 2 * hosts
+
+    @property
+    def part_documents(self) -> Int64[np.ndarray, " parts"]:
+        """Documents of each part."""
+        return self._table.documents
+
+    @property
+    def part_tokens(self) -> Int64[np.ndarray, " parts"]:
+        """Tokens of each part."""
+        return self._table.tokens
 
     @property
     def shuffle(self) -> DocumentShuffle | None:
         """How the documents were shuffled when the cache was written; None if they were not."""
-        record = self._shuffle_record
+        record = shuffle_record(self.ledger, self.path)
         return None if record is None else DocumentShuffle(self.num_documents, record.seed, record.unit)
 
     @cached_property
     def _shuffle_record(self) -> ShuffleRecord | None:  # it lists the parts of the original
-        return shuffle_record(self.ledger, self.path)
+        return None if self.shuffle is None else shuffle_record(self.whole_ledger, self.path)
 
     @property
     def is_shuffled(self) -> bool:
@@ -202,11 +245,11 @@ class TokenCache:
         """
         record, number = self._shuffle_record, int(self.originals([place])[0])
         if record is None:
-            parts, sources = [(p.record.name, p.record.documents) for p in self.parts], self.ledger.sources
+            ends, sources = self._first_document[1:], self.ledger.sources
         else:
-            parts, sources = record.parts, record.sources
-        ends = np.cumsum([documents for _, documents in parts])
-        name = parts[int(np.searchsorted(ends, number, side="right"))][0]
+            ends, sources = np.cumsum([documents for _, documents in record.parts]), record.sources
+        part = int(np.searchsorted(ends, number, side="right"))
+        name = self._table.name(part) if record is None else record.parts[part][0]
         return OriginalDocument(number, name, [dict(source) for source in sources if source.get("part") == name])
 
     def check_unit(self, unit: int) -> None:
@@ -235,13 +278,14 @@ class TokenCache:
         Raises:
             ConfigError: there is no such leaf.
         """
-        if name == TOKENS:
-            return self._tokens
         if name not in self._leaves:
             check_choice("leaf", name, [*self._specs, TOKENS], f"is not a leaf of {self.path}")
-            spec = self._specs[name]
-            parts = [self._open_part(name, spec.dtype, spec.kind, record) for record in self.ledger.parts]
-            self._leaves[name] = CacheLeaf(name, np.dtype(spec.dtype), spec.kind, parts, self.path, spec.width)
+            kind: LeafKind = "ragged" if name == TOKENS else self._specs[name].kind
+            width = None if name == TOKENS else self._specs[name].width
+            dtype = self.dtype if name == TOKENS else np.dtype(self._specs[name].dtype)
+            parts = MadeList(len(self._table), partial(self._open_part, name, kind))
+            arrays = self._arrays(name, dtype, parts)
+            self._leaves[name] = CacheLeaf(name, dtype, kind, parts, arrays, self._first_document, self.path, width)
         return self._leaves[name]
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
@@ -255,7 +299,8 @@ class TokenCache:
             ReadError: stored bytes are missing or damaged.
         """
         check_range(start, stop, self.num_tokens, "tokens", self.path)
-        reads = [self.parts[p].data.read(a, b) for p, a, b in spans(self._first_token, start, stop)]
+        arrays = self.leaf(TOKENS).arrays
+        reads = [arrays[p].read(a, b) for p, a, b in spans(self._first_token, start, stop)]
         return np.concatenate([r.result() for r in reads]) if reads else np.zeros(0, self.dtype)
 
     def document(self, i: int) -> np.ndarray:
@@ -265,10 +310,7 @@ class TokenCache:
             IndexOutOfRangeError: there is no such document.
         """
         check_range(i, i + 1, self.num_documents, "document", self.path)
-        part = int(np.searchsorted(self._first_document, i, side="right")) - 1
-        at = i - int(self._first_document[part])
-        start, stop = self.parts[part].offsets.read(at, at + 2).result()
-        return self.parts[part].data.read(int(start), int(stop)).result()
+        return self.leaf(TOKENS).document(i)
 
     def lengths(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Token counts of documents ``start .. stop``, without reading tokens.
@@ -276,35 +318,63 @@ class TokenCache:
         Returns:
             int64 array ``[stop - start]``.
         """
-        return self._tokens.lengths(start, stop)
+        return self.leaf(TOKENS).lengths(start, stop)
 
-    def _own_part(self, name: str, dtype: str, kind: LeafKind, record: PartRecord) -> LeafPart:
-        elements, digest = record.tokens, record.digest
-        if name != TOKENS:
-            elements, digest = record.leaves[name].elements, record.leaves[name].digest
-        data = StoredArray(data_url(self.path, record.name, name), elements, self._layouts[name], digest)
-        offsets = None
-        if kind == "ragged":
-            url = offsets_url(self.path, record.name, name)
-            offsets = StoredArray(url, record.documents + 1, self._offsets_layout, digest)
-        return LeafPart(record.documents, data, offsets)
+    def _arrays(self, name: str, dtype: np.dtype[Any], parts: Sequence[LeafPart]) -> ArrayList:
+        """The arrays of a leaf."""
+        layout, own = self._layouts[name], self._open_part == self._own_part
+        if not own and parts:  # what another program wrote has a layout of its own
+            layout = parts[0].data.layout
+        run = ArrayRun(
+            self._elements(name),
+            layout.chunk_elements,
+            dtype,
+            partial(data_of, parts),
+            shard_chunks=layout.shard_chunks,
+            described=self._pages is not None or self.is_virtual,
+            computed=layout.compression == "none",
+            pages=None if self._pages is None else (self._pages, name),
+        )
+        return ArrayList([run])
 
-    def _part(self, record: PartRecord) -> CachePart:
-        part = self._open_part(TOKENS, self.layout.dtype, "ragged", record)
+    def _elements(self, name: str) -> Int64[np.ndarray, " parts"]:
+        return np.asarray(self._table.tokens if name == TOKENS else self._table.leaf_elements(name), np.int64)
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether it does not exist, but is planned with (``headrace simulate --tokens``)."""
+        return self.ledger.tokenizer.get("fingerprint") == "virtual"
+
+    @cached_property
+    def _pages(self) -> ChunkPages | None:
+        """What is to be known of an array before its chunks are asked for; None: its ``zarr.json`` has to be read."""
+        if not isinstance(self._table, ColumnTable) or not self._table.head.described:
+            return None
+        return ChunkPages(self._table, self.layout, self.leaf_specs)
+
+    def _own_part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
+        part, documents = self._table.name(number), int(self._table.documents[number])
+        elements = int(self.leaf(name).arrays.lengths[number])
+        digest = partial(self._table.digest, number, None if name == TOKENS else name)
+
+        def array(url: str, length: int, layout: CacheLayout) -> StoredArray:
+            folder = url.rsplit("/", 1)[-1]
+            names = None if self._pages is None else partial(self._pages.of_array, name, folder, number)
+            return StoredArray(url, length, layout, digest, names)
+
+        data = array(data_url(self.path, part, name), elements, self._layouts[name])
+        ragged = kind == "ragged"
+        offsets = array(offsets_url(self.path, part, name), documents + 1, self._offsets_layout) if ragged else None
+        return LeafPart(documents, data, offsets)
+
+    def _part(self, number: int) -> CachePart:
+        part = self.leaf(TOKENS).parts[number]
         if part.offsets is None:
-            raise CacheError("has no offsets", field="part", value=record.name)
-        return CachePart(record, part.data, part.offsets)
+            raise CacheError("has no offsets", field="part", value=self._table.name(number))
+        return CachePart(self._table, number, part.data, part.offsets)
 
     def __repr__(self) -> str:
         return f"TokenCache({self.path!r}, documents={self.num_documents:,}, tokens={self.num_tokens:,})"
-
-
-def content_fingerprint(parts: Sequence[PartRecord]) -> str:
-    """Names the content of parts: their tokens, documents and other leaves, and where one part ends and the next
-    begins, since rows of tokens never lie across two. Chunks, codecs and counters are no part of it.
-    """
-    digests = [p.digest + "".join(f" {n}={leaf.digest}" for n, leaf in sorted(p.leaves.items())) for p in parts]
-    return "sha256:" + hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def _converted(values: object, form: type[FormT], section: str, path: str) -> FormT:
@@ -315,6 +385,14 @@ def _converted(values: object, form: type[FormT], section: str, path: str) -> Fo
         cure = "Build the cache again, or restore its ledger.json."
         problem = f"has a ledger whose {section} cannot be used ({error})"
         raise CacheCorruptError(problem, field="cache", value=path, cure=cure) from error
+
+
+def same_ledger(a: TokenCache, b: TokenCache) -> bool:
+    """Whether two caches have the same ``ledger.json``."""
+    tables = a.ledger.parts, b.ledger.parts
+    if isinstance(tables[0], ColumnTable) and isinstance(tables[1], ColumnTable):
+        return tables[0].head.ledger == tables[1].head.ledger
+    return a.whole_ledger == b.whole_ledger
 
 
 def build_command(path: str) -> str:

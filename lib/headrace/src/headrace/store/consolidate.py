@@ -29,7 +29,8 @@ from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
 from headrace.store.leaf import CacheLeaf, fitting
 from headrace.store.lease import check_vacant, lease
-from headrace.store.ledger import LeafRecord, Ledger, PartRecord, read_ledger, write_ledger, write_part_record
+from headrace.store.ledger import Ledger, read_ledger, write_ledger, write_part_record
+from headrace.store.parts import LeafRecord, PartRecord
 from headrace.store.ragged import ShardWriter, created_array, data_url, name_owner, offsets_url, shard_sizes
 
 PART = "00000"
@@ -97,7 +98,7 @@ def consolidate(
 
         records = {name: _copy_leaf(cache.leaf(name), output, layout, moved) for name in (TOKENS, *cache.leaves)}
         tokens = records.pop(TOKENS)
-        extra = summed([part.extra for part in cache.ledger.parts])
+        extra = summed([part.extra for part in cache.whole_ledger.parts])
         record = PartRecord(PART, cache.num_documents, tokens.elements, tokens.digest, extra, records)
         write_part_record(output, record)
         write_ledger(output, wanted.complete([record]))
@@ -105,7 +106,7 @@ def consolidate(
 
 
 def _begun(cache: TokenCache, layout: CacheLayout) -> Ledger:
-    source = cache.ledger
+    source = cache.whole_ledger
     came_from = {"fingerprint": cache.fingerprint, "parts": len(cache.parts)}
     return structs.replace(
         source,

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 from msgspec.structs import replace
 
 from headrace.errors import ConfigError
 from headrace.store import files
-from headrace.store.cache import OriginalDocument, TokenCache
+from headrace.store.arrays import ArrayList
+from headrace.store.cache import OriginalDocument, ReadLedger, TokenCache
 from headrace.store.layout import LeafKind
 from headrace.store.leaf import LeafPart, starts
-from headrace.store.ledger import PartRecord
+from headrace.store.ledger import LaterSources, Ledger, open_ledger
 from headrace.store.levanter.layout import read_catalog, read_levanter
+from headrace.store.parts import PartRecord, PartTable
 from headrace.store.replicas import open_replicas
 
 
@@ -48,21 +52,14 @@ class JoinedCache(TokenCache):
 
     def __init__(self, caches: Sequence[TokenCache]) -> None:
         first, self._members = next((c for c in caches if c.ledger.parts), caches[0]), tuple(caches)
-        self._part_of: dict[str, tuple[TokenCache, int]] = {}
-        parts: list[PartRecord] = []
-        sources: list[dict[str, Any]] = []
         for number, cache in enumerate(caches):
             if cache.ledger.parts:
                 _check_like(cache, first, number)
-            for index, part in enumerate(cache.ledger.parts):
-                parts.append(replace(part, name=_part_name(cache, part.name)))
-                self._part_of[parts[-1].name] = cache, index
-            named = ((record, _part_name(cache, str(record.get("part")))) for record in cache.ledger.sources)
-            sources += [{**record, "part": name} for record, name in named]
-        if len(self._part_of) < len(parts):
-            twice = next(c.path for n, c in enumerate(caches) if c.path in [other.path for other in caches[:n]])
-            raise ConfigError("is named twice", field="cache", value=twice, cure="Name each cache once.")
-        super().__init__(first.path, replace(first.ledger, parts=parts, sources=sources), self._member_part)
+        paths = [cache.path for cache in caches if cache.ledger.parts]
+        if twice := [path for number, path in enumerate(paths) if path in paths[:number]]:
+            raise ConfigError("is named twice", field="cache", value=twice[0], cure="Name each cache once.")
+        joined = replace(first.ledger, parts=_JoinedTable(self._members), sources=LaterSources(self._sources))
+        super().__init__(first.path, joined, self._member_part)
 
     @property
     def members(self) -> Sequence[TokenCache]:
@@ -104,9 +101,77 @@ class JoinedCache(TokenCache):
             moved[of_cache] = move(cache, numbers[of_cache] - first[number]) + first[number]
         return moved
 
-    def _member_part(self, name: str, dtype: str, kind: LeafKind, record: PartRecord) -> LeafPart:
-        cache, index = self._part_of[record.name]
-        return cache.leaf(name).parts[index]
+    def opening_requests(self, hosts: int) -> int:
+        return sum(cache.opening_requests(hosts) for cache in self._members)
+
+    @property
+    def whole_ledger(self) -> Ledger:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """That of the first member, with the parts and the sources of all."""
+        whole = [(cache, cache.whole_ledger) for cache in self._members]
+        parts = [replace(part, name=_part_name(cache, part.name)) for cache, ledger in whole for part in ledger.parts]
+        return replace(whole[0][1], parts=parts, sources=self.ledger.sources)
+
+    def _sources(self) -> list[dict[str, Any]]:
+        return [
+            {**record, "part": _part_name(cache, str(record.get("part")))}
+            for cache in self._members
+            for record in cache.ledger.sources
+        ]
+
+    def _arrays(self, name: str, dtype: np.dtype[Any], parts: Sequence[LeafPart]) -> ArrayList:
+        return ArrayList.join([cache.leaf(name).arrays for cache in self._members if cache.ledger.parts])
+
+    def _member_part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
+        member, index = self._joined_table.place(number)
+        return self._members[member].leaf(name).parts[index]
+
+    @property
+    def _joined_table(self) -> _JoinedTable:
+        assert isinstance(self._table, _JoinedTable)
+        return self._table
+
+
+class _JoinedTable(PartTable):
+    """The parts of caches, one cache after the other."""
+
+    def __init__(self, caches: Sequence[TokenCache]) -> None:
+        self._caches = caches
+        self._tables = [PartTable.of(cache.ledger.parts) for cache in caches]
+        self._first = np.cumsum([0, *(len(table) for table in self._tables)])
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def place(self, number: int) -> tuple[int, int]:
+        """The cache of a part, and its number there."""
+        cache = int(np.searchsorted(self._first, number, side="right")) - 1
+        return cache, number - int(self._first[cache])
+
+    def record(self, number: int) -> PartRecord:
+        cache, index = self.place(number)
+        return replace(self._tables[cache][index], name=self.name(number))
+
+    def name(self, number: int) -> str:
+        cache, index = self.place(number)
+        return _part_name(self._caches[cache], self._tables[cache].name(index))
+
+    def digest(self, number: int, leaf: str | None = None) -> str:
+        cache, index = self.place(number)
+        return self._tables[cache].digest(index, leaf)
+
+    @cached_property
+    def documents(self) -> Int64[np.ndarray, " parts"]:
+        return np.concatenate([table.documents for table in self._tables])
+
+    @cached_property
+    def tokens(self) -> Int64[np.ndarray, " parts"]:
+        return np.concatenate([table.tokens for table in self._tables])
+
+    def leaf_elements(self, leaf: str) -> Int64[np.ndarray, " parts"]:
+        return np.concatenate([table.leaf_elements(leaf) for table in self._tables if len(table)])
+
+    def digest_lines(self) -> bytes:
+        return b"\n".join(table.digest_lines() for table in self._tables if len(table))
 
 
 def _part_name(cache: TokenCache, part: str) -> str:
@@ -131,7 +196,10 @@ def _width_of(leaf: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def open_components(
-    paths: Mapping[str, Sequence[str]], catalog: str | None = None, replicas: Mapping[str, Sequence[str]] | None = None
+    paths: Mapping[str, Sequence[str]],
+    catalog: str | None = None,
+    replicas: Mapping[str, Sequence[str]] | None = None,
+    read: ReadLedger = open_ledger,
 ) -> dict[str, TokenCache]:
     """The caches of components, by name, those of several paths joined; 16 are opened at a time.
 
@@ -139,6 +207,7 @@ def open_components(
         paths: Paths of the caches of each component.
         catalog: Catalog that has ledgers of some of them; None: each is read where it lies.
         replicas: Other places of a cache, by its path; see :func:`~headrace.store.replicas.open_replicas`.
+        read: Reads a ledger, as of :meth:`TokenCache.open`; of a cache with replicas it is not used.
 
     Raises:
         CacheError: one cannot be opened; the first that is named.
@@ -151,7 +220,7 @@ def open_components(
             return open_replicas([path, *replicas[path]])
         ledger = ledgers.get(path.rstrip("/"))
         listed = None if ledger is None else read_levanter(path, ledger)
-        return TokenCache.open(path) if listed is None else TokenCache(path, listed.ledger, listed.part)
+        return TokenCache.open(path, read=read) if listed is None else TokenCache(path, listed.ledger, listed.part)
 
     with ThreadPoolExecutor(max_workers=16) as pool:
         opened = pool.map(open_one, [path for several in paths.values() for path in several])

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
 from headrace.errors import CacheError, IndexOutOfRangeError
 from headrace.store.array import StoredArray
+from headrace.store.arrays import ArrayList
 from headrace.store.layout import LeafKind
 from headrace.store.pending import ArrayFuture
 
@@ -42,6 +44,7 @@ class CacheLeaf:
         kind: ``ragged`` or ``fixed`` (one value a document).
         width: Values of each token, if it was built to have as many for each; else None.
         parts: Its parts, in order.
+        arrays: The array with the values of each part.
 
     Example:
         >>> import headrace.testing
@@ -56,6 +59,8 @@ class CacheLeaf:
         dtype: np.dtype[Any],
         kind: LeafKind,
         parts: Sequence[LeafPart],
+        arrays: ArrayList,
+        first_document: Int64[np.ndarray, " parts1"],
         path: str,
         width: int | None = None,
     ) -> None:
@@ -63,9 +68,9 @@ class CacheLeaf:
         self.dtype = dtype
         self.kind: LeafKind = kind
         self.width = width
-        self.parts = tuple(parts)
+        self.parts, self.arrays = parts, arrays
         self._path = path
-        self._first_document = starts([p.documents for p in parts])
+        self._first_document = first_document
 
     @property
     def num_documents(self) -> int:
@@ -73,7 +78,7 @@ class CacheLeaf:
 
     @property
     def num_elements(self) -> int:
-        return sum(p.data.length for p in self.parts)
+        return int(self.arrays.lengths.sum())
 
     def lengths(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """How many values documents ``start .. stop`` have; reads no values.
@@ -116,6 +121,12 @@ class CacheLeaf:
             self.parts[p].data.fill(values[filled : filled + b - a], a)
             filled += b - a
         return values
+
+    def of_part(self, number: int) -> CacheLeaf:
+        """The leaf in one part alone."""
+        part = self.parts[number]
+        bounds = starts([part.documents])
+        return CacheLeaf(self.name, self.dtype, self.kind, [part], ArrayList.of([part.data]), bounds, self._path)
 
     def document(self, i: int) -> np.ndarray:
         """Values of document ``i``."""
@@ -182,7 +193,7 @@ def check_range(start: int, stop: int, length: int, what: str, path: str) -> Non
         raise IndexOutOfRangeError(problem, field=what, value=(start, stop), cure=cure)
 
 
-def starts(counts: Sequence[int]) -> np.ndarray:
+def starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     """Where each part begins, and the last ends.
 
     Example:

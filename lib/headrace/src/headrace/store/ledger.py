@@ -4,6 +4,9 @@
 the build to be resumed) and, as the very last write of a build, with ``finished: true`` and the table of parts. A cache
 is complete when its ledger says so. Each part has a record of its own, ``parts/<name>/part.json``, the last write of
 that part.
+
+Beside a finished ``ledger.json`` lies ``ledger.bin``, the same table in columns (:mod:`headrace.store.ledger_table`),
+from which readers open a cache. Caches of releases before 0.2 have none and are read from ``ledger.json`` alone.
 """
 
 from __future__ import annotations
@@ -11,26 +14,40 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
 from importlib.metadata import version
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, overload
 
 import msgspec
 from msgspec.structs import replace
 
 from headrace.errors import CacheCorruptError, CacheError
 from headrace.store import durable, files
+from headrace.store.chunk_names import ChunkNames, read_names
+from headrace.store.layout import TOKENS, named_in, owner_of
+from headrace.store.ledger_table import (
+    TABLE_NAME,
+    TABLE_VERSION,
+    ColumnTable,
+    columns_of,
+    corrupt_table,
+    encode_table,
+    read_table,
+)
+from headrace.store.parts import NAME_PATTERN, Count, PartRecord, PartTable
 
 LEDGER_NAME = "ledger.json"
 PART_RECORD_NAME = "part.json"
 FORMAT_VERSION = 1
+_STATE_BYTES = 1 << 16
+_STATE = re.compile(
+    rb'\{\s*"code_version": "(?:[^"\\]|\\.)*",\s*"digest": "(sha256:[0-9a-f]{64})",\s*"finished": (true|false),'
+)
+"""How a ledger.json begins: its fields are in the order of the alphabet."""
 T = TypeVar("T")
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
-_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\Z"
-
-Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=_NAME)]
-"""A folder's name: a ledger may come from anywhere, and nothing outside its cache is read or deleted for it."""
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**56)]
 SHUFFLED = "shuffled"
 """Metadata of a cache whose documents were shuffled when it was written: ``seed``, ``unit``, ``part_bytes``, the path
 of the ``cache`` that was read, and of the one that numbers of documents belong to (that cache or, if it was shuffled
@@ -48,35 +65,6 @@ class ShuffleRecord(msgspec.Struct, frozen=True):
     parts: list[tuple[str, Count]]
     sources: list[dict[str, Any]]
     cache: str | None = None
-
-
-class LeafRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A leaf of a finished part, beside the tokens. ``digest``: ``sha256:`` and the hex digest of its values, as
-    stored, followed, if it is ragged, by its offsets.
-    """
-
-    elements: Count
-    digest: str
-
-
-class PartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One finished part.
-
-    Attributes:
-        name: Folder below ``parts/``.
-        documents: Number of documents.
-        tokens: Number of tokens.
-        digest: ``sha256:`` and the hex digest of the part's tokens (as stored) followed by its offsets.
-        extra: Counters of whoever wrote it (skipped lines, source fingerprints, ...), JSON values.
-        leaves: Its other leaves, by name.
-    """
-
-    name: Name
-    documents: Count
-    tokens: Count
-    digest: str
-    extra: dict[str, Any] = {}
-    leaves: dict[Name, LeafRecord] = {}
 
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,15 +87,15 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finished: bool
     tokenizer: dict[str, Any]
     layout: dict[str, Any]
-    sources: list[dict[str, Any]] = []
-    parts: list[PartRecord] = []
+    sources: Sequence[dict[str, Any]] = []
+    parts: Sequence[PartRecord] = []
     metadata: dict[str, Any] = {}
     leaves: list[dict[str, Any]] = []
     code_version: str = msgspec.field(default_factory=lambda: version("headrace"))
     format_version: int = FORMAT_VERSION
     digest: str = ""
 
-    def complete(self, parts: list[PartRecord], **metadata: Any) -> Ledger:
+    def complete(self, parts: Sequence[PartRecord], **metadata: Any) -> Ledger:
         """This ledger, finished, with its table of parts."""
         return replace(self, finished=True, parts=parts, metadata={**self.metadata, **metadata})
 
@@ -142,7 +130,7 @@ prepare_types(Ledger, ShuffleRecord, _Head)
 
 
 def read_ledger(root: str) -> Ledger | None:
-    """The ledger of a cache; None if there is none.
+    """The ledger of a cache, all of ``ledger.json``; None if there is none.
 
     Raises:
         CacheCorruptError: the file is not a ledger of a version that this release reads, or not as it was written.
@@ -150,6 +138,136 @@ def read_ledger(root: str) -> Ledger | None:
     """
     url = files.join(root, LEDGER_NAME)
     return _read(url, lambda raw: _parse_ledger(raw, url))
+
+
+class LedgerState(NamedTuple):
+    """What the first bytes of a ``ledger.json`` say: which it is (its digest), and whether the build is finished.
+    ``ledger``: all of it, if that was read.
+    """
+
+    name: str
+    finished: bool
+    ledger: Ledger | None = None
+
+
+def ledger_state(root: str) -> LedgerState | None:
+    """The state of a cache, from one small read whatever the number of its parts; None if there is no ledger.
+
+    Raises what :func:`read_ledger` does.
+    """
+    url = files.join(root, LEDGER_NAME)
+    try:
+        raw = files.read_range(url, 0, _STATE_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _unreadable(url, error) from error
+    if len(raw) < _STATE_BYTES:  # all of it
+        with suppress(CacheCorruptError):
+            return _state_of(raw, url)
+    elif start := _STATE.match(raw):
+        return LedgerState(start[1].decode(), start[2] == b"true")
+    return whole_state(root)
+
+
+def whole_state(root: str) -> LedgerState | None:
+    """The state of a cache with all of its ledger; None if there is none. Raises what :func:`read_ledger` does."""
+    url = files.join(root, LEDGER_NAME)
+    return _read(url, lambda raw: _state_of(raw, url))
+
+
+def _state_of(raw: bytes, url: str) -> LedgerState:
+    ledger = _parse_ledger(raw, url)
+    start = _STATE.match(raw)
+    return LedgerState(start[1].decode() if start else _digest(raw), ledger.finished, ledger)
+
+
+def open_ledger(root: str) -> Ledger | None:
+    """The ledger of a cache to read from, with its parts as columns if it has ``ledger.bin``; None if there is none. Of
+    an unfinished one all of ``ledger.json``.
+
+    Price: two small reads, one more of some bytes a part where there are thousands.
+
+    Raises:
+        CacheCorruptError: a file is not as it was written, or the two are not of each other.
+        CacheError: a file cannot be read.
+    """
+    state = ledger_state(root)
+    if state is None:
+        return None
+    table = read_table(files.join(root, TABLE_NAME)) if state.finished else None
+    if table is None:
+        return state.ledger or read_ledger(root)
+    if table.head.ledger != state.name:
+        raise corrupt_table(files.join(root, TABLE_NAME), f"is of another {LEDGER_NAME} than the one beside it")
+    if not files.is_local(root) and len(table):  # where no array says whose it is, as chunks alone are asked for
+        _check_first(root, table)
+    return ledger_of_table(root, table)
+
+
+def _check_first(root: str, table: ColumnTable) -> None:
+    """Raises CacheCorruptError if the first array says that it is of another cache."""
+    url = f"{part_folder(root, table.name(0))}/{TOKENS}/data"
+    expected = owner_of(url, table.head.first)
+
+    def differs(raw: bytes) -> bool:
+        with suppress(ValueError, AttributeError):  # what is no description is told by who reads the array
+            return named_in(json.loads(raw))[0] not in ("", expected)
+        return False
+
+    if _read(files.join(url, "zarr.json"), differs):
+        cure = f"Copy both ledgers of the cache again; headrace verify {root} names what does not go together."
+        problem = f"and {TABLE_NAME} are of another cache than {url}"
+        raise CacheCorruptError(problem, field="ledger", value=files.join(root, LEDGER_NAME), cure=cure)
+
+
+def ledger_of_table(root: str, table: ColumnTable) -> Ledger:
+    """The ledger of a cache whose table was read."""
+    url = files.join(root, TABLE_NAME)
+    try:
+        ledger = msgspec.convert({**table.head.cache, "finished": True}, Ledger)
+    except msgspec.ValidationError as error:
+        raise corrupt_table(url, f"has a head that cannot be used ({error})") from error
+    return replace(ledger, parts=table, sources=LaterSources(partial(_sources_of, root)))
+
+
+def _sources_of(root: str) -> Sequence[dict[str, Any]]:
+    return whole_ledger(root).sources
+
+
+def whole_ledger(root: str) -> Ledger:
+    """All of ``ledger.json``: the sources, and the counters of each part. Raises CacheCorruptError if it is gone."""
+    ledger = read_ledger(root)
+    if ledger is None:
+        url = files.join(root, LEDGER_NAME)
+        raise CacheCorruptError("is missing", field="ledger", value=url, cure="Build the cache again, or restore it.")
+    return ledger
+
+
+class LaterSources(Sequence[dict[str, Any]]):
+    """Records of source files that are read when they are asked for.
+
+    Example:
+        >>> len(LaterSources(lambda: [{"path": "a.txt"}]))
+        1
+    """
+
+    def __init__(self, read: Callable[[], Sequence[dict[str, Any]]]) -> None:
+        self._read = read
+
+    @cached_property
+    def _records(self) -> Sequence[dict[str, Any]]:
+        return self._read()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | Sequence[dict[str, Any]]:
+        return self._records[index]
 
 
 def _parse_ledger(raw: bytes, url: str) -> Ledger:
@@ -172,15 +290,49 @@ def has_digest(root: str) -> bool:
 
 
 def write_ledger(root: str, ledger: Ledger) -> None:
-    """Writes the ledger atomically. The same ledger gives the same bytes."""
-    raw = _dump(replace(ledger, digest=""))
-    raw = raw.replace(_digest_line(""), _digest_line(_digest(raw)), 1)
+    """Writes the ledger atomically, that of a finished cache after its table. The same ledger gives the same bytes."""
+    raw, name = encode_ledger(ledger)
+    if ledger.finished:
+        files.write_atomic(files.join(root, TABLE_NAME), table_of(ledger, name, chunk_names(root, ledger)))
     files.write_atomic(files.join(root, LEDGER_NAME), raw)
+
+
+def encode_ledger(ledger: Ledger) -> tuple[bytes, str]:
+    """The ``ledger.json``, and what it is called (:class:`LedgerState`)."""
+    lists = {"parts": list(ledger.parts), "sources": list(ledger.sources)}
+    raw = _dump(replace(ledger, **lists, format_version=FORMAT_VERSION, digest=""))
+    name = _digest(raw)
+    return raw.replace(_digest_line(""), _digest_line(name), 1), name
+
+
+def chunk_names(root: str, ledger: Ledger) -> ChunkNames:
+    """What the arrays of a cache say of their chunks; one small read of each."""
+    return read_names(root, ledger.parts, ledger.layout, ledger.leaves)
+
+
+def table_of(ledger: Ledger, name: str, names: ChunkNames) -> bytes:
+    """The ``ledger.bin`` of a finished ``ledger.json``, which is called ``name`` (:class:`LedgerState`), and of a cache
+    whose arrays have these names for their chunks.
+
+    Raises:
+        CacheError: a part has other leaves than the cache.
+    """
+    columns = columns_of(ledger.parts, [str(leaf.get("name")) for leaf in ledger.leaves])
+    return encode_table(columns, readers_need(ledger), name, PartTable.of(ledger.parts).fingerprint, names)
+
+
+def readers_need(ledger: Ledger) -> dict[str, Any]:
+    """What readers need of a ledger beside its parts."""
+    metadata = dict(ledger.metadata)
+    if isinstance(shuffled := metadata.get(SHUFFLED), dict):  # the parts of the original may be a million
+        metadata[SHUFFLED] = {**shuffled, "parts": [], "sources": []}
+    kept = {field: getattr(ledger, field) for field in ("tokenizer", "layout", "leaves", "code_version")}
+    return kept | {"metadata": metadata, "format_version": TABLE_VERSION}
 
 
 def part_folder(root: str, name: str) -> str:
     """Folder of a part. Raises CacheCorruptError for a name that would lead out of the cache."""
-    if not re.match(_NAME, name):
+    if not re.match(NAME_PATTERN, name):
         cure = "Build the cache again, or restore its ledger."
         raise CacheCorruptError(
             f"has a part named {name!r}, which is no folder's name", field="cache", value=root, cure=cure
@@ -241,9 +393,12 @@ def _read(url: str, parse: Callable[[bytes], T]) -> T | None:
     try:
         return files.read_as(url, parse)
     except OSError as error:
-        raise CacheError(
-            f"cannot be read ({error.strerror or error})", field="file", value=url, cure="Check its permissions."
-        ) from error
+        raise _unreadable(url, error) from error
+
+
+def _unreadable(url: str, error: OSError) -> CacheError:
+    problem = f"cannot be read ({error.strerror or error})"
+    return CacheError(problem, field="file", value=url, cure="Check its permissions.")
 
 
 def _decoded(raw: bytes, form: type[RecordT], url: str, what: str, cure: str, field: str = "file") -> RecordT:

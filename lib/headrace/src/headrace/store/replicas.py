@@ -25,11 +25,10 @@ import numpy as np
 
 from headrace.errors import CacheCorruptError, CacheError, ReadError
 from headrace.store.array import StoredArray
-from headrace.store.cache import TokenCache
+from headrace.store.cache import TokenCache, same_ledger
 from headrace.store.failures import DamagedAnswerError, StoreFailedError, failure_of
 from headrace.store.layout import LeafKind
 from headrace.store.leaf import LeafPart
-from headrace.store.ledger import PartRecord
 from headrace.store.mapped import MappedArray
 from headrace.store.pending import ArrayFuture
 from headrace.store.retry import own_counts
@@ -114,8 +113,7 @@ class Replicas:
         self._lock = threading.Lock()
         self._caches: list[TokenCache | None] = [None for _ in paths]
         self.current, self.first = self._opened_first()
-        self._caches[self.current], self._ledger = self.first, self.first.ledger
-        self._number = {record.name: k for k, record in enumerate(self._ledger.parts)}
+        self._caches[self.current] = self.first
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_lock": None}
@@ -139,19 +137,19 @@ class Replicas:
         cache = self._caches[number]
         if cache is None:
             cache = TokenCache.open(self.paths[number])
-            if cache.ledger != self._ledger:
+            if not same_ledger(cache, self.first):
                 raise self.differs(self.paths[number])
             self._caches[number] = cache
         return cache
 
-    def part(self, name: str, dtype: str, kind: LeafKind, record: PartRecord) -> LeafPart:
+    def part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
         """The arrays of a leaf of a part, wherever they are read."""
-        number = self._number[record.name]
         first = self.array(self.current, name, number, offsets=False)
         offsets = None
         if kind == "ragged":
             offsets = ReplicatedArray(self, name, number, self.array(self.current, name, number, offsets=True), True)
-        return LeafPart(record.documents, ReplicatedArray(self, name, number, first, False), offsets)
+        documents = int(self.first.part_documents[number])
+        return LeafPart(documents, ReplicatedArray(self, name, number, first, False), offsets)
 
     def array(self, place: int, leaf: str, part: int, *, offsets: bool) -> StoredArray:
         """An array at one of the places. Raises CacheError if that cannot be opened or is another cache."""

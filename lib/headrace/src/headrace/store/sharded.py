@@ -2,26 +2,29 @@
 
 TensorStore keeps shard indices and chunks in one pool, so that the chunks of a shuffled epoch drive the indices out,
 and each chunk costs two requests. Here an index (16 bytes a chunk) is asked for once and kept: a cache of S shards with
-C chunks each costs S (1 + C) requests in the first epoch, S C in each further one. Neighbouring chunks that are read
-together are one request. A chunk that is read in parts (rows, offsets) is kept for a while, so that the next part costs
-nothing.
+C chunks each costs S (1 + C) requests in the first epoch, S C in each further one. Where chunks are stored as they lie
+in memory all have one size, and follow each other: where each lies is computed, and no index is asked for. A chunk that
+is not there, by its checksum, is looked for by the index. Neighbouring chunks that are read together are one request.
+A chunk that is read in parts (rows, offsets) is kept for a while, so that the next part costs nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import google_crc32c
 import numpy as np
 import tensorstore as ts
 
 from headrace.store.failures import DamagedAnswerError, StoreFailedError
-from headrace.store.layout import CRC_BYTES, NO_CHUNK, StoredLayout, checksum_bytes
+from headrace.store.layout import CRC_BYTES, NO_CHUNK, CacheLayout, StoredLayout, checksum_bytes, named_in
 from headrace.store.places import check_place
 from headrace.store.requests import Store, arrived, get
 from headrace.store.retry import own_counts
@@ -108,6 +111,12 @@ class Decoder:
         if self._checksum_bytes is None:
             self._array, self._kvstore = _in_memory(dtype, shape, codecs)
 
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of a stored chunk, checksum included; None: each has its own number."""
+        checksum = self._checksum_bytes
+        return None if checksum is None else self.shape[0] * self._row_bytes + checksum
+
     async def into(self, out: np.ndarray, encoded: bytes, start: int = 0) -> None:
         """Decodes a chunk and copies ``out.shape[0]`` of its rows, from ``start`` on, into ``out``.
 
@@ -127,12 +136,32 @@ class Decoder:
             self._kvstore.write(key, None).result()
 
     def _copy(self, out: np.ndarray, encoded: bytes, start: int) -> None:
-        checksum_bytes = self._checksum_bytes or 0
-        if len(encoded) != self.shape[0] * self._row_bytes + checksum_bytes:
+        if len(encoded) != self.stored_bytes:
             raise ValueError(f"DATA_LOSS: {len(encoded)} bytes are not those of a chunk")
-        if checksum_bytes and google_crc32c.value(encoded) != _SOUND:
+        if self._checksum_bytes and google_crc32c.value(encoded) != _SOUND:
             raise ValueError("DATA_LOSS: digest mismatch: the crc32c of the bytes is another one")
         out[...] = np.frombuffer(encoded, self._dtype, out.size, start * self._row_bytes).reshape(out.shape)
+
+
+@functools.lru_cache(maxsize=64)
+def _even_places(shard_chunks: int, chunks: int, size: int) -> np.ndarray:
+    """The index of a file whose first chunks, all of one size, follow each other."""
+    places = np.full((shard_chunks, 2), _ABSENT)
+    places[:chunks, 0], places[:chunks, 1] = np.arange(chunks) * size, size
+    return places
+
+
+def even_index(layout: CacheLayout, chunks: int) -> tuple[bytes, int]:
+    """The index that a file of an uncompressed array ends with, by the number of its chunks, and where it begins."""
+    size = layout.chunk_elements * np.dtype(layout.dtype).itemsize + CRC_BYTES
+    places = _even_places(layout.shard_chunks, chunks, size).astype("<u8").tobytes()
+    return places + google_crc32c.value(places).to_bytes(CRC_BYTES, "little"), chunks * size
+
+
+@functools.lru_cache(maxsize=64)
+def _decoder(dtype: str, shape: tuple[int, ...], codecs: str) -> Decoder:
+    """One for all arrays that are stored alike."""
+    return Decoder(dtype, shape, json.loads(codecs))
 
 
 def _in_memory(dtype: str, shape: tuple[int, ...], codecs: list[dict[str, Any]]) -> tuple[Any, Any]:
@@ -161,6 +190,7 @@ class ShardedArray:
         url: The folder, for errors.
         stored: What ``zarr.json`` says.
         missing_is_zero: What was never written reads as zeros; an error otherwise.
+        computed: Whether chunks of one size follow each other from the first byte of each file on.
 
     Raises:
         ValueError: it is an array of another kind.
@@ -173,6 +203,7 @@ class ShardedArray:
         stored: StoredLayout,
         *,
         missing_is_zero: bool = False,
+        computed: bool = False,
     ) -> None:
         if not stored.plain or any(c["name"] not in ("bytes", "crc32c") for c in stored.index_codecs):
             raise ValueError("not a plainly sharded array")
@@ -180,8 +211,10 @@ class ShardedArray:
         self.length, self.chunk, self.shard_chunks = stored.length, stored.chunk, stored.shard // stored.chunk
         self.dtype = np.dtype(stored.dtype)
         self._index_span = slice(-stored.index_bytes, None) if stored.index_last else slice(0, stored.index_bytes)
-        self._decode = Decoder(stored.dtype, (self.chunk,), stored.codecs)
-        self._decode_index = Decoder("uint64", (self.shard_chunks, 2), stored.index_codecs)
+        self._decode = _decoder(stored.dtype, (self.chunk,), json.dumps(stored.codecs))
+        self._decode_index = _decoder("uint64", (self.shard_chunks, 2), json.dumps(stored.index_codecs))
+        self._even_bytes = self._decode.stored_bytes if computed else None
+        self._computed = self._even_bytes is not None
         self._checksums = None if stored.checksums is None else stored.checksums.data
         self._store = store
         self._number = next(_numbers)
@@ -260,8 +293,15 @@ class ShardedArray:
                     await self._decode.into(out[piece.at : piece.at + piece.size], encoded, piece.start)
             return True
 
-        if not await self._asked(run[0].chunk, slice(begin, end), decode):
-            raise self._damaged(run[0].chunk, "NOT_FOUND: it is missing")
+        try:
+            if not await self._asked(run[0].chunk, slice(begin, end), decode):
+                raise self._damaged(run[0].chunk, "NOT_FOUND: it is missing")
+        except DamagedAnswerError:
+            stored = None if self._even_bytes is None else await self._stored_places(run[0].chunk // self.shard_chunks)
+            if stored is None or np.array_equal(places, stored):
+                raise
+            self._computed = False  # from now on this array is read by its indices
+            await _all([self._read_run([piece], stored, out) for piece in run])
 
     async def _once(self, what: str, number: int) -> Any:
         """A chunk or an index that several reads want at the same time is asked for once."""
@@ -287,8 +327,18 @@ class ShardedArray:
         return values
 
     async def _places(self, shard: int) -> np.ndarray:
+        if self._computed:
+            chunks = min(-(-self.length // self.chunk) - shard * self.shard_chunks, self.shard_chunks)
+            return _even_places(self.shard_chunks, chunks, self._even_bytes or 0)
         kept = _indices.get((self._number, shard))
         return kept if kept is not None else await self._once("index", shard)
+
+    async def _stored_places(self, shard: int) -> np.ndarray | None:
+        """Where the index says that chunks lie; None if it cannot be read."""
+        try:
+            return await self._once("index", shard)
+        except StoreFailedError:
+            return None
 
     async def _load_index(self, shard: int) -> np.ndarray:
         chunk = shard * self.shard_chunks
@@ -341,3 +391,12 @@ async def _all(jobs: list[Coroutine[Any, Any, None]]) -> None:
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def described_by(raw: bytes) -> dict[str, Any]:
+    """The object that ``zarr.json`` holds. ValueError if it is not as it was written."""
+    metadata = json.loads(raw)
+    if not isinstance(metadata, dict):
+        raise ValueError("DATA_LOSS: zarr.json is no object")
+    named_in(cast("dict[str, Any]", metadata))
+    return cast("dict[str, Any]", metadata)

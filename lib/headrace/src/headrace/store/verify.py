@@ -35,7 +35,6 @@ from headrace.store.leaf import BLOCK_ELEMENTS, LeafPart
 from headrace.store.ledger import (
     LEDGER_NAME,
     PART_RECORD_NAME,
-    PartRecord,
     canonical_tokenizer,
     fingerprint_of,
     has_digest,
@@ -46,6 +45,9 @@ from headrace.store.ledger import (
     tokenizer_content,
     write_ledger,
 )
+from headrace.store.ledger_table import TABLE_NAME
+from headrace.store.parts import PartRecord
+from headrace.store.upgrade import table_problem
 
 _FILES_AT_ONCE = 16
 _PARTS_AT_ONCE = 2
@@ -141,6 +143,8 @@ def verify(
         for d in part
     ]
     damages += _look_at_tokenizer(cache)
+    if own and finished and (problem := table_problem(path)):
+        damages.append(Damage("", problem, file=files.join(path, TABLE_NAME)))
     shuffled = shuffle_record(cache.ledger, path) if finished else None
     if shuffled is not None:
         documents = sum(count for _, count in shuffled.parts)

@@ -18,7 +18,8 @@ import numpy as np
 from headrace.order.order import Order
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout, LeafSpec, token_dtype
+from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec, token_dtype
+from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.pending import ArrayFuture
 from headrace.store.ragged import PartWriter
@@ -104,9 +105,12 @@ def with_arrays(cache: TokenCache, make: Callable[[str, int, CacheLayout], Store
         >>> counted.parts[0].data.reads
         1
     """
-    seen = TokenCache(cache.path, cache.ledger)
-    seen.parts = tuple(replace(p, data=make(p.data.url, p.data.length, p.data.layout)) for p in cache.parts)
-    return seen
+
+    def open_part(name: str, kind: LeafKind, number: int) -> LeafPart:
+        part = cache.leaf(name).parts[number]
+        return replace(part, data=make(part.data.url, part.data.length, part.data.layout)) if name == TOKENS else part
+
+    return TokenCache(cache.path, cache.ledger, open_part)
 
 
 class CountingArray(StoredArray):

@@ -21,8 +21,9 @@ from headrace.ingest.tokenize import load_tokenizer
 from headrace.store import files
 from headrace.store.cache import TokenCache, build_command
 from headrace.store.layout import CacheLayout, LeafSpec
-from headrace.store.ledger import LeafRecord, Ledger, PartRecord, read_ledger
+from headrace.store.ledger import Ledger, read_ledger
 from headrace.store.levanter.layout import CHUNK, SHARD_CHUNKS, is_levanter
+from headrace.store.parts import LeafRecord, PartRecord
 
 UNKNOWN_VOCABULARY = 1 << 17
 """Ids that a vocabulary has if nothing says how many: of the size of Llama 3's, so that tokens take four bytes."""

@@ -71,6 +71,12 @@ class HostForecast:
         hosts: Number of hosts.
         block_fetches: Block reads of all hosts in all steps looked at, the cold start included: the sum of what the
             loaders count as ``block_fetches`` for these steps.
+        requests: Requests of all hosts in these steps to a store over HTTP: for blocks, ``index_requests`` and
+            ``opening_requests``; retries and hedges not counted.
+        index_requests: Those for ``zarr.json`` and the indices of files. None, once ``headrace upgrade`` has written a
+            ledger in columns, for caches that are not compressed.
+        opening_requests: Those that open the caches, each by one host for all, as it is where ``jax.distributed``
+            brings the hosts of a run together; a cache without ``ledger.bin`` by each host.
         hosts_replayed: Hosts that this was counted for; if not all, ``block_fetches`` is projected from them.
         reads_per_step: Block reads of a host in a step, mean over hosts.
         reads_per_step_busiest: The same of the host that reads most.
@@ -95,6 +101,9 @@ class HostForecast:
 
     hosts: int
     block_fetches: int
+    requests: int
+    index_requests: int
+    opening_requests: int
     hosts_replayed: int
     reads_per_step: float
     reads_per_step_busiest: float
@@ -165,13 +174,14 @@ class _Reads:
     most: float
     held: int
     moved: float
+    index_requests: int
 
     @classmethod
     def of(cls, seen: Sequence[Seen], hosts: int, slots: int | None, *, exchange: bool) -> _Reads:
         rates: list[tuple[float, float]] = []
         busiest: list[tuple[float, float]] = []
         moved: list[tuple[float, float]] = []
-        fetches, replayed, most, held = 0, hosts, 0.0, 0
+        fetches, replayed, most, held, index_requests = 0, hosts, 0.0, 0, 0
         for one in seen:
             look = one.look
             found = replay(one.windows, hosts, look.stop_step - look.first_step, slots, MAX_REPLAYED, exchange=exchange)
@@ -182,8 +192,10 @@ class _Reads:
             busiest.append((float(reads.mean()) * share, look.stands_for))
             moved.append((found.moved, look.stands_for))
             fetches += round(int(found.by_host.sum()) * hosts / count)
+            index_requests += found.index_requests
             replayed, most, held = min(replayed, count), max(most, float(reads.max())), max(held, found.held)
-        return cls(fetches, replayed, weighted_mean(rates), weighted_mean(busiest), most, held, weighted_mean(moved))
+        means = [weighted_mean(values) for values in (rates, busiest, moved)]
+        return cls(fetches, replayed, means[0], means[1], most, held, means[2], index_requests)
 
 
 def forecast_hosts(
@@ -198,6 +210,7 @@ def forecast_hosts(
     requests = weighted_mean([(q.requests, q.blocks_per_step * weight) for one in seen for q, weight in one.parts])
     cold = seen[0].windows.cold_start(hosts)
     money = reads.rate * (requests * prices.per_1000_reads / 1000 + read_bytes / 2**30 * prices.per_gib)
+    opening = sum(cache.opening_requests(hosts) for cache in dict.fromkeys(seen[0].windows.dataset.caches()))
 
     def per_block(these: _Reads) -> float:
         return these.rate / wanted if used is None else these.fetches / max(used, seen[0].blocks_worth)
@@ -218,6 +231,9 @@ def forecast_hosts(
     return HostForecast(
         hosts=hosts,
         block_fetches=reads.fetches,
+        requests=round(reads.fetches * requests) + reads.index_requests + opening,
+        index_requests=reads.index_requests,
+        opening_requests=opening,
         hosts_replayed=reads.replayed,
         reads_per_step=reads.rate / hosts,
         reads_per_step_busiest=reads.busiest / hosts,

@@ -162,6 +162,7 @@ class Fetches:
     by_host: Int64[np.ndarray, " replayed"]  # of each, in all steps
     held: int  # most blocks that a host has in use at a time, were each read once
     moved: float  # rows a step that hosts read for others
+    index_requests: int  # of all hosts: for zarr.json and the indices of files
 
 
 def replay(
@@ -186,7 +187,7 @@ def replay(
     parts = [w.of_hosts(host, hosts) for w, host in zip(looked, of_uses, strict=True)]
     by_step = np.zeros((hosts, steps), np.int64)
     short: list[int] = []
-    held = 0
+    held = index_requests = 0
     for host in range(hosts):
         step = np.concatenate(
             [s[b[host] : b[host + 1]] + w.first_step for w, (s, _, b) in zip(looked, parts, strict=True)]
@@ -194,6 +195,7 @@ def replay(
         block = np.concatenate([x[b[host] : b[host + 1]] for _, x, b in parts])
         block, step = block[step < stop], step[step < stop] - windows.first_step
         distinct, first, inverse = np.unique(block, return_index=True, return_inverse=True)
+        index_requests += windows.space.index_requests(distinct)
         last = np.zeros(distinct.size, np.int64)
         last[inverse] = step  # rising: of several the last is kept
         begun, done = (np.bincount(at, minlength=steps + 1) for at in (step[first], last + 1))
@@ -207,7 +209,8 @@ def replay(
         by_step[host] = _replay_host(windows, hosts, host, steps, slots or 0, exchange=exchange)
     moved = windows.moved_rows(hosts, len(looked)) if exchange else 0.0
     by_step = by_step[chosen] if len(chosen) < len(short) else by_step
-    return Fetches(by_step.sum(axis=0), by_step.sum(axis=1), held if slots is None else min(held, slots), moved)
+    most_held = held if slots is None else min(held, slots)
+    return Fetches(by_step.sum(axis=0), by_step.sum(axis=1), most_held, moved, index_requests)
 
 
 def _replay_host(

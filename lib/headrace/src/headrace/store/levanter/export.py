@@ -69,9 +69,8 @@ def write_levanter(
         if form == "consolidated":
             _write_leaf(leaf, files.join(output, name), stored, advance)
             continue
-        for number, part in enumerate(leaf.parts):
-            one = CacheLeaf(name, leaf.dtype, leaf.kind, [part], cache.path)
-            _write_leaf(one, files.join(output, _shard_name(number), name), stored, advance)
+        for number in range(len(leaf.parts)):
+            _write_leaf(leaf.of_part(number), files.join(output, _shard_name(number), name), stored, advance)
     if form == "sharded":
         for number in range(len(cache.parts)):
             shard = files.join(output, _shard_name(number), LEDGER_NAME)
@@ -121,7 +120,7 @@ def _ledger(cache: TokenCache, form: Form) -> dict[str, Any]:
     said |= {f"append_{role}": tokenizer.get(f"{role}_id") is not None for role in ("bos", "eos")}
     kept = {"tokenizer": tokenizer, "fingerprint": cache.fingerprint}
     names = [_shard_name(k) for k in range(len(cache.parts))] if form == "sharded" else [""]
-    rows = [p.record.documents for p in cache.parts] if form == "sharded" else [cache.num_documents]
+    rows = cache.part_documents.tolist() if form == "sharded" else [cache.num_documents]
 
     def counts(number: int) -> dict[str, int]:
         return {leaf.name: leaf.parts[number].data.length for leaf in leaves}

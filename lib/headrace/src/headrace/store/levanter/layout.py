@@ -35,7 +35,8 @@ from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.layout import LEAF_DTYPES, TOKENS, CacheLayout, LeafKind, StoredLayout
 from headrace.store.leaf import LeafPart
-from headrace.store.ledger import LeafRecord, Ledger, PartRecord
+from headrace.store.ledger import Ledger
+from headrace.store.parts import LeafRecord, PartRecord
 
 LEDGER_NAME = "shard_ledger.json"
 CATALOG_VERSION = 1
@@ -63,8 +64,9 @@ class LevanterCache:
     ledger: Ledger
     layouts: Mapping[str, tuple[CacheLayout, CacheLayout]]
 
-    def part(self, name: str, dtype: str, kind: LeafKind, record: PartRecord) -> LeafPart:
+    def part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
         """The arrays of a field in a shard."""
+        record = self.ledger.parts[number]
         elements = record.tokens if name == TOKENS else record.leaves[name].elements
         return _leaf_part(
             _field_folder(self.path, record.name, name), name, elements, record.documents, *self.layouts[name]

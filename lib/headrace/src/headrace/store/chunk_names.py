@@ -1,0 +1,154 @@
+"""The crc32c of every chunk of a cache, as one list: what ``ledger.bin`` has of chunks.
+
+Each array names the checksums of its chunks in its ``zarr.json``. Who asks a store over HTTP for chunks alone does not
+read that, so ``ledger.bin`` has them all: leaf by leaf, the values of all parts, then their offsets, part by part. They
+are stored in **pages** of 65,536, each followed by a checksum of its number and its content, so that a page can be
+read by itself: 4 bytes a chunk, 600 MB for 10 trillion tokens, of which a reader takes the pages that it comes to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import google_crc32c
+import msgspec
+import numpy as np
+from jaxtyping import Int64, UInt32
+
+from headrace.errors import CacheError, ConfigError
+from headrace.store import files
+from headrace.store.layout import TOKENS, CacheLayout, LeafSpec, StoredLayout, owner_of
+from headrace.store.parts import PartTable
+
+PAGE_CHUNKS = 1 << 16
+PAGE_BYTES = 4 * (PAGE_CHUNKS + 1)
+_FILES_AT_ONCE = 32
+
+
+class ArrayChunks(NamedTuple):
+    """The chunks of one kind of array: values or offsets of a leaf.
+
+    Attributes:
+        leaf: The leaf.
+        folder: ``data`` or ``offsets``.
+        first: Number of the first chunk of each part in the list of all, and where those of the last end.
+    """
+
+    leaf: str
+    folder: str
+    first: Int64[np.ndarray, " parts1"]
+
+
+class ChunkNames(NamedTuple):
+    """What ``ledger.bin`` says of chunks: their checksums, none if not every array names its own; and whether chunks
+    may be asked for without ``zarr.json``, as it has nothing more to say.
+    """
+
+    checksums: UInt32[np.ndarray, " chunks"] = np.zeros(0, np.uint32)
+    described: bool = True
+
+
+def chunks_of(table: PartTable, layout: CacheLayout, leaves: Sequence[LeafSpec]) -> list[ArrayChunks]:
+    """Which chunks a cache has, kind by kind.
+
+    Example:
+        >>> import headrace.testing
+        >>> cache = headrace.testing.tiny_cache(parts=2)
+        >>> [(kind.folder, kind.first.size) for kind in chunks_of(PartTable.of(cache.ledger.parts), cache.layout, ())]
+        [('data', 3), ('offsets', 3)]
+    """
+    counted: list[tuple[str, str, np.ndarray]] = []
+    offsets = -(-(table.documents + 1) // layout.offsets().chunk_elements)
+    for spec in (None, *leaves):
+        name = TOKENS if spec is None else spec.name
+        chunk = (layout if spec is None else layout.leaf(spec)).chunk_elements
+        elements = table.tokens if spec is None else np.asarray(table.leaf_elements(name), np.int64)
+        counted.append((name, "data", -(-elements // chunk)))
+        if spec is None or spec.kind == "ragged":
+            counted.append((name, "offsets", offsets))
+    kinds: list[ArrayChunks] = []
+    at = 0
+    for name, folder, counts in counted:
+        kinds.append(ArrayChunks(name, folder, at + np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])))
+        at = int(kinds[-1].first[-1])
+    return kinds
+
+
+def read_names(
+    root: str, parts: Sequence[Any], layout: Mapping[str, Any], leaves: Sequence[Mapping[str, Any]]
+) -> ChunkNames:
+    """What the arrays of a cache name. Price: one small read of each array, 32 at a time.
+
+    Args:
+        root: Folder or URL of the cache.
+        parts: Its parts.
+        layout: Of its tokens, as the ledger has it.
+        leaves: Beside the tokens, likewise.
+
+    Raises:
+        CacheError: the store cannot be reached.
+    """
+    table = PartTable.of(parts)
+    try:
+        own = msgspec.convert(dict(layout), CacheLayout), msgspec.convert(list(leaves), list[LeafSpec])
+    except (msgspec.ValidationError, ConfigError):  # whoever opens the cache says what is wrong with it
+        return ChunkNames(described=False)
+    kinds = chunks_of(table, *own)
+    places = [(kind, part) for kind in kinds for part in range(len(table))]
+
+    def named(place: tuple[ArrayChunks, int]) -> np.ndarray | None:
+        kind, part = place
+        url = files.join(root, "parts", table.name(part), kind.leaf, kind.folder)
+        owner = owner_of(url, table.digest(part, None if kind.leaf == TOKENS else kind.leaf))
+        return _named(url, owner, int(kind.first[part + 1] - kind.first[part]))
+
+    with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="headrace-names") as pool:
+        found = list(pool.map(named, places))
+    listed = [names for names in found if names is not None]
+    if len(listed) < len(found):
+        return ChunkNames(described=not listed)
+    return ChunkNames(np.concatenate([np.zeros(0, np.uint32), *listed]))
+
+
+def _named(url: str, owner: str, chunks: int) -> np.ndarray | None:
+    """The checksums of so many chunks that an array names; None if it does not, or not as it should."""
+    try:
+        stored = StoredLayout.parse(json.loads(files.read_bytes(files.join(url, "zarr.json")) or b""))
+    except (CacheError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return None  # headrace verify says what is wrong with it
+    if stored.checksums is None or stored.checksums.size != chunks or stored.owner != owner:
+        return None
+    return stored.checksums.astype(np.uint32)
+
+
+def pages_of(chunks: int) -> int:
+    """Number of pages for so many chunks."""
+    return -(-chunks // PAGE_CHUNKS)
+
+
+def to_pages(checksums: UInt32[np.ndarray, " chunks"]) -> np.ndarray:
+    """Checksums of chunks as they are stored, ``<u4``, page after page.
+
+    Example:
+        >>> from_page(0, to_pages(np.arange(3, dtype=np.uint32)).tobytes()).tolist()
+        [0, 1, 2]
+    """
+    pages: list[np.ndarray] = [np.zeros(0, "<u4")]
+    for page in range(pages_of(checksums.size)):
+        content = checksums[page * PAGE_CHUNKS :][:PAGE_CHUNKS].astype("<u4")
+        pages += [content, np.array([_checksum(page, content.tobytes())], "<u4")]
+    return np.concatenate(pages)
+
+
+def from_page(page: int, stored: bytes) -> UInt32[np.ndarray, " chunks"]:
+    """The checksums in a stored page. ValueError if it is not as it was written."""
+    if len(stored) < 4 or _checksum(page, stored[:-4]) != int.from_bytes(stored[-4:], "little"):
+        raise ValueError("DATA_LOSS: digest mismatch: the crc32c of a page of checksums is another one")
+    return np.frombuffer(stored[:-4], "<u4")
+
+
+def _checksum(page: int, content: bytes) -> int:
+    return google_crc32c.value(page.to_bytes(8, "little") + content)

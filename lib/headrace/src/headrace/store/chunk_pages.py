@@ -1,0 +1,105 @@
+"""Reading the checksums of chunks from ``ledger.bin``, page by page, for arrays on a store over HTTP.
+
+A page that was not among the bytes that the cache was opened from is asked for once a process, when the first array
+with chunks in it is read, and kept. Price: one request for 65,536 chunks, 256 KiB; 4 bytes of memory a chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.errors import ReadError
+from headrace.store.array import kvstore_spec
+from headrace.store.chunk_names import PAGE_BYTES, PAGE_CHUNKS, ArrayChunks, chunks_of, from_page, pages_of
+from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.store.ledger_table import TABLE_NAME, ColumnTable
+from headrace.store.requests import Store, get
+
+
+class ChunkPages:
+    """The checksums of the chunks of a cache.
+
+    Args:
+        table: Of its parts.
+        layout: Of its tokens.
+        leaves: Beside them.
+    """
+
+    def __init__(self, table: ColumnTable, layout: CacheLayout, leaves: Sequence[LeafSpec]) -> None:
+        self._table, self._layout, self._leaves = table, layout, tuple(leaves)
+        self._pages: dict[int, asyncio.Task[np.ndarray]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pages": {}}
+
+    async def of_array(self, leaf: str, folder: str, part: int) -> np.ndarray | None:
+        """The checksum of each chunk of an array, uint32; None if the table does not name them. For the loop's thread.
+
+        Raises:
+            ReadError: the table names another number of chunks than its parts have.
+            StoreFailedError: the store failed.
+        """
+        if not self._table.head.chunks:
+            return None
+        first, stop = self._kinds[leaf, folder].first[part : part + 2].tolist()
+        pages = range(first // PAGE_CHUNKS, pages_of(stop)) if stop > first else range(0)
+        found = [await self._page(page) for page in pages]
+        begin = pages.start * PAGE_CHUNKS
+        return np.concatenate([np.zeros(0, np.uint32), *found])[first - begin : stop - begin]
+
+    def requests(self, leaf: str, parts: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " pages"]:
+        """The pages that have to be asked for to read the values of a leaf in some parts."""
+        if not self._table.head.chunks:
+            return np.zeros(0, np.int64)
+        first = self._kinds[leaf, "data"].first
+        low, high = first[parts] // PAGE_CHUNKS, -(-first[parts + 1] // PAGE_CHUNKS)
+        steps = np.zeros(pages_of(self._table.head.chunks) + 1, np.int64)
+        np.add.at(steps, low, 1)
+        np.add.at(steps, np.maximum(low, high), -1)
+        asked = np.flatnonzero(np.cumsum(steps[:-1]))
+        return asked[asked >= self._at_hand]
+
+    @cached_property
+    def _kinds(self) -> dict[tuple[str, str], ArrayChunks]:
+        kinds = chunks_of(self._table, self._layout, self._leaves)
+        if (count := int(kinds[-1].first[-1])) != self._table.head.chunks:
+            cure = f"Write it anew: headrace upgrade {self._table.url.removesuffix('/' + TABLE_NAME)}"
+            problem = f"names {self._table.head.chunks} chunks, and its parts have {count}"
+            raise ReadError(problem, field="ledger", value=self._table.url, cure=cure)
+        return {(kind.leaf, kind.folder): kind for kind in kinds}
+
+    @cached_property
+    def _at_hand(self) -> int:
+        """Pages that the bytes hold from which the cache was opened."""
+        begin, stop = self._table.chunk_place
+        if len(self._table.data) >= stop:
+            return pages_of(self._table.head.chunks)
+        return max(len(self._table.data) - begin, 0) // PAGE_BYTES
+
+    async def _page(self, page: int) -> np.ndarray:
+        task = self._pages.get(page)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._pages[page] = asyncio.ensure_future(self._read(page))
+        return await asyncio.shield(task)
+
+    async def _read(self, page: int) -> np.ndarray:
+        begin, end = self._table.chunk_place
+        start = begin + page * PAGE_BYTES
+        stop = min(start + PAGE_BYTES, end)
+        if page < self._at_hand:
+            return from_page(page, self._table.data[start:stop])
+
+        async def decode(stored: bytes) -> np.ndarray:
+            return from_page(page, stored)
+
+        folder, _, name = self._table.url.rpartition("/")
+        values = await get(Store(kvstore_spec(folder)), name, slice(start, stop), decode, index=True)
+        if values is None:
+            raise FileNotFoundError(f"NOT_FOUND: {self._table.url} is missing")
+        return values

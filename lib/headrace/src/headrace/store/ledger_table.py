@@ -1,0 +1,415 @@
+"""``ledger.bin``: the table of parts as columns, so that a cache of a million parts opens at once.
+
+::
+
+    8 bytes    HRLEDGER
+    8 bytes    length of the head, little-endian
+    32 bytes   SHA-256 of the head
+    head       JSON: what a reader needs of ledger.json, its digest, and name, dtype and SHA-256 of each column
+    columns    each from the next multiple of 64 on: names, documents, tokens, values of each leaf; then the checksums
+               of all chunks, in pages (:mod:`headrace.store.chunk_names`); then the digests
+
+It says again what ``ledger.json`` says, and of which ``ledger.json`` that is: beside another one it is refused. It can
+be written anew at any time (``headrace upgrade``). The digests of the parts, which only checks need, come last and are
+read when they are asked for; a column is held against its own digest when it is read.
+
+Price of opening: one read of 64 KiB, and one of 8 to 30 bytes a part if that was not all; 30 ns of CPU a part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.errors import CacheCorruptError, CacheError
+from headrace.store import files, retry
+from headrace.store.chunk_names import ChunkNames, pages_of, to_pages
+from headrace.store.parts import LARGEST_COUNT, LeafRecord, PartRecord, PartTable
+
+TABLE_NAME = "ledger.bin"
+TABLE_VERSION = 2
+T = TypeVar("T")
+_MAGIC, _PREFIX, _ALIGNMENT = b"HRLEDGER", 48, 64
+_FIRST_BYTES, _LARGEST_HEAD, _MOST_PARTS, _MOST_CHUNKS = 1 << 16, 1 << 24, 1 << 28, 1 << 36
+_CHUNKS = "chunks"
+_MOST_IN_ALL = float(2**62)
+_SHA, _HEX = "sha256:", re.compile("sha256:[0-9a-f]{64}")
+_TEXT, _NUMBER, _DIGEST = (re.compile(form) for form in ("S[1-9][0-9]{0,2}", "u[1248]", "V32|S[1-9][0-9]{0,2}"))
+_PLAIN = np.zeros((2, 256), bool)  # which bytes a name may begin with, and which it may go on with
+for _at, _allowed in enumerate((b"_", b"_.-")):
+    _PLAIN[_at, [*_allowed, *range(48, 58), *range(65, 91), *range(97, 123)]] = True
+
+
+class _Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    dtype: str
+    digest: str
+
+
+class TableHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the file says first.
+
+    Attributes:
+        ledger: Which ``ledger.json`` this is the table of: see :func:`headrace.store.ledger.ledger_state`.
+        fingerprint: Of the content, as :func:`PartTable.fingerprint` has it.
+        parts: Number of parts.
+        first: Digest of the tokens of the first; empty if there is none.
+        columns: Name, dtype and digest of each column; those that :attr:`opened` counts come first.
+        opened: Columns that are read when the cache is opened.
+        chunks: Chunks whose checksums it names; 0: those of none.
+        described: Whether ``zarr.json`` of no array says more of chunks.
+        cache: What readers need of ``ledger.json`` beside the parts.
+        format_version: Version of this file.
+    """
+
+    ledger: str
+    fingerprint: str
+    parts: int
+    first: str
+    columns: list[_Column]
+    opened: int
+    chunks: int
+    described: bool
+    cache: dict[str, Any]
+    format_version: int
+
+
+msgspec.json.Decoder(TableHead)  # types are worked out in the thread that imports: see ledger.prepare_types
+
+
+class ColumnTable(PartTable):
+    """Parts as columns.
+
+    Args:
+        url: The file.
+        head: What it says first.
+        data: The bytes that it begins with.
+        opened: Columns by name.
+        read: Gives the others.
+
+    Attributes:
+        data: The bytes that it begins with.
+        reads: Reads of the file that it took to open it here; 0: another host did.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        head: TableHead,
+        data: bytes,
+        opened: Mapping[str, np.ndarray],
+        read: Callable[[str], np.ndarray],
+    ) -> None:
+        self.url, self.head = url, head
+        self.reads = 0
+        self.data, self._columns, self._read = data, dict(opened), read
+        self._leaves = [c.name.removeprefix("elements ") for c in head.columns if c.name.startswith("elements ")]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return parse_table, (self.url, self.data)
+
+    def __len__(self) -> int:
+        return self.head.parts
+
+    def column(self, name: str) -> np.ndarray:
+        """A column by name; read when it is first asked for. Raises CacheCorruptError if it is damaged."""
+        if name not in self._columns:
+            self._columns[name] = self._read(name)
+        return self._columns[name]
+
+    @cached_property
+    def chunk_place(self) -> tuple[int, int]:
+        """Where in the file the pages of checksums begin and end."""
+        starts = _column_starts(self.head, _head_end(self.url, self.data))
+        number = next(k for k, column in enumerate(self.head.columns) if column.name == _CHUNKS)
+        return starts[number], starts[number] + _column_bytes(self.head, self.head.columns[number])
+
+    def record(self, number: int) -> PartRecord:
+        leaves = {n: LeafRecord(int(self.leaf_elements(n)[number]), self.digest(number, n)) for n in self._leaves}
+        documents, tokens = int(self.documents[number]), int(self.tokens[number])
+        return PartRecord(self.name(number), documents, tokens, self.digest(number), leaves=leaves)
+
+    def name(self, number: int) -> str:
+        return bytes(self.column("name")[number]).decode()
+
+    def digest(self, number: int, leaf: str | None = None) -> str:
+        return digest_text(self.column("digest" if leaf is None else f"digest {leaf}"), number)
+
+    @cached_property
+    def documents(self) -> Int64[np.ndarray, " parts"]:
+        return self.column("documents").astype(np.int64)
+
+    @cached_property
+    def tokens(self) -> Int64[np.ndarray, " parts"]:
+        return self.column("tokens").astype(np.int64)
+
+    def leaf_elements(self, leaf: str) -> Int64[np.ndarray, " parts"]:
+        return self.column(f"elements {leaf}")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.head.fingerprint
+
+    def digest_lines(self) -> bytes:
+        columns = [("", "digest"), *((f" {name}=", f"digest {name}") for name in sorted(self._leaves))]
+        if any(self.column(name).dtype.kind != "V" for _, name in columns):
+            return super().digest_lines()
+        cells: list[np.ndarray] = []
+        for before, name in columns:
+            cells.append(np.frombuffer(f"{before}{_SHA}".encode(), np.uint8))
+            cells.append(np.frombuffer(self.column(name).tobytes().hex().encode(), np.uint8).reshape(len(self), -1))
+        cells.append(np.frombuffer(b"\n", np.uint8))
+        wide = [np.broadcast_to(cell, (len(self), cell.shape[-1])) for cell in cells]
+        return np.concatenate(wide, axis=1).tobytes()[:-1]
+
+    def packed(self) -> bytes:
+        """All that was read to open it, for another host: see :func:`parse_table`."""
+        return zlib.compress(self.data, 1)
+
+
+def columns_of(parts: Sequence[PartRecord], leaves: Sequence[str]) -> dict[str, np.ndarray]:
+    """The columns of records. Raises CacheError if one lacks a leaf, or its digest is no ASCII text.
+
+    Args:
+        parts: Records.
+        leaves: Names of the leaves beside the tokens.
+    """
+    table = PartTable(parts)
+    counts = {"documents": table.documents, "tokens": table.tokens}
+    counts |= {f"elements {name}": table.leaf_elements(name) for name in leaves}
+    digests = {"digest": [p.digest for p in parts]}
+    digests |= {f"digest {name}": [p.leaves[name].digest for p in parts] for name in leaves}
+    return {
+        "name": _texts([p.name for p in parts]),
+        **{name: narrow(column) for name, column in counts.items()},
+        **{name: _digests(column) for name, column in digests.items()},
+    }
+
+
+def encode_table(
+    columns: Mapping[str, np.ndarray],
+    cache: dict[str, Any],
+    ledger: str,
+    fingerprint: str,
+    names: ChunkNames = ChunkNames(),  # noqa: B008  # it does not change
+) -> bytes:
+    """The file.
+
+    Args:
+        columns: Of all parts, as :func:`columns_of` gives them.
+        cache: What readers need of ``ledger.json``.
+        ledger: Which ``ledger.json`` that is.
+        fingerprint: Of the content.
+        names: What it says of chunks.
+    """
+    if names.checksums.size:
+        pages, digests = {_CHUNKS: to_pages(names.checksums)}, [n for n in columns if n.startswith("digest")]
+        columns = {n: c for n, c in columns.items() if n not in digests} | pages | {n: columns[n] for n in digests}
+    stored = {name: np.ascontiguousarray(column) for name, column in columns.items()}
+    described = [
+        _Column(name, column.dtype.str.lstrip("|<"), hashlib.sha256(column.tobytes()).hexdigest())
+        for name, column in stored.items()
+    ]
+    opened = sum(not name.startswith(("digest", _CHUNKS)) for name in stored)
+    first = digest_text(stored["digest"], 0) if stored["digest"].size else ""
+    chunks = names.checksums.size, names.described
+    head = TableHead(ledger, fingerprint, stored["name"].size, first, described, opened, *chunks, cache, TABLE_VERSION)
+    raw = json.dumps(msgspec.to_builtins(head), sort_keys=True, separators=(",", ":")).encode()
+    prefix = _MAGIC + len(raw).to_bytes(8, "little") + hashlib.sha256(raw).digest() + raw
+    starts = _column_starts(head, len(prefix))
+    file = bytearray(starts[-1])
+    file[: len(prefix)] = prefix
+    for at, column in zip(starts, stored.values(), strict=False):
+        file[at : at + column.nbytes] = column.tobytes()
+    return bytes(file)
+
+
+def read_table(url: str) -> ColumnTable | None:
+    """The table in a file; None if there is no such file.
+
+    Raises:
+        CacheCorruptError: it is not what was written.
+        CacheError: it cannot be read.
+    """
+
+    def read() -> ColumnTable:
+        data, reads = _read_range(url, 0, _FIRST_BYTES), 1
+        for needed in (_head_end, _opened_end):
+            end = needed(url, data)
+            if end > len(data):
+                data, reads = data + _read_range(url, len(data), end), reads + 1
+        table = parse_table(url, data)
+        table.reads = reads
+        return table
+
+    try:
+        return _retried(url, read)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        cure = "Check its permissions."
+        raise CacheError(f"cannot be read ({error.strerror or error})", field="file", value=url, cure=cure) from error
+
+
+def parse_table(url: str, data: bytes) -> ColumnTable:
+    """The table in the file at ``url`` which begins with ``data``, at least its head and its opened columns. What else
+    is asked for is read there. Raises CacheCorruptError.
+    """
+    head = _parse_head(url, data)
+    starts = _column_starts(head, _head_end(url, data))
+    opened = {
+        c.name: _column(url, head, c, memoryview(data)[at:])
+        for c, at in zip(head.columns[: head.opened], starts, strict=False)
+    }
+    _check_columns(url, head, opened)
+    return ColumnTable(url, head, data, opened, partial(_read_column, url, head, starts))
+
+
+def corrupt_table(url: str, problem: str) -> CacheCorruptError:
+    """An error about a table, with what writes it anew."""
+    cure = f"Write it anew from ledger.json: headrace upgrade {url.removesuffix(TABLE_NAME).rstrip('/') or '/'}"
+    return CacheCorruptError(problem, field="ledger", value=url, cure=cure)
+
+
+def _read_range(url: str, start: int, stop: int) -> bytes:
+    if files.is_local(url):  # no room is made for a hostile length
+        stop = min(stop, os.path.getsize(files.local_path(url)))
+    return files.read_range(url, start, stop) if stop > start else b""
+
+
+def _retried(url: str, read: Callable[[], T]) -> T:
+    """What comes over the wire otherwise than it was written is asked for again."""
+    most = 1 if files.is_local(url) else retry.policy().damaged_attempts
+    return retry.with_retries(read, lambda error: isinstance(error, CacheCorruptError), most)
+
+
+def _head_end(url: str, data: bytes) -> int:
+    length = int.from_bytes(data[8:16], "little")
+    if data[:8] != _MAGIC or len(data) < _PREFIX or length > _LARGEST_HEAD:
+        raise corrupt_table(url, "is not a ledger in columns")
+    return _PREFIX + length
+
+
+def _opened_end(url: str, data: bytes) -> int:
+    head = _parse_head(url, data)
+    return _column_starts(head, _head_end(url, data))[head.opened]
+
+
+def _parse_head(url: str, data: bytes) -> TableHead:
+    raw = data[_PREFIX : _head_end(url, data)]
+    if hashlib.sha256(raw).digest() != data[16:_PREFIX]:
+        raise corrupt_table(url, "is not as it was written: the digest of its head is of another text")
+    try:
+        version = json.loads(raw)["format_version"]
+        if version == TABLE_VERSION:
+            head = msgspec.json.decode(raw, type=TableHead)
+            _check_head(head)
+            return head
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise corrupt_table(url, f"has a head that cannot be used ({error})") from error
+    raise corrupt_table(url, f"has format_version {version!r}; this release reads {TABLE_VERSION}")
+
+
+def _check_head(head: TableHead) -> None:
+    """ValueError unless its columns are those of a table of a size that can be."""
+    leaves = [str(leaf.get("name")) for leaf in head.cache.get("leaves", [])]
+    opened = ["name", "documents", "tokens", *(f"elements {name}" for name in leaves)]
+    chunks = [_CHUNKS] if head.chunks else []
+    names = [*opened, *chunks, "digest", *(f"digest {name}" for name in leaves)]
+    if not 0 <= head.parts <= _MOST_PARTS:
+        raise ValueError(f"{head.parts} parts")
+    if not 0 <= head.chunks <= _MOST_CHUNKS:
+        raise ValueError(f"{head.chunks} chunks")
+    if [c.name for c in head.columns] != names or head.opened != len(opened):
+        raise ValueError("its columns are not those of its leaves")
+    for column in head.columns:
+        form = _TEXT if column.name == "name" else _DIGEST if column.name.startswith("digest") else _NUMBER
+        if not form.fullmatch(column.dtype) or (column.name == _CHUNKS and column.dtype != "u4"):
+            raise ValueError(f"column {column.name} of {column.dtype}")
+
+
+def _column_starts(head: TableHead, end: int) -> list[int]:
+    """Where each column begins, and the last ends; ``end``: of the head."""
+    starts: list[int] = []
+    for column in head.columns:
+        starts.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
+        end = starts[-1] + _column_bytes(head, column)
+    return [*starts, end]
+
+
+def _column_bytes(head: TableHead, column: _Column) -> int:
+    entries = head.chunks + pages_of(head.chunks) if column.name == _CHUNKS else head.parts
+    return entries * np.dtype(column.dtype).itemsize
+
+
+def _column(url: str, head: TableHead, column: _Column, data: memoryview) -> np.ndarray:
+    """A column, whose bytes ``data`` begins with."""
+    dtype = np.dtype(column.dtype).newbyteorder("<")
+    size = _column_bytes(head, column)
+    if len(data) < size:
+        raise corrupt_table(url, "is shorter than it was written")
+    if hashlib.sha256(data[:size]).hexdigest() != column.digest:
+        raise corrupt_table(url, f"is not as it was written: the digest of its {column.name} is of other bytes")
+    return np.frombuffer(data[:size], dtype)
+
+
+def _read_column(url: str, head: TableHead, starts: Sequence[int], name: str) -> np.ndarray:
+    number = next(k for k, column in enumerate(head.columns) if column.name == name)
+    column = head.columns[number]
+    stop = starts[number] + _column_bytes(head, column)
+    try:
+        return _retried(url, lambda: _column(url, head, column, memoryview(_read_range(url, starts[number], stop))))
+    except OSError as error:
+        raise corrupt_table(url, f"cannot be read any more ({error.strerror or error})") from error
+
+
+def _check_columns(url: str, head: TableHead, columns: Mapping[str, np.ndarray]) -> None:
+    """Raises CacheCorruptError for names that lead elsewhere, or twice to one part, and for numbers out of range."""
+    if not head.parts:
+        return
+    names = columns["name"]
+    letters = names.view(np.uint8).reshape(head.parts, -1)
+    length = (letters != 0).sum(axis=1)
+    inside = np.arange(letters.shape[1]) < length[:, None]
+    if not (_PLAIN[0][letters[:, 0]].all() and (_PLAIN[1][letters] == inside).all()):
+        raise corrupt_table(url, "has a part whose name is no folder's name")
+    if not (names[1:] > names[:-1]).all() and np.unique(names).size < head.parts:
+        raise corrupt_table(url, "names a part twice")
+    for name, column in columns.items():
+        if name != "name" and (int(column.max()) > LARGEST_COUNT or float(column.sum(dtype=np.float64)) > _MOST_IN_ALL):
+            raise corrupt_table(url, f"has {name} out of range")
+
+
+def _texts(values: Sequence[str]) -> np.ndarray:
+    try:
+        return np.array([value.encode("ascii") for value in values] or [b""], "S")[: len(values)]
+    except UnicodeEncodeError as error:
+        raise CacheError("has a record that is no plain text", field="part", value=str(error.object)[:80]) from error
+
+
+def _digests(values: Sequence[str]) -> np.ndarray:
+    """As 32 bytes each, or as texts if one is none of SHA-256."""
+    if all(_HEX.fullmatch(value) for value in values):
+        return np.frombuffer(bytes.fromhex("".join(value.removeprefix(_SHA) for value in values)), "V32")
+    return _texts(values)
+
+
+def digest_text(column: np.ndarray, number: int) -> str:
+    """A digest as records have it."""
+    digest = bytes(column[number])
+    return f"{_SHA}{digest.hex()}" if column.dtype.kind == "V" else digest.decode()
+
+
+def narrow(values: np.ndarray) -> np.ndarray:
+    """As the narrowest unsigned dtype that holds them."""
+    return values.astype(np.min_scalar_type(int(values.max(initial=0))))

@@ -1,0 +1,160 @@
+"""Ledgers that one process reads for all of a job: counted at the server, and in real processes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from headrace.errors import CacheCorruptError, CacheMissingError
+from headrace.feed.host_ledgers import SharedLedgers, ledger_reader
+from headrace.store.cache import TokenCache
+from headrace.store.layout import CacheLayout
+from headrace.store.ledger import open_ledger
+from headrace.testing import FaultProxy, random_documents, tiny_cache, write_cache
+from headrace.testing.servers import web_server
+
+PARTS, PROCESSES = 30, 4
+HOST = """
+import json, sys, jax, numpy as np
+address, number, processes, root, url = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
+jax.distributed.initialize(address, processes, number)
+from headrace import load_config
+settings = [f"components.{name}={{cache: {url}/{name}}}" for name in "ab"]
+config = load_config(overrides=[*settings, "seq_len=16", "batch_size=32", "shuffle={kind: braid}"])
+with config.loader() as loader:
+    batches = [loader.batch_at(step) for step in range(3)]
+    tokens = [shard.data for batch in batches for shard in batch.tokens.addressable_shards]
+    np.save(f"{root}/host{number}.npy", np.stack(tokens))
+    print(json.dumps({"fingerprint": config.open_caches()["a"].fingerprint}))
+"""
+
+
+class KeyValueStore:
+    """The calls of JAX's client that share ledgers, in memory."""
+
+    def __init__(self):
+        self.values = {}
+
+    def key_value_set(self, key, value):
+        if key in self.values:
+            raise RuntimeError("ALREADY_EXISTS")
+        self.values[key] = value
+
+    def blocking_key_value_get(self, key, timeout_ms):
+        if key not in self.values:
+            raise RuntimeError("DEADLINE_EXCEEDED")
+        return self.values[key]
+
+    key_value_set_bytes, blocking_key_value_get_bytes = key_value_set, blocking_key_value_get
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("caches")
+    for seed, name in enumerate("ab"):
+        parts = [random_documents(20, seed=100 * seed + k) for k in range(PARTS)]
+        write_cache(root / name, parts, layout=CacheLayout("uint8", 128, 4))
+    return root
+
+
+@pytest.fixture
+def served(root):
+    """The address of the caches, and the proxy that counts."""
+    with web_server(root) as url, FaultProxy(url) as proxy:
+        yield proxy.url, proxy
+
+
+def opened(proxy):
+    """Requests for anything but chunks."""
+    return [entry.path for entry in proxy.log if "/c/" not in entry.path]
+
+
+def test_one_reads_for_all(served):
+    url, proxy = served
+    store = KeyValueStore()
+    ledgers = [SharedLedgers(store) for _ in range(16)]
+    caches = [TokenCache.open(f"{url}/a", read=read) for read in ledgers]
+    assert len(opened(proxy)) == 3  # ledger.json, ledger.bin, and the zarr.json of the first part
+    assert len({cache.fingerprint for cache in caches}) == 1
+    tokens = [cache.tokens(0, cache.num_tokens) for cache in caches[::5]]
+    assert all(np.array_equal(tokens[0], other) for other in tokens)
+    assert caches[9].parts[7].record == caches[0].parts[7].record  # which reads the digests
+    assert len(opened(proxy)) == 3 + 2
+
+
+def test_those_of_whom_nothing_came_read_it_themselves(served, caplog):
+    url, proxy = served
+    store = KeyValueStore()
+    store.key_value_set_bytes = store.blocking_key_value_get  # a store that takes no pieces
+    assert TokenCache.open(f"{url}/a", read=SharedLedgers(store)).num_documents == 20 * PARTS
+    assert TokenCache.open(f"{url}/a", read=SharedLedgers(store)).num_documents == 20 * PARTS
+    assert len(opened(proxy)) == 6
+    assert "ledgers are not shared" in caplog.text
+    assert "left none" in caplog.text
+
+
+def test_an_error_is_that_of_each_process(root, tmp_path):
+    write_cache(tmp_path / "c", [random_documents(5)])
+    (tmp_path / "c" / "ledger.bin").write_bytes((root / "a" / "ledger.bin").read_bytes())
+    store = KeyValueStore()
+    with web_server(tmp_path) as url:
+        for _ in range(2):
+            with pytest.raises(CacheCorruptError, match=r"is of another ledger\.json"):
+                SharedLedgers(store)(f"{url}/c")
+        for _ in range(2):
+            with pytest.raises(CacheMissingError):
+                TokenCache.open(f"{url}/none", read=SharedLedgers(store))
+
+
+def test_a_piece_that_was_changed_on_its_way_is_refused(served):
+    url, _ = served
+    store = KeyValueStore()
+    SharedLedgers(store)(f"{url}/a")
+    (key,) = (key for key in store.values if key.endswith("/0"))
+    raw = bytearray(store.values[key])
+    raw[len(raw) // 2] ^= 1
+    store.values[key] = bytes(raw)
+    assert TokenCache.open(f"{url}/a", read=SharedLedgers(store)).num_documents == 20 * PARTS
+
+
+def test_local_caches_are_read_by_each_process():
+    store = KeyValueStore()
+    assert SharedLedgers(store)(tiny_cache().path).finished
+    assert store.values == {}
+    assert ledger_reader() is open_ledger
+
+
+@pytest.mark.slow
+def test_four_processes_open_a_run_once(root, served, tmp_path):
+    url, proxy = served
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    hosts = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOST, address, *map(str, (number, PROCESSES, tmp_path, url))],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(PROCESSES)
+    ]
+    try:
+        said = [host.communicate() for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+    assert [host.returncode for host in hosts] == [0] * PROCESSES, said
+    assert len(opened(proxy)) <= 2 * 8, opened(proxy)
+    assert len(opened(proxy)) == 2 * 3, opened(proxy)
+    chunks = [entry.path for entry in proxy.log if "/c/" in entry.path]
+    assert chunks
+    assert len({json.loads(out.splitlines()[-1])["fingerprint"] for out, _ in said}) == 1
+    rows = np.concatenate([np.load(tmp_path / f"host{number}.npy") for number in range(PROCESSES)], axis=1)
+    assert rows.shape == (3, 32, 16)
