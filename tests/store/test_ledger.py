@@ -45,7 +45,6 @@ def test_ledgers_read_back(tmp_path):
 def test_part_records_read_back(tmp_path, part):
     (tmp_path / "parts").mkdir()  # as the arrays of a part make it
     assert read_part_record(str(tmp_path), "00000") is None
-    (tmp_path / "parts").mkdir()
     write_part_record(str(tmp_path), part)
     assert read_part_record(str(tmp_path), "00000") == part
     write_ledger(str(tmp_path), LEDGER.complete([part]))

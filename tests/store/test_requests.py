@@ -17,10 +17,11 @@ from jax.sharding import Mesh
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.feed.loader import DataLoader
-from headrace.store import requests, retry
+from headrace.store import files, requests, retry
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
+from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.pending import PendingRead
 from headrace.testing import Faults, write_cache
 
@@ -38,6 +39,13 @@ def loader(cache, **options):
     return DataLoader(TokenSeqDataset(cache, SEQ).shuffle(0), batch_size=32, mesh=one, **options)
 
 
+def write(remote, blocks):
+    """A cache of an earlier release, without ledger.bin: ``zarr.json`` and indices are asked for."""
+    write_cache(remote.root, [rows(blocks * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
+    files.remove_tree(files.join(remote.root, TABLE_NAME))
+    return TokenCache.open(remote.root)
+
+
 def data_gets(proxy):
     """Requests for shards: their data and their indices."""
     return proxy.count("GET", "data%2Fc%2F") + proxy.count("GET", "/data/c/")
@@ -45,8 +53,7 @@ def data_gets(proxy):
 
 def test_an_epoch_in_braid_order_asks_once_for_each_block(remote):
     """40 shards. With indices and chunks in one small pool it was up to two requests a block."""
-    write_cache(remote.root, [rows()], vocab_size=1 << 16, layout=LAYOUT)
-    cache = TokenCache.open(remote.root)
+    cache = write(remote, ROWS // BLOCK)
     remote.proxy.clear()
     before = retry.request_counts()
     assert sum(b.batch_size for b in loader(cache)) == ROWS
@@ -61,10 +68,20 @@ def test_an_epoch_in_braid_order_asks_once_for_each_block(remote):
     assert data_gets(remote.proxy) == blocks  # the indices are known
 
 
+def test_with_ledger_bin_an_epoch_asks_for_blocks_alone(remote):
+    write_cache(remote.root, [rows()], vocab_size=1 << 16, layout=LAYOUT)
+    cache = TokenCache.open(remote.root)
+    remote.proxy.clear()
+    before = retry.request_counts()
+    assert sum(b.batch_size for b in loader(cache)) == ROWS
+    spent = retry.request_counts() - before
+    assert (spent.requests, spent.index_requests) == (ROWS // BLOCK, 0)
+    assert data_gets(remote.proxy) == len(remote.proxy.log) == ROWS // BLOCK
+
+
 def test_neighbouring_chunks_are_one_request(remote):
     written = np.concatenate(rows(2 * SHARD * BLOCK))
-    write_cache(remote.root, [rows(2 * SHARD * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
-    cache = TokenCache.open(remote.root)
+    cache = write(remote, 2 * SHARD)
     remote.proxy.clear()
     assert np.array_equal(cache.tokens(0, cache.num_tokens), written)
     assert data_gets(remote.proxy) == 2 + 2  # an index and one run of chunks a shard
@@ -75,8 +92,7 @@ def test_neighbouring_chunks_are_one_request(remote):
 
 
 def test_parts_of_a_chunk_are_asked_for_once(remote):
-    write_cache(remote.root, [rows(BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
-    array = TokenCache.open(remote.root).parts[0].data
+    array = write(remote, 1).parts[0].data
     remote.proxy.clear()
     reads = [array.read(k, k + 5) for k in range(100)]  # in flight together
     assert [int(r.result()[0]) for r in reads] == [k % SEQ + 60 * (k // SEQ) for k in range(100)]
@@ -88,8 +104,7 @@ def test_parts_of_a_chunk_are_asked_for_once(remote):
 
 
 def test_opening_is_asked_for_once_by_reads_that_begin_together(remote):
-    write_cache(remote.root, [rows(4 * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
-    cache = TokenCache.open(remote.root)
+    cache = write(remote, 4)
     remote.proxy.clear()
     remote.proxy.faults = Faults(latency_s=0.05)
     outs = [np.empty(BLOCK * SEQ, np.uint16) for _ in range(4)]
@@ -102,8 +117,7 @@ def test_opening_is_asked_for_once_by_reads_that_begin_together(remote):
 
 
 def test_a_read_that_begins_just_as_the_array_is_open_does_not_open_it_again(remote, monkeypatch):
-    write_cache(remote.root, [rows(4 * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
-    array = TokenCache.open(remote.root).parts[0].data
+    array = write(remote, 4).parts[0].data
     remote.proxy.clear()
     late, really = [], StoredArray._open_over_http
 
@@ -301,10 +315,10 @@ def test_what_nobody_waits_for_any_more_keeps_the_thread(remote, monkeypatch):
     """An index on its way when its reader was dropped, for longer than the thread may idle: whoever comes next gets it
     (and no task of a loop that is gone).
     """
-    write_cache(remote.root, [rows(BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
+    cache = write(remote, 1)
     monkeypatch.setattr(requests, "IDLE_S", 0.05)
     assert ended()
-    array = TokenCache.open(remote.root).parts[0].data
+    array = cache.parts[0].data
     remote.proxy.clear()
     remote.proxy.faults = Faults(latency_s=0.3)
     for asked in (lambda: remote.proxy.count("GET", "zarr.json"), lambda: data_gets(remote.proxy)):

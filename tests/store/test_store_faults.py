@@ -16,6 +16,7 @@ from headrace.feed.loader import DataLoader
 from headrace.store import files, requests, retry
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
+from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.ragged import data_url
 from headrace.testing import FaultProxy, Faults, write_cache
 from headrace.testing.servers import web_server
@@ -262,11 +263,21 @@ def rewrite(cache, change):
 )
 def test_a_damaged_shard_is_named_with_array_chunk_and_step(own_cache, policy, change, why):
     url = rewrite(own_cache, change)
+    files.remove_tree(files.join(own_cache.path, TABLE_NAME))  # with it, indices are asked for where chunks are not
     with pytest.raises(ReadError, match=why) as caught:
         list(loader(TokenCache.open(own_cache.path)))
     assert f"shard file {url}" in str(caught.value)
     assert caught.value.value == own_cache.parts[0].data.url
     assert "for step" in str(caught.value)
+
+
+def test_with_ledger_bin_what_is_lost_is_named_too_and_an_index_is_not_missed(own_cache, policy):
+    url = rewrite(own_cache, lambda c: c[:-9] + bytes([c[-9] ^ 4]) + c[-8:])
+    assert sum(batch.batch_size for batch in loader(own_cache)) == ROWS
+    rewrite(own_cache, lambda c: c[:-200])
+    with pytest.raises(ReadError, match="cannot be read for step .*shorter than it was written") as caught:
+        list(loader(TokenCache.open(own_cache.path)))
+    assert f"shard file {url}" in str(caught.value)
 
 
 def test_a_lost_shard_is_named(own_cache, policy):
@@ -420,13 +431,14 @@ def test_metadata_and_ledgers_heal_too(remote, cache, policy, fate):
 
 def test_what_stays_wrong_says_what_came_and_from_where(remote, cache, policy):
     cache.tokens(CHUNK, CHUNK + 1)
-    for faults, said in (  # a flip in the checksum itself reads as another chunk's
+    for faults, asked, said in (  # a flip in the checksum itself reads as another chunk's
         (
             Faults(flip_rate=1.0),
+            6,  # the index, too, may say where a damaged chunk is
             r"(igest mismatch|not the one that was written here).*; what came begins with b.*; given up after 3 rounds",
         ),
-        (Faults(page_rate=1.0), r"shorter than it was written .*size 52.*; given up after 3 rounds"),
-        (Faults(error_rate=1.0, error_status=(403,)), r"HTTP status 403; given up after 3 rounds .*asked as"),
+        (Faults(page_rate=1.0), 6, r"shorter than it was written .*size 52.*; given up after 3 rounds"),
+        (Faults(error_rate=1.0, error_status=(403,)), 3, r"HTTP status 403; given up after 3 rounds .*asked as"),
     ):
         retry.use_policy(dataclasses.replace(POLICY, damaged_attempts=3, refused_attempts=3))
         remote.proxy.clear()
@@ -434,7 +446,7 @@ def test_what_stays_wrong_says_what_came_and_from_where(remote, cache, policy):
         with pytest.raises(ReadError, match=said) as caught:
             cache.tokens(0, CHUNK)
         assert f"shard file {cache.parts[0].data.url}/c/0" in str(caught.value)
-        assert len(remote.proxy.log) == 3
+        assert len(remote.proxy.log) == asked
         remote.proxy.faults = Faults()
     assert np.array_equal(cache.tokens(0, CHUNK), np.arange(CHUNK))
 

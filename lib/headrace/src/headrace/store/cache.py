@@ -104,6 +104,7 @@ class TokenCache:
 
     def __init__(self, path: str, ledger: Ledger, open_part: OpenPart | None = None) -> None:
         self.path = path
+        self._root = files.absolute(path)  # what is opened later, in another working folder perhaps
         self.ledger = ledger
         self.layout = _converted(ledger.layout, CacheLayout, "layout", path)
         self.layout.check_tokens()
@@ -134,9 +135,10 @@ class TokenCache:
             CacheError: its ledger cannot be read.
         """
         path = str(path)
-        ledger = read(path)
+        root = files.absolute(path)
+        ledger = read(root)
         if ledger is None:
-            if (found := read_levanter(path)) is not None:
+            if (found := read_levanter(root)) is not None:
                 return cls(path, found.ledger, found.part)
             cure = f"Build one: {build_command(path)}"
             raise CacheMissingError(
@@ -183,7 +185,7 @@ class TokenCache:
         """The ledger with what opening leaves out: the counters of each part, and the parts and the sources of the
         cache that this one is a shuffled copy of. Reads all of ``ledger.json``.
         """
-        return whole_ledger(self.path) if isinstance(self._table, ColumnTable) else self.ledger
+        return whole_ledger(self._root) if isinstance(self._table, ColumnTable) else self.ledger
 
     def opening_requests(self, hosts: int) -> int:
         """Requests that it takes to open it on a store over HTTP, for the hosts of a job together: one opens it for all
@@ -362,9 +364,9 @@ class TokenCache:
             names = None if self._pages is None else partial(self._pages.of_array, name, folder, number)
             return StoredArray(url, length, layout, digest, names)
 
-        data = array(data_url(self.path, part, name), elements, self._layouts[name])
+        data = array(data_url(self._root, part, name), elements, self._layouts[name])
         ragged = kind == "ragged"
-        offsets = array(offsets_url(self.path, part, name), documents + 1, self._offsets_layout) if ragged else None
+        offsets = array(offsets_url(self._root, part, name), documents + 1, self._offsets_layout) if ragged else None
         return LeafPart(documents, data, offsets)
 
     def _part(self, number: int) -> CachePart:

@@ -39,6 +39,11 @@ def local_path(url: str) -> Path:
     return Path(split_protocol(url)[1]).expanduser()
 
 
+def absolute(url: str) -> str:
+    """The same place, whatever the working folder is when it is used."""
+    return url if url.startswith("/") or "://" in url else str(local_path(url).absolute())
+
+
 def join(root: str, *parts: str) -> str:
     """``root/part/part``, with single slashes, for paths and URLs alike.
 

@@ -219,7 +219,7 @@ def open_components(
         if replicas and replicas.get(path):
             return open_replicas([path, *replicas[path]])
         ledger = ledgers.get(path.rstrip("/"))
-        listed = None if ledger is None else read_levanter(path, ledger)
+        listed = None if ledger is None else read_levanter(files.absolute(path), ledger)
         return TokenCache.open(path, read=read) if listed is None else TokenCache(path, listed.ledger, listed.part)
 
     with ThreadPoolExecutor(max_workers=16) as pool:
