@@ -69,7 +69,7 @@ def test_a_build_shuffles_too(headrace, corpus, tmp_path):
     assert done.code == 0, done.err
     assert "three times the cache" in done.err
     assert "Shuffles 15 documents" in done.err
-    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["ledger.json", "parts"]
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["ledger.bin", "ledger.json", "parts"]
     cache = TokenCache.open(tmp_path / "c")
     assert cache.shuffle is not None
     assert cache.shuffle.seed == 3

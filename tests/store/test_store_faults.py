@@ -275,7 +275,7 @@ def test_with_ledger_bin_what_is_lost_is_named_too_and_an_index_is_not_missed(ow
     url = rewrite(own_cache, lambda c: c[:-9] + bytes([c[-9] ^ 4]) + c[-8:])
     assert sum(batch.batch_size for batch in loader(own_cache)) == ROWS
     rewrite(own_cache, lambda c: c[:-200])
-    with pytest.raises(ReadError, match="cannot be read for step .*shorter than it was written") as caught:
+    with pytest.raises(ReadError, match=r"cannot be read for step .*shorter than it was written") as caught:
         list(loader(TokenCache.open(own_cache.path)))
     assert f"shard file {url}" in str(caught.value)
 

@@ -166,7 +166,8 @@ class ArrayList(Sequence[StoredArray]):
 
     def first_chunks(self) -> Int64[np.ndarray, " n1"]:
         """Where the chunks of each array begin, and the last end, if those of all are numbered."""
-        chunks = -(-self.lengths // self.spread([run.chunk for run in self.runs]))
+        sizes = {run.chunk for run in self.runs}  # dividing by one number is faster
+        chunks = -(-self.lengths // (sizes.pop() if len(sizes) == 1 else self.spread([r.chunk for r in self.runs])))
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(chunks)])
 
     def _lengths(self) -> list[np.ndarray]:

@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 import re
+import string
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -45,9 +46,9 @@ _CHUNKS = "chunks"
 _MOST_IN_ALL = float(2**62)
 _SHA, _HEX = "sha256:", re.compile("sha256:[0-9a-f]{64}")
 _TEXT, _NUMBER, _DIGEST = (re.compile(form) for form in ("S[1-9][0-9]{0,2}", "u[1248]", "V32|S[1-9][0-9]{0,2}"))
-_PLAIN = np.zeros((2, 256), bool)  # which bytes a name may begin with, and which it may go on with
-for _at, _allowed in enumerate((b"_", b"_.-")):
-    _PLAIN[_at, [*_allowed, *range(48, 58), *range(65, 91), *range(97, 123)]] = True
+_NAME_BYTES = f"{string.ascii_letters}{string.digits}_.-".encode()
+_PLAIN = bytes((byte > 0) * (1 if byte in _NAME_BYTES else 2) for byte in range(256))
+"""Of each byte: 1 if it may be in a name, 0 if it is what follows a name."""
 
 
 class _Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -379,9 +380,9 @@ def _check_columns(url: str, head: TableHead, columns: Mapping[str, np.ndarray])
         return
     names = columns["name"]
     letters = names.view(np.uint8).reshape(head.parts, -1)
-    length = (letters != 0).sum(axis=1)
-    inside = np.arange(letters.shape[1]) < length[:, None]
-    if not (_PLAIN[0][letters[:, 0]].all() and (_PLAIN[1][letters] == inside).all()):
+    plain = np.frombuffer(names.tobytes().translate(_PLAIN), np.uint8).reshape(letters.shape)
+    sound = plain.max() == 1 and not np.isin(letters[:, 0], list(b"\0.-")).any()
+    if not (sound and (plain[:, 1:] <= plain[:, :-1]).all()):
         raise corrupt_table(url, "has a part whose name is no folder's name")
     if not (names[1:] > names[:-1]).all() and np.unique(names).size < head.parts:
         raise corrupt_table(url, "names a part twice")
