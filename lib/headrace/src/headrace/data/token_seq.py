@@ -364,12 +364,11 @@ class TokenRows:
         self.row_elements = seq_len
         self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
         self.columns = columns or {}
-        ends = starts(cache.part_tokens)
         self.clean_run = CLEAN_ROWS * seq_len if clean_run is None else clean_run
         self._removal = None
-        self._array_of = np.arange(len(self.arrays))  # by stretch
-        self.stretch_tokens = np.diff(ends)
+        self.stretch_tokens = cache.part_tokens
         if removed.total:
+            ends = starts(cache.part_tokens)
             self._removal = Removal(int(ends[-1]), removed)
             borders = clean_borders(removed, ends, cache.layout.chunk_elements, self.clean_run)
             stretches = np.sort(np.concatenate([ends, borders]))
@@ -387,7 +386,7 @@ class TokenRows:
         stretch, start = self.windows.locate(rows)
         size = np.full_like(rows, self.row_elements)
         if self._removal is None:
-            return Pieces(np.arange(rows.size), np.zeros_like(rows), self._array_of[stretch], start, size)
+            return Pieces(np.arange(rows.size), np.zeros_like(rows), stretch, start, size)
         found = self._removal.pieces(self._first_left[stretch] + start, size)
         stretch = stretch[found.range]
         begin = found.start - self._first_stored[stretch]

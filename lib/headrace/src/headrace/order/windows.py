@@ -66,7 +66,7 @@ class Windows:
         rows = np.concatenate([blocks * self.rows_per_block, *ends])
         self.num_blocks = 0 if block_tokens is None else int(blocks.sum())
         self.num_rows = int(rows.sum())
-        self.rows_of_part = rows.reshape(1 + len(ends), -1).sum(axis=0)
+        self.rows_of_part = rows.reshape(2, -1).sum(axis=0) if ends else rows
         part = np.flatnonzero(rows)  # stretches of rows: of full blocks by part, then of ends by part
         self._first_row = (np.cumsum(rows) - rows)[part]
         first_end = int(np.searchsorted(part, part_tokens.size))
