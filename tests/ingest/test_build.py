@@ -89,7 +89,7 @@ def test_the_same_input_gives_the_same_tree(tmp_path: Path, write_jsonl: Callabl
     for name in ("a", "b"):
         build(tmp_path / "corpus", tmp_path / name, TokenizerConfig(bpe_path))
     assert tree(tmp_path / "a") == tree(tmp_path / "b")
-    assert set(os.listdir(tmp_path / "a")) == {"ledger.json", "tokenizer.json", "parts"}
+    assert set(os.listdir(tmp_path / "a")) == {"ledger.bin", "ledger.json", "tokenizer.json", "parts"}
     assert str(tmp_path / "a") not in (tmp_path / "a" / "ledger.json").read_text()
 
 
@@ -289,7 +289,7 @@ def test_restart_takes_the_records_of_the_parts_first(
     build(tmp_path / "corpus", tmp_path / "cache", restart=True)
     names = [r.removeprefix(f"{tmp_path}/cache/") for r in removed if not r.endswith(".tmp")]
     assert {n.split("/")[-1] for n in names[:parts]} == {"part.json"}
-    assert names[parts : parts + 4] == ["parts", "attempts", "tokenizer.json", "ledger.json"]
+    assert names[parts : parts + 5] == ["parts", "attempts", "tokenizer.json", "ledger.bin", "ledger.json"]
 
 
 class TestBadInput:
