@@ -123,11 +123,21 @@ HashSourcesOption = Annotated[
     bool,
     typer.Option("--hash-sources", help="Keep a hash of each source file, and tell by it whether one has changed."),
 ]
+
+
+def _allow_redirects(hosts: list[str] | None) -> list[str] | None:
+    from headrace.store.redirects import allow
+
+    allow(hosts or [])
+    return hosts
+
+
 RedirectHostOption = Annotated[
     list[str] | None,
     typer.Option(
         help="Another host that a web server may send for files, e.g. cdn.example.org; * is any (repeatable).",
         metavar="HOST",
+        callback=_allow_redirects,
     ),
 ]
 RepairOption = Annotated[
@@ -184,8 +194,7 @@ def command(
 ) -> None:
     """Build a token cache from text, ready ids, conversations, preference pairs or prompts.
 
-    Interrupted, by whatever, it goes on where it was when the same command is run again, and the result is the same to
-    the bit.
+    Interrupted, it goes on where it was when the same command is run again; the result is the same to the bit.
 
     For example:
 
@@ -204,9 +213,7 @@ def command(
         headrace build 'hf://owner/poems?split=train' -o shuffled -t llama3/ --shuffle 7
     """
     from headrace.ingest.source import ChatConfig, FimConfig, SourceConfig
-    from headrace.store.redirects import allow
 
-    allow(redirect_host or [])
     source = SourceConfig(
         sources,
         format,
@@ -223,8 +230,8 @@ def command(
     )
     chunks = {"dtype": dtype, "chunk_tokens": chunk_tokens, "compression": compression, "part_bytes": part_bytes}
     options = {**chunks, "engine": engine, "workers": workers, "hash_sources": hash_sources, "restart": restart}
-    how = shuffle_config(shuffle, memory)
-    report = _build(source, (tokenizer, bos, eos, tokenizer_engine), output, repair, how, options)
+    encoder = (tokenizer, bos, eos, tokenizer_engine)
+    report = _build(source, encoder, output, repair, shuffle_config(shuffle, memory), options)
     typer.echo(json.dumps(report.to_json()) if as_json else summary(report))
 
 

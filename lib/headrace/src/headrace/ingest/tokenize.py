@@ -45,6 +45,7 @@ from headrace.ingest.base_tokenizer import (
     resolve_special,
 )
 from headrace.ingest.choices import SpecialTokensInText, TokenizerEngine
+from headrace.ingest.hub import SCHEME as HUB
 from headrace.ingest.hub import find_hub_tokenizer
 from headrace.ingest.records import BadRecordError, one_line
 from headrace.store import files
@@ -122,9 +123,7 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
         return ByteTokenizer(bos=config.bos, eos=config.eos)
     if config.path.startswith(IDS):
         return IdsTokenizer(config.path)
-    hub = find_hub_tokenizer(config.path)
-    content, folder = _read_tokenizer(hub.folder if hub else config.path)
-    path = hub.path if hub else config.path
+    content, folder, path = _read_tokenizer(config.path)
     return FileTokenizer(content, path, bos=config.bos, eos=config.eos, declared=declared_tokens(folder))
 
 
@@ -325,15 +324,19 @@ def _parse(content: bytes, path: str) -> tuple[bytes, tokenizers.Tokenizer]:
         ) from error
 
 
-def _read_tokenizer(path: str) -> tuple[bytes, str]:
-    """The file's bytes and its folder."""
+def _read_tokenizer(path: str) -> tuple[bytes, str, str]:
+    """The file's bytes, its folder, and how a cache calls it."""
     try:
         for url, folder in ((files.join(path, FILE_NAME), path), (path, os.path.dirname(path))):
-            content = None if url == path and files.is_local(url) and os.path.isdir(url) else files.read_bytes(url)
+            is_none = path.startswith(HUB) or (url == path and files.is_local(url) and os.path.isdir(url))
+            content = None if is_none else files.read_bytes(url)
             if content is not None:
-                return content, folder
+                return content, folder, path
     except OSError as error:
         raise ConfigError(f"cannot be read ({error})", field="tokenizer", value=path) from error
+    hub = find_hub_tokenizer(path)
+    if hub is not None:
+        return *_read_tokenizer(hub.folder)[:2], hub.path
     there = "is a folder without tokenizer.json" if files.exists(path) else "does not exist"
     raise ConfigError(
         there,
