@@ -8,12 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.mix.policies.least_consumed import (
-    LeastConsumed,
-    LeastConsumedPlan,
-    build_interleaved_dataset,
-    cap_resume_rows,
-)
+from headrace.mix.policies.least_consumed import LeastConsumedPlan
+from headrace.mix.policies.least_consumed_live import LeastConsumed, build_interleaved_dataset, cap_resume_rows
 from headrace.mix.schedule import BatchSchedule
 
 GOLDEN = Path(__file__).parent.parent.parent / "golden"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError, did_you_mean
@@ -14,7 +14,7 @@ from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.mix.limits import check_component_budgets
-from headrace.mix.schedule import weight_from_config
+from headrace.mix.schedule import CountedTokens, weight_from_config
 from headrace.order import shuffle_config
 from headrace.order.subset import SubsetConfig
 from headrace.pack.spec import PackingConfig
@@ -22,6 +22,9 @@ from headrace.store.cache import TokenCache
 from headrace.store.joined import open_components
 from headrace.store.ledger import ledger_state
 from headrace.store.levanter.layout import is_levanter
+
+if TYPE_CHECKING:  # jax comes in with it
+    from headrace.data.dataset import PlannedDataset
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,9 @@ class ComponentConfig:
             its tokens, wherever documents end.
         subset: The part of its rows that is trained on, in every epoch the same; None: as the config says.
         max_epochs: Most passes over it, may be a fraction; None: as the config says.
-        max_tokens: Most tokens of it in the whole run; those of packed rows count with their padding.
-        max_share: Largest share of a batch that it may have at any step.
+        max_tokens: Most tokens of it in the whole run; those of packed rows count with their padding, unless the
+            config's ``unit`` says otherwise.
+        max_share: Largest share of a batch that it may have at any step: of its rows, or of what ``unit`` counts.
         expected_tokens: Tokens that its cache will hold: what planning goes by while there is no cache. Training takes
             no notice of it.
         remove: File of documents to leave out; see :class:`~headrace.data.documents.DocumentFilter`.
@@ -145,6 +149,23 @@ class ComponentConfig:
         if self.shuffle is not None:
             shuffle_config.check_shuffle(self.shuffle, f"{path}.shuffle")
         check_component_budgets(path, self.max_epochs, self.max_tokens, self.max_share, row_tokens)
+
+
+def counted_tokens(unit: str, components: Mapping[str, ComponentConfig]) -> CountedTokens | None:
+    """Which tokens a run counts one by one; None: all rows count alike, as the unit says or since none is packed."""
+    if unit == "trained_tokens":
+        return "trained"
+    packed = any(component.packing is not None for component in components.values())
+    return "content" if packed and unit == "content_tokens" else None
+
+
+def sizes_of(trained: Mapping[str, PlannedDataset], counted: CountedTokens | None) -> dict[str, int]:
+    """Tokens of an epoch of each component: places in its rows, or those that are counted one by one."""
+    from headrace.data.row_tokens import RowTokens
+
+    if counted is None:
+        return {name: len(dataset) * dataset.seq_len for name, dataset in trained.items()}
+    return {name: RowTokens(dataset, counted, name).total for name, dataset in trained.items()}
 
 
 def braid_of_version(shuffle: shuffle_config.ShuffleConfig, version: int) -> shuffle_config.ShuffleConfig:

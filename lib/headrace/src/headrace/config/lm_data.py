@@ -21,7 +21,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
-from headrace.config.component import ComponentConfig, braid_of_version, open_caches, subsets_of
+from headrace.config.component import (
+    ComponentConfig,
+    braid_of_version,
+    counted_tokens,
+    open_caches,
+    sizes_of,
+    subsets_of,
+)
 from headrace.config.parsing import decode, read_mapping, with_overrides
 from headrace.config.writing import dump
 from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
@@ -30,8 +37,8 @@ from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.limits import STOP_STRATEGIES, check_epochs, phase_lengths, tightest_bounds
 from headrace.mix.phases import phase_block
 from headrace.mix.policies.kind import MixturePlan
-from headrace.mix.policies.registry import POLICIES, policy_kind
-from headrace.mix.schedule import BatchSchedule, ExchangeSetting, RowOrder, WeightUnit
+from headrace.mix.policies.registry import POLICIES, check_unit, policy_kind
+from headrace.mix.schedule import BatchSchedule, CountedTokens, ExchangeSetting, RowOrder, WeightUnit
 from headrace.mix.stage_config import AmendmentConfig, MixtureConfig, StageConfig, check_plan, run_steps
 from headrace.mix.stages import Stage
 from headrace.order import shuffle_config
@@ -69,8 +76,9 @@ class LmDataConfig:
         shuffle: How components are shuffled; see ``ShuffleConfig``.
         weights: Instead of the components' own: a nested blend, ``{web: {weight: 3, blend: {cc: 1, wiki: 2}}, code:
             1}``; or from the sizes of the sources: ``{temperature: 2}``, ``{unimax: 4}`` (mix/blend.py).
-        unit: What weights count, ``examples`` or ``tokens``. All rows of a step have one length, so that both mean the
-            same batches, also where ``seq_len`` changes.
+        unit: What weights, budgets and sizes count: ``examples`` or ``tokens``, rows or their places (the same batches,
+            as rows of a step have one length); ``content_tokens`` or ``trained_tokens``, what packed rows hold, or what
+            of it is trained on. See :mod:`headrace.mix.measure`.
         stages: Instead of weights: mixtures that follow each other. Those of ``policy: swrr`` follow each other as
             nmoe's do, at the example.
         amendments: Changes to the mixture that a resumed run declares.
@@ -146,14 +154,15 @@ class LmDataConfig:
         for name in self.columns or {}:
             check_column_name(name)
         for name, component in self.components.items():
-            component.check(f"components.{name}", self.phases[0][1])
+            component.check(f"components.{name}", 1 if self.counted else self.phases[0][1])
         if self.phases[1:] and (subsets := [path for _, path in subsets_of(self.components, self.subset).values()]):
             cure = "Keep one seq_len, or leave the subset out."
             raise ConfigError("does not go with a seq_len that changes", field=subsets[0], cure=cure)
         check_epochs("max_epochs", self.max_epochs)
         check_plan(self.stages, self.amendments)
+        check_unit(self.unit, self.policy, self.counted, len(self.phases))
         policy_kind(self.policy).check(self._mixture_config())
-        run_steps(self.num_steps, self.stages, self.amendments, BatchSchedule(self.batch_size), self.phases)
+        run_steps(self._mixture_config())
 
     @property
     def phases(self) -> tuple[tuple[int, int], ...]:
@@ -161,9 +170,14 @@ class LmDataConfig:
         return phase_lengths(self.seq_len)
 
     @property
+    def counted(self) -> CountedTokens | None:
+        """Which tokens are counted one by one; None: all rows count alike."""
+        return counted_tokens(self.unit, self.components)
+
+    @property
     def run_steps(self) -> int | None:
-        """Steps of the run, from ``num_steps`` or the tokens of the last stage; None if neither says."""
-        return run_steps(self.num_steps, self.stages, self.amendments, BatchSchedule(self.batch_size), self.phases)
+        """Steps of the run, of ``num_steps`` or the last stage's tokens; None: neither, or tokens must be counted."""
+        return run_steps(self._mixture_config())
 
     def resolved_stages(self, instead: Mapping[str, TokenCache] | None = None) -> list[Stage]:
         """The mixtures of the run, in order, amendments included.
@@ -189,7 +203,8 @@ class LmDataConfig:
             amendments=self.amendments,
             max_share={n: c.max_share for n, c in self.components.items() if c.max_share is not None},
             num_steps=self.num_steps,
-            sizes=lambda: {n: len(d) * d.seq_len for n, d in self.train_datasets(instead).items()},
+            sizes=lambda: sizes_of(self.train_datasets(instead), self.counted),
+            counted=self.counted,
         )
 
     def build_caches(self, *, progress: bool = True) -> None:

@@ -175,7 +175,7 @@ def _short(mixture: MixtureDataset, whole: int, steps: int, bounds: Bounds) -> C
     assert limit is not None  # only those are in `short`
     field, value = bounds.get(name, (f"max_examples.{name}", float(limit)))
     rows = int(drawn[mixture.names.index(name)]) + needed - have
-    enough = str(rows * mixture.seq_len if field.endswith("max_tokens") else rows)
+    enough = str(mixture.tokens_of_rows(name, rows) if field.endswith("max_tokens") else rows)
     if field.endswith("max_epochs"):
         enough = f"{math.ceil(value * (rows + 1) / max(limit, 1) * 1000) / 1000:g}"
     shares = _shares_at(mixture, whole)

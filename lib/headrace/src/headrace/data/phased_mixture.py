@@ -21,6 +21,7 @@ from headrace.data.dataset import PhaseChange, PlannedDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.packed import PackedTokenDataset
 from headrace.data.phased import Continued, PhasedDataset
+from headrace.data.row_tokens import measured_plan
 from headrace.data.strands import placed, shuffle_components
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
@@ -103,6 +104,12 @@ def _first_mixture(courses: Mapping[str, _Course], recipe: RunRecipe) -> Mixture
     seq_len = recipe.phases[0][1]
     stored = {name: course.cut(seq_len, first=True) for name, course in courses.items()}
     shuffles = {name: course.sized(seq_len, None) for name, course in courses.items()}
+    plan = measured_plan(recipe.plan, {name: cut.dataset for name, cut in stored.items()})
+    budgets = {name: tokens // seq_len for name, tokens in recipe.max_tokens.items()}
+    if plan.measure is not None:
+        plan = dataclasses.replace(plan, measure=dataclasses.replace(plan.measure, max_tokens=recipe.max_tokens))
+        budgets = {}
+    recipe = dataclasses.replace(recipe, plan=plan)
     shuffled = _shuffled(stored, shuffles, recipe, recipe.batch, recipe.seed, recipe.own_shuffles)
     if len(recipe.phases) > 1:
         for name, course in courses.items():
@@ -112,7 +119,7 @@ def _first_mixture(courses: Mapping[str, _Course], recipe: RunRecipe) -> Mixture
         recipe.plan,
         recipe.batch,
         max_epochs=recipe.max_epochs,
-        max_examples={name: tokens // seq_len for name, tokens in recipe.max_tokens.items()},
+        max_examples=budgets,
         stop_strategy=recipe.stop_strategy,
         num_steps=recipe.num_steps,
     )

@@ -100,7 +100,7 @@ class Quota(MixingPolicy):
 
     Args:
         weights: Steps -> rows of weights that sum to 1, e.g. ``Blend.at``.
-        components: Number of components D, 1 to 4096.
+        components: Number of components D, 1 to 4096; or their names, for errors.
         batch: Examples per step.
         limits: Most examples of each component in the whole run, None for no limit. A component is drawn up to its
             limit exactly; the weight it leaves is shared by the others in proportion to theirs.
@@ -108,7 +108,8 @@ class Quota(MixingPolicy):
         largest: Largest share of a step that each component may have, None for no bound.
         start: What the components should have and have before step 0, of as many examples; by default nothing. Limits
             and all counts include it.
-        names: Of the components, for errors; None: their numbers.
+        row_tokens: Tokens of a row of each component, on average, where weights and ``largest`` are shares of tokens;
+            None: they are shares of rows.
 
     Raises:
         ConfigError: no component, too many, a batch above 2**18, limits that do not fit; later also a step too far to
@@ -126,16 +127,17 @@ class Quota(MixingPolicy):
     def __init__(
         self,
         weights: WeightsAt,
-        components: int,
+        components: int | Sequence[str],
         batch: BatchSchedule,
         limits: Sequence[int | None] | None = None,
         settled: int | None = None,
         largest: Sequence[float | None] | None = None,
         start: Account | None = None,
-        names: Sequence[str] | None = None,
+        row_tokens: Sequence[float] | None = None,
     ) -> None:
-        self._reach = Reach([str(d) for d in range(components)] if names is None else names)
-        self._shares = Shares(weights, components, batch, limits, largest)
+        names = [str(d) for d in range(components)] if isinstance(components, int) else components
+        self._reach, components = Reach(names), len(names)
+        self._shares = Shares(weights, components, batch, limits, largest, row_tokens)
         self.components, self.batch = components, batch
         self._weights, self._settled = weights, settled
         if start is None:

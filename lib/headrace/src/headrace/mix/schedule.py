@@ -31,8 +31,10 @@ Steps: TypeAlias = Int64[np.ndarray, " n"]
 RowOrder: TypeAlias = Literal["locality", "stream"]
 ExchangeSetting: TypeAlias = Literal["auto", "on", "off"]
 """Order of the rows within a batch."""
-WeightUnit: TypeAlias = Literal["examples", "tokens"]
-"""What weights count."""
+WeightUnit: TypeAlias = Literal["examples", "tokens", "content_tokens", "trained_tokens"]
+"""What weights count, and budgets and sizes; see :mod:`headrace.mix.measure`."""
+CountedTokens: TypeAlias = Literal["content", "trained"]
+"""What is counted one by one."""
 
 MAX_WEIGHT = 1e100
 MIN_WEIGHT = float(np.finfo(np.float64).smallest_normal)

@@ -5,6 +5,11 @@ A step of B examples gives component d the share B x w_d. Normalised weights are
 limit (its epochs or its budget, in examples): at the step that reaches it, the component gets exactly what is left of
 it, the rest of that step goes to the others in proportion to their weights, and from then on they share its weight.
 
+Where weights count tokens, and rows of the components hold different numbers of them, shares of tokens become shares of
+rows once they are bounded: each is divided by the tokens of a row, on average over an epoch. Rows of a component then
+are as exact as ever, and its tokens are so at the end of each epoch; within it they are off by what the rows drawn
+until then hold above or below the average.
+
 Invariant: shares after a step sum to the examples of all steps, and depend on nothing later. Once the components that
 have weight cannot fill a step, since they are used up or at the largest share that they may have, the mixture ends
 before it.
@@ -88,6 +93,7 @@ class Shares:
         batch: BatchSchedule,
         limits: Sequence[int | None] | None = None,
         largest: Sequence[float | None] | None = None,
+        row_tokens: Sequence[float] | None = None,
     ) -> None:
         if not 1 <= components <= 4096:
             raise ConfigError("must be 1 to 4096", field="components", value=components)
@@ -104,6 +110,7 @@ class Shares:
         self._weights, self._batch = weights, batch
         self._bound = np.array([1.0 if x is None else x for x in largest or [None] * components])
         self._bounded = bool((self._bound < 1).any())
+        self._row_tokens = None if row_tokens is None else np.array(row_tokens, np.float64)
         self.limits = np.array([UNLIMITED if x is None else x for x in limits or [None] * components], np.int64)
         self.limited = bool((self.limits < UNLIMITED).any())
 
@@ -113,7 +120,7 @@ class Shares:
         weights, sizes = self._weights(steps), self._batch.size_at(steps)
         if not self.limited:
             bounded, met = self._below_largest(weights)
-            rate = fixed_point(bounded)
+            rate = fixed_point(row_shares(bounded, self._row_tokens))
             return ShareRun(*_accumulate(whole, part, rate * sizes[:, None]), rate, rate > 0, met)
         wholes, parts, rates = (np.empty((n, len(whole)), np.int64) for _ in range(3))
         row = 0
@@ -124,7 +131,7 @@ class Shares:
             bounded, usable = self._below_largest(weight[:usable] / total[:usable])
             if usable == 0:
                 break
-            rate = fixed_point(bounded[:usable])
+            rate = fixed_point(row_shares(bounded[:usable], self._row_tokens))
             w, p = _accumulate(whole, part, rate * sizes[row : row + usable, None])
             over = ((w > self.limits) | ((w == self.limits) & (whole < self.limits))).any(axis=1)
             plain = int(over.argmax()) if over.any() else usable
@@ -133,7 +140,7 @@ class Shares:
             if plain:
                 whole, part = w[plain - 1], p[plain - 1]
             if plain < usable:
-                due = _pour(rate[plain], int(sizes[end]), whole, part, self.limits, self._bound)
+                due = _pour(rate[plain], int(sizes[end]), whole, part, self.limits, self._row_bound(rate[plain]))
                 if due is None:
                     return ShareRun(wholes, parts, rates, weights > 0, end)
                 w, p = _accumulate(whole, part, due[None])
@@ -147,6 +154,13 @@ class Shares:
         """Whether these may have all of a step between them."""
         return float(self._bound[components].sum()) > 1 - _SHORT
 
+    def _row_bound(self, rate: Int64[np.ndarray, " d"]) -> Float64[np.ndarray, " d"]:
+        """The largest shares of the rows of a step, whose rows would hold as many tokens as at this rate."""
+        if self._row_tokens is None:
+            return self._bound
+        average = float(np.add.accumulate(rate * self._row_tokens)[-1]) / ONE
+        return np.where(self._bound < 1, np.minimum(self._bound * average / self._row_tokens, 1.0), 1.0)
+
     def _below_largest(self, weights: Float64[np.ndarray, "n d"]) -> tuple[Float64[np.ndarray, "n d"], int]:
         """The weights below the bounds, and how many steps can be met; rows after these mean nothing, but sum to 1."""
         if not self._bounded:
@@ -154,6 +168,21 @@ class Shares:
         scaled, short = _bounded_rows(weights, self._bound)
         met = int(short.argmax()) if short.any() else len(weights)
         return np.where(short[:, None], weights, scaled), met
+
+
+def row_shares(
+    shares: Float64[np.ndarray, "n d"], row_tokens: Float64[np.ndarray, " d"] | None
+) -> Float64[np.ndarray, "n d"]:
+    """Shares of rows from shares of tokens, where a row of each component holds so many on average; None: all alike.
+
+    Example:
+        >>> row_shares(np.array([[0.5, 0.5]]), np.array([18.0, 32.0]))
+        array([[0.64, 0.36]])
+    """
+    if row_tokens is None:
+        return shares
+    rows = shares / row_tokens
+    return rows / np.add.accumulate(rows, axis=1)[:, -1:]
 
 
 def bound_shares(

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from headrace.errors import ConfigError
 from headrace.mix.amendments import added_sources, amend, check_disjoint
 from headrace.mix.blend import Blend, is_size_rule, refuse_size_rules, weights_of_sizes
 from headrace.mix.limits import check_steps, check_tokens, step_after_tokens, tokens_of_steps
-from headrace.mix.schedule import BatchSchedule
+from headrace.mix.schedule import BatchSchedule, CountedTokens
 from headrace.mix.stages import Stage, check_components
 
 
@@ -68,6 +68,8 @@ class MixtureConfig:
         max_share: Largest shares by component.
         num_steps: Steps of the run, if they are written.
         sizes: Gives the tokens of each component; asked only where weights follow from sizes.
+        counted: Which tokens are counted one by one, so that steps that follow from tokens are not known here, and are
+            the earliest that there can be; None: rows count.
     """
 
     components: Mapping[str, Any]
@@ -79,6 +81,7 @@ class MixtureConfig:
     max_share: Mapping[str, float] = field(default_factory=dict[str, float])
     num_steps: int | None = None
     sizes: Callable[[], Mapping[str, int]] | None = None
+    counted: CountedTokens | None = None
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,37 @@ def _resolve_sizes(mixture: _Mixture, config: MixtureConfig, later: set[str]) ->
         raise ConfigError("follows from sizes, which are not known here", field=path, value=weights)
     sizes = {name: tokens for name, tokens in config.sizes().items() if name not in later}
     field_, tokens = mixture.budget
+    if config.counted and field_ == "num_steps" and tokens is not None:
+        _check_tokens_written(weights, f"{path}.unimax", min(tokens, sum(sizes.values())))
     return replace(mixture, weights=weights_of_sizes(weights, sizes, tokens, path, field_))
+
+
+def _check_tokens_written(rule: Mapping[str, Any], path: str, example: int) -> None:
+    """Raises ConfigError if a rule needs the tokens of the run, which are not known before its weights are."""
+    value = rule.get("unimax")
+    if value is None or (isinstance(value, Mapping) and "tokens" in value):
+        return
+    epochs: object = cast("Mapping[str, object]", value).get("max_epochs") if isinstance(value, Mapping) else value
+    raise ConfigError(
+        "needs to know how many tokens the run has, and they follow from num_steps only where all rows hold as many",
+        field=path,
+        value=value,
+        cure=f"Write unimax: {{max_epochs: {epochs}, tokens: {example}}}, with the tokens of your run.",
+    )
+
+
+def _check_counted(config: MixtureConfig) -> None:
+    """Raises ConfigError for a step that is given beside tokens from which it follows, once they are counted."""
+    last = len(config.stages) - 1
+    for number, stage in enumerate(config.stages):
+        following = config.num_steps if number == last else config.stages[number + 1].step
+        if config.counted and stage.tokens is not None and following is not None:
+            raise ConfigError(
+                f"is given beside stages[{number}].tokens, from which it follows once the tokens of rows are counted",
+                field="num_steps" if number == last else f"stages[{number + 1}].step",
+                value=following,
+                cure="Leave out one of the two.",
+            )
 
 
 def check_plan(stages: Sequence[StageConfig], amendments: Sequence[AmendmentConfig]) -> None:
@@ -256,20 +289,18 @@ def stage_bounds(
     return first, reached
 
 
-def run_steps(
-    num_steps: int | None,
-    stages: Sequence[StageConfig],
-    amendments: Sequence[AmendmentConfig],
-    batch: BatchSchedule,
-    phases: Sequence[tuple[int, int]],
-) -> int | None:
-    """Steps of a run: what it says, or the tokens of its last stage; None if neither.
+def run_steps(config: MixtureConfig) -> int | None:
+    """Steps of a run: what it says, or the tokens of its last stage; None if neither, or if tokens have to be counted.
 
     Raises:
         ConfigError: the two differ, or an amendment, a stage, a length or a batch size begins where the run has ended.
     """
+    stages, num_steps = config.stages, config.num_steps
     check_steps("num_steps", num_steps)
-    first_steps, end = stage_bounds(stages, batch, phases) if stages else ([], None)
+    _check_counted(config)
+    first_steps, end = stage_bounds(stages, config.batch, config.phases) if stages else ([], None)
+    if config.counted:
+        end = None
     if None not in (num_steps, end) and num_steps != end:
         problem = f"end the run after {end} steps, but num_steps is {num_steps}"
         cure = "Leave out one of the two."
@@ -278,12 +309,12 @@ def run_steps(
     if end is None:
         return None
     begins = {f"stages[{k}].step": step for k, step in enumerate(first_steps)}
-    begins |= {f"amendments[{k}].step": amendment.step for k, amendment in enumerate(amendments)}
+    begins |= {f"amendments[{k}].step": amendment.step for k, amendment in enumerate(config.amendments)}
     for path, step in begins.items():
         if step >= end:
             problem = f"is not before step {end}, where the run ends"
             raise ConfigError(problem, field=path, value=step, cure="Prolong the run.")
-    for path, points in (("seq_len", phases), ("batch_size", batch.points)):
+    for path, points in (("seq_len", config.phases), ("batch_size", config.batch.points)):
         for step, value in points:
             if step >= end:
                 problem = f"begins at step {step}, and the run ends before step {end}"

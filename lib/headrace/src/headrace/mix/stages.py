@@ -54,12 +54,22 @@ class Stage:
         blend: Weights, as functions of the **global** step, of the components that it uses.
         name: For reports and errors.
         max_share: Largest share of a batch that components may have at any step, by name; the others take the rest.
+        row_tokens: Where weights count tokens: tokens and rows of an epoch of each of its components, by name. Empty:
+            they count rows, or all rows hold as many.
     """
 
     first_step: int
     blend: Blend
     name: str = ""
     max_share: Mapping[str, float] = field(default_factory=dict[str, float])
+    row_tokens: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+
+    @property
+    def tokens_of_rows(self) -> list[float] | None:
+        """Tokens of a row, on average, in the order of the blend's names; None: weights count rows."""
+        if not self.row_tokens:
+            return None
+        return [tokens / rows for tokens, rows in (self.row_tokens[name] for name in self.blend.names)]
 
 
 def check_components(names: Sequence[str], stages: Iterable[Stage]) -> None:
@@ -279,13 +289,13 @@ class Stages(MixingPolicy):
         last = min(stop - 1, MAX_STEP)
         return Quota(
             partial(_weights_at, stage.blend, first, last),
-            len(columns),
+            stage.blend.names,
             _from_step(self.batch, first),
             [self._limits[c] for c in columns.tolist()],
             max(stage.blend.settles_at(last) - first, 0),
             [stage.max_share.get(name) for name in stage.blend.names],
             start,
-            stage.blend.names,
+            stage.tokens_of_rows,
         )
 
     def _used(self, number: int) -> Bool[np.ndarray, " d"]:

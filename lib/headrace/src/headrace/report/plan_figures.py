@@ -92,8 +92,8 @@ def mixture_facts(dataset: MixtureDataset | PhasedDataset, steps: int, spans: in
     for k, (begin, end) in enumerate(zip(edge[:-1].tolist(), edge[1:].tolist(), strict=True)):
         mixture = cast(MixtureDataset, dataset.at_step(begin)[0])
         wanted[k] = _wanted(mixture, begin, end, summed)
-        drawn[k] = _starts_at(mixture, end) - _starts_at(mixture, begin)
-        tokens[k] = drawn[k] * mixture.seq_len
+        before, after = _starts_at(mixture, begin), _starts_at(mixture, end)
+        drawn[k], tokens[k] = after - before, mixture.tokens_of(after) - mixture.tokens_of(before)
     return MixtureFacts(first.names, edge, wanted, drawn, tokens, summed)
 
 

@@ -119,9 +119,9 @@ def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | N
         until = dataset.at_step(first)[1]
         end = step if until is None else min(step, until)
         if end > first and (phase_mixture := mixture_of(phase)) is not None:
-            drawn = _starts(phase_mixture, end) - _starts(phase_mixture, first)
-            rows += drawn
-            tokens += drawn * phase.seq_len
+            before, after = _starts(phase_mixture, first), _starts(phase_mixture, end)
+            rows += after - before
+            tokens += phase_mixture.tokens_of(after) - phase_mixture.tokens_of(before)
     counts = np.zeros(len(names), np.int64) if over else mixture.draws.counts_at(step)
     first_steps = np.asarray([stage.first_step for stage in mixture.stages])
     stage = int(np.searchsorted(first_steps, step, side="right")) - 1
@@ -134,7 +134,7 @@ def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | N
             rows=int(rows[d]),
             tokens=int(tokens[d]),
             epoch=int(part.passes(rows[d : d + 1])[0]),
-            epochs=None if part.rows_of_pass is None else int(tokens[d]) / (part.rows_of_pass * part.seq_len),
+            epochs=None if (of_pass := mixture.tokens_of_pass(name)) is None else int(tokens[d]) / of_pass,
         )
         for d, (name, part) in enumerate(zip(names, mixture.components, strict=True))
     }

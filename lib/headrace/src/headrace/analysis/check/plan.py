@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -151,7 +151,7 @@ def plan_run(
     steps, ends_early = _steps(dataset, config.run_steps)
     first = cast("MixtureDataset", dataset.at_step(0)[0])
     trained = config.train_datasets(opened)
-    rows_drawn = None if steps is None else _drawn(dataset, steps)
+    drawn = None if steps is None else _drawn(dataset, steps)
     shares = _shares(first, steps)
     order: RowOrder = "locality" if config.row_order == "locality" else "stream"
     size = dataset.batch_schedule.rows_at(0)[1]
@@ -161,12 +161,9 @@ def plan_run(
         dataset, order, hosts or [n for n in HOSTS if n == 1 or size % n == 0], config, steps, rows
     )
     chunks, chunk_bytes = _first_batch(dataset, order)
-    tokens = None if rows_drawn is None else sum(int(rows.sum()) * length for _, length, rows in rows_drawn)
     components = tuple(
-        _component(
-            name, config, opened[name], planned, trained[name], component, shares[:, d], _drawn_of(rows_drawn, d)
-        )
-        for d, (name, component) in enumerate(zip(first.names, first.components, strict=True))
+        _component(name, config, opened[name], planned, trained[name], first, shares[:, d], drawn and drawn.of(d))
+        for d, name in enumerate(first.names)
     )
     return RunPlan(
         components=components,
@@ -175,7 +172,7 @@ def plan_run(
         batch_size=size,
         largest_batch=dataset.batch_schedule.max_size,
         steps=steps,
-        tokens=tokens,
+        tokens=None if drawn is None else int(drawn.tokens.sum()),
         ends_early=ends_early,
         first_batch_chunks=chunks,
         first_batch_bytes=chunk_bytes,
@@ -211,26 +208,31 @@ def _steps(dataset: MixtureDataset | PhasedDataset, wanted: int | None) -> tuple
     return wanted, None
 
 
-def _drawn(dataset: MixtureDataset | PhasedDataset, steps: int) -> list[tuple[int, int, np.ndarray]]:
-    """First step and row length of each phase, and the rows of each component in it."""
-    found: list[tuple[int, int, np.ndarray]] = []
-    step = 0
+class _Drawn(NamedTuple):
+    """Rows of each component in a run, and their tokens."""
+
+    rows: np.ndarray
+    tokens: np.ndarray
+
+    def of(self, component: int) -> tuple[int, int]:
+        return int(self.rows[component]), int(self.tokens[component])
+
+
+def _drawn(dataset: MixtureDataset | PhasedDataset, steps: int) -> _Drawn:
+    step, rows, tokens = 0, np.zeros(1, np.int64), np.zeros(1, np.int64)
     while step < steps:
         phase, until = dataset.at_step(step)
-        draws = cast("MixtureDataset", phase).draws
+        mixture = cast("MixtureDataset", phase)
+        draws = mixture.draws
         stop = steps if until is None else min(until, steps)
         try:
             end = draws.starts_at(stop)
         except IndexOutOfRangeError:  # the last batch is not full
             end = draws.starts_at(stop - 1)
-        found.append((step, phase.seq_len, end - draws.starts_at(step)))
+        begin = draws.starts_at(step)
+        rows, tokens = rows + end - begin, tokens + mixture.tokens_of(end) - mixture.tokens_of(begin)
         step = stop
-    return found
-
-
-def _drawn_of(drawn: list[tuple[int, int, np.ndarray]] | None, component: int) -> list[tuple[int, int]] | None:
-    """Row length of each phase, and the rows of a component in it."""
-    return None if drawn is None else [(length, int(rows[component])) for _, length, rows in drawn]
+    return _Drawn(rows, tokens)
 
 
 def _shares(mixture: MixtureDataset, steps: int | None) -> np.ndarray:
@@ -285,13 +287,13 @@ def _component(
     cache: TokenCache,
     planned: PlannedCaches,
     trained: PlannedDataset,
-    component: PlannedDataset,
+    mixture: MixtureDataset,
     shares: np.ndarray,
-    drawn: list[tuple[int, int]] | None,
+    drawn: tuple[int, int] | None,
 ) -> ComponentPlan:
+    component = mixture.components[mixture.names.index(name)]
     order, window = component.shuffle_order() or Identity(len(trained)), component.open_window()
-    row_tokens = len(trained) * trained.seq_len
-    tokens = None if drawn is None else sum(length * rows for length, rows in drawn)
+    row_tokens = mixture.tokens_of_rows(name, len(trained))
     return ComponentPlan(
         name=name,
         cache=config.components[name].shown_cache,
@@ -311,7 +313,7 @@ def _component(
         first_share=float(shares[0]),
         last_share=float(shares[-1]),
         largest_share=float(shares.max()),
-        drawn_rows=None if drawn is None else sum(rows for _, rows in drawn),
-        epochs=None if tokens is None or not row_tokens else tokens / row_tokens,
+        drawn_rows=drawn and drawn[0],
+        epochs=None if drawn is None or not row_tokens else drawn[1] / row_tokens,
         replicas=cache.states if isinstance(cache, ReplicatedCache) else (),
     )

@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from headrace.errors import ConfigError
+from headrace.mix.measure import TokenMeasure, TokensInOrder
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.schedule import BatchSchedule, Weight
 from headrace.mix.stage_config import MixtureConfig, resolve_stages
@@ -34,6 +35,8 @@ class PolicyInputs:
         limits: Most examples of each component in the run, None for no limit.
         tokens: Tokens of an example.
         planned: How many of the stages were planned, those after them being amendments; None: all.
+        lengths: Tokens of the examples of each component, where the run counts them one by one; None: each has
+            ``tokens``.
     """
 
     names: Sequence[str]
@@ -43,6 +46,7 @@ class PolicyInputs:
     limits: Sequence[int | None]
     tokens: int
     planned: int | None = None
+    lengths: Sequence[TokensInOrder] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,13 @@ class MixturePlan:
         stages: In order, amendments last.
         make: Makes the policy.
         planned: How many of the stages were planned, those after them being amendments; None: all.
+        measure: What it counts in tokens, one by one; None: it counts rows.
     """
 
     stages: tuple[Stage, ...]
     make: Callable[[PolicyInputs], MixingPolicy]
     planned: int | None = None
+    measure: TokenMeasure | None = None
 
     def drawn_by(self, policy: MixingPolicy) -> MixturePlan:
         """The same mixtures with a policy that is made already, whose walk is shared."""
@@ -70,9 +76,11 @@ class PolicyKind(abc.ABC):
     Attributes:
         example_s: Seconds that each example before a far step costs a process that has no anchor for it, about; 0: any
             step is reached in no time, or step by step.
+        counts_tokens: Whether it knows units that count tokens one by one; see :mod:`headrace.mix.measure`.
     """
 
     example_s: ClassVar[float] = 0.0
+    counts_tokens: ClassVar[bool] = False
 
     def check(self, config: MixtureConfig) -> None:
         """Raises ConfigError, before anything is opened, if the policy does not know something that is asked for."""
@@ -81,7 +89,10 @@ class PolicyKind(abc.ABC):
     def plan(self, config: MixtureConfig) -> MixturePlan:
         """The mixtures that a config stands for, and how the policy over them is made."""
         stages = resolve_stages(config)
-        return MixturePlan(tuple(stages), self.make, len(stages) - len(config.amendments))
+        planned = len(stages) - len(config.amendments)
+        budgets = [stage.tokens for stage in config.stages] or [None] * planned
+        measure = None if config.counted is None else TokenMeasure(config.counted, budgets)
+        return MixturePlan(tuple(stages), self.make, planned, measure)
 
     @abc.abstractmethod
     def make(self, inputs: PolicyInputs) -> MixingPolicy:

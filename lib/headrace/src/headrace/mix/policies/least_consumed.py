@@ -5,35 +5,37 @@ state. Invariant: as long as two sources have samples left, their counts differ 
 from them (and their difference at the start). Price: 1 to 2 us a sample, and as the draw of ties goes from sample to
 sample, a far one is walked to, or saved (10 kB): 25 minutes for a billion samples.
 
-Where they are not, :func:`build_interleaved_dataset` reads the sources as they come, and :class:`LeastConsumed` is the
-state, written as JSON in the shape of nanoschnack's checkpoints::
-
-    {"datasets": [{"spec": "docs", "row_offset": 123, "token_offset": 4567}, ...],
-     "seeded_specs": [...], "exhausted_specs": [...], "tie_rng": [...]}
+Over stages (a plan's or amendments') the sources in use change: one that joins, or comes back, starts at the smallest
+count of those that stay, so that it is neither served alone until it has caught up nor left waiting. Only the count is
+raised: it goes on at its own place in its order. A packed row has as many tokens as it holds, if the run counts them
+(:mod:`headrace.mix.measure`).
 
 The tie draw is ``random.Random(seed).choice`` over the tied sources in order, consumed only by ties; a source counts as
-exhausted once it was picked and had nothing, so until then it takes part in ties. Both are the original's. Unlike the
-original: the state of the tie draw is saved, so that a resumed run goes on as if it had not stopped; a new source
-starts at the smallest count of the sources in use, also when an unused one in the checkpoint is far behind.
+exhausted once it was picked and had nothing, so until then it takes part in ties. Both are nanoschnack's. Where lengths
+are not known beforehand: :mod:`headrace.mix.policies.least_consumed_live`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from itertools import count, repeat
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import ConfigError
+from headrace.mix.measure import TokensInOrder
 from headrace.mix.policies.kind import PolicyInputs, PolicyKind, equal_weights
 from headrace.mix.policies.sequence import SequencePolicy
 from headrace.mix.schedule import BatchSchedule
 from headrace.mix.shares import UNLIMITED
 
-Sample = TypeVar("Sample")
+_AHEAD = 256
+"""Samples whose lengths are looked up together."""
 PlanState = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[Any, ...]]
 
 
@@ -44,15 +46,49 @@ class Equal:
     tokens: int
     samples: int | None = None
 
+    def from_sample(self, sample: int) -> Iterator[int]:
+        """Tokens of the samples from one on."""
+        return repeat(self.tokens)
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """So many samples of known lengths, None if they never end."""
+
+    lengths: TokensInOrder
+    samples: int | None = None
+
+    def from_sample(self, sample: int) -> Iterator[int]:
+        """Tokens of the samples from one on."""
+        for at in count(sample, _AHEAD):
+            yield from self.lengths.between(at, at + _AHEAD).tolist()
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Samples of these lengths."""
+
+    lengths: Int64[np.ndarray, " n"]
+
+    @property
+    def samples(self) -> int:
+        return len(self.lengths)
+
+    def from_sample(self, sample: int) -> Iterator[int]:
+        """Tokens of the samples from one on."""
+        return iter(self.lengths[sample:].tolist())
+
 
 class LeastConsumedPlan(SequencePolicy[PlanState]):
     """The order for known lengths, with random access. Used-up sources drop out; the last step may not be full.
 
     Args:
-        lengths: Tokens of every sample of each source, in its order; or :class:`Equal` samples.
+        lengths: Tokens of every sample of each source, in its order; or :class:`Equal` samples, or those
+            :class:`InOrder`.
         batch: Examples per step.
         seed: Seed of the tie draw.
         start_counts: Tokens consumed of each source before the first sample; 0 by default.
+        stages: First sample of each stage and the sources in use, in order; None: all from the first on.
 
     Raises:
         ConfigError: no sources, no samples, a negative length, not one start count a source.
@@ -61,55 +97,97 @@ class LeastConsumedPlan(SequencePolicy[PlanState]):
         >>> plan = LeastConsumedPlan([[4, 4, 4], [4, 4, 4], [6, 6]], BatchSchedule(4))
         >>> plan.sequence(0, 8)
         array([2, 0, 1, 0, 1, 2, 1, 0], dtype=int32)
+        >>> joined = LeastConsumedPlan([Equal(4), Equal(2)], BatchSchedule(4), stages=[(0, [0]), (50, [0, 1])])
+        >>> joined.sequence(46, 56)
+        array([0, 0, 0, 0, 0, 1, 1, 0, 1, 1], dtype=int32)
     """
 
     name = "least_consumed"
 
     def __init__(
         self,
-        lengths: Sequence[Sequence[int] | Int64[np.ndarray, " n"] | Equal],
+        lengths: Sequence[Sequence[int] | Int64[np.ndarray, " n"] | Equal | InOrder],
         batch: BatchSchedule,
         seed: int = 42,
         start_counts: Sequence[int] | None = None,
+        stages: Sequence[tuple[int, Sequence[int]]] | None = None,
     ) -> None:
-        self._lengths = [x if isinstance(x, Equal) else np.asarray(x, np.int64) for x in lengths]
-        self._samples = [x.samples if isinstance(x, Equal) else len(x) for x in self._lengths]
+        self._lengths = [x if isinstance(x, Equal | InOrder) else Listed(np.asarray(x, np.int64)) for x in lengths]
+        self._samples = [x.samples for x in self._lengths]
         finite = [n for n in self._samples if n is not None]
         total = sum(finite) if len(finite) == len(self._samples) else None
-        negative = any(
-            x.tokens < 0 or (x.samples or 0) < 0 if isinstance(x, Equal) else x.size and x.min() < 0
-            for x in self._lengths
-        )
+        equal = [min(x.tokens, x.samples or 0) for x in self._lengths if isinstance(x, Equal)]
+        listed = [x.lengths.min(initial=0) for x in self._lengths if isinstance(x, Listed)]
+        negative = min([*equal, *listed], default=0) < 0
         if total == 0 or negative:
             raise ConfigError("must hold at least one sample, none of negative length", field="lengths")
         if start_counts is not None and len(start_counts) != len(self._lengths):
             raise ConfigError("needs one count a source", field="start_counts", value=list(start_counts))
         self._start = tuple(int(c) for c in start_counts) if start_counts else (0,) * len(self._lengths)
         self._seed = seed
-        super().__init__(len(self._lengths), batch, total)
+        self._members = dict(stages or [(0, range(len(self._lengths)))])
+        super().__init__(len(self._lengths), batch, total if len(self._members) == 1 else None)
+        if len(self._members) > 1:
+            self.length = self._end()
 
     def initial_state(self) -> PlanState:
-        everyone = tuple(range(len(self._lengths)))
-        return self._start, (0,) * len(self._lengths), everyone, random.Random(self._seed).getstate()
+        return self._start, (0,) * len(self._lengths), tuple(self._members[0]), random.Random(self._seed).getstate()
+
+    def _end(self) -> int | None:
+        """Samples until a stage has none left; found by walking to the last stage whose sources all have an end."""
+        borders = [*self._members, None]
+        for (first, members), stop in zip(self._members.items(), borders[1:], strict=True):
+            if None in (samples := [self._samples[d] for d in members]):
+                continue
+            drawn = self.counts_before(first)
+            left = sum(n - int(drawn[d]) for d, n in zip(members, samples, strict=True) if n is not None)
+            if stop is None or left < stop - first:
+                return first + left
+        return None
 
     def walk(self, state: PlanState, first: int, n: int) -> tuple[list[int], PlanState]:
-        tokens, rows, active = list(state[0]), list(state[1]), list(state[2])
+        missing = (0,) * (len(self._lengths) - len(state[0]))  # an anchor from before an amendment
+        tokens, rows, active = [*state[0], *missing], [*state[1], *missing], list(state[2])
         rng = random.Random()
         rng.setstate(state[3])
         drawn: list[int] = []
-        while len(drawn) < n:
-            k = least(tokens, active, rng)
-            if rows[k] == self._samples[k]:
-                active.remove(k)
-                continue
-            lengths = self._lengths[k]
-            tokens[k] += lengths.tokens if isinstance(lengths, Equal) else int(lengths[rows[k]])
+        ahead: dict[int, Iterator[int]] = {}
+        for number in range(first, first + n):
+            if number and number in self._members:
+                active = _join(tokens, active, self._members[number])
+            k = self._pick(tokens, rows, active, rng)
+            if k is None:
+                break
+            if k not in ahead:
+                ahead[k] = self._lengths[k].from_sample(rows[k])
+            tokens[k] += next(ahead[k])
             rows[k] += 1
             drawn.append(k)
         return drawn, (tuple(tokens), tuple(rows), tuple(active), rng.getstate())
 
+    def _pick(self, tokens: list[int], rows: list[int], active: list[int], rng: random.Random) -> int | None:
+        """The source of the next sample, once those that were picked and had none left have dropped out."""
+        while active:
+            k = least(tokens, active, rng)
+            if rows[k] != self._samples[k]:
+                return k
+            active.remove(k)
+        return None
+
     def supply(self) -> Int64[np.ndarray, " d"]:
+        if len(self._members) > 1 and self.length is not None:
+            return self.counts_before(self.length)
         return np.array([UNLIMITED if n is None else n for n in self._samples], np.int64)
+
+
+def _join(tokens: list[int], active: Sequence[int], members: Sequence[int]) -> list[int]:
+    """The sources in use from a stage on; ``tokens`` of those that join rise to the least of those that stay."""
+    staying = [d for d in members if d in active]
+    smallest = min((tokens[d] for d in staying or active), default=0)
+    for d in members:
+        if d not in staying:
+            tokens[d] = max(tokens[d], smallest)
+    return list(members)
 
 
 def least(tokens: Sequence[int], active: Sequence[int], rng: random.Random) -> int:
@@ -123,265 +201,18 @@ class LeastConsumedFirst(PolicyKind):
     """``policy: least_consumed``."""
 
     example_s = 4e-6
+    counts_tokens = True
 
     def make(self, inputs: PolicyInputs) -> LeastConsumedPlan:
-        equal_weights(inputs, "least_consumed", limits=True)
-        return LeastConsumedPlan([Equal(inputs.tokens, limit) for limit in inputs.limits], inputs.batch)
-
-
-class LeastConsumed:
-    """Live counts of a streaming mixture: which source is next, and the state to go on from.
-
-    Args:
-        specs: Names of the sources in use, each once.
-        seed: Seed of the tie draw, unless the state has its state.
-        state: What :meth:`resume_state` gave, or a checkpoint of nanoschnack; None for a fresh start.
-        baseline: Which counts a new source starts at the smallest of: ``"live"`` (sources in use that are not used up)
-            or ``"saved"`` (all in the checkpoint, as the original).
-
-    Raises:
-        ConfigError: a name twice, none at all, or a state that cannot be read.
-
-    Example:
-        >>> mix = LeastConsumed(["a", "b"], state={"datasets": [{"spec": "a", "row_offset": 3, "token_offset": 40}]})
-        >>> mix.tokens, mix.seeded
-        ({'a': 40, 'b': 40}, ['b'])
-        >>> mix.consume("b", 7)
-        >>> mix.pick()
-        'a'
-    """
-
-    def __init__(
-        self,
-        specs: Sequence[str],
-        seed: int = 42,
-        state: Mapping[str, Any] | None = None,
-        baseline: str = "live",
-    ) -> None:
-        if not specs or len(set(specs)) != len(specs):
-            raise ConfigError("must name at least one source, each once", field="specs", value=list(specs))
-        if baseline not in ("live", "saved"):
-            raise ConfigError("is no baseline", field="baseline", value=baseline, cure="Use 'live' or 'saved'.")
-        self.specs = tuple(specs)
-        self._rng = random.Random(seed)
-        self.rows, counted, seeded = _read_state(state)
-        self.tokens: dict[str, int] = dict(counted)
-        for spec in (*specs, *self.rows):
-            self.rows.setdefault(spec, 0)
-            self.tokens.setdefault(spec, 0)
-        exhausted = _exhausted(state)
-        self._active = [d for d, spec in enumerate(specs) if spec not in exhausted] or list(range(len(specs)))
-        known = [counted[s] for s in (counted if baseline == "saved" else self._live()) if s in counted]
-        smallest = min(known or counted.values(), default=0)  # no token offsets at all: an old state, all start at 0
-        new = {spec for spec in specs if spec not in counted} if smallest > 0 else set[str]()
-        for spec in new | (seeded & self.tokens.keys()):
-            self.tokens[spec] = max(self.tokens[spec], smallest)
-        self.seeded: list[str] = sorted(seeded | new)
-        """Sources that did not start at 0 but at the smallest count of the others."""
-        self._started_rows, self._started_tokens = dict(self.rows), dict(self.tokens)
-        self._resume_ties(state)
-
-    def _live(self) -> list[str]:
-        """The sources that still give samples; all of them when none does, as they would then start over."""
-        return [self.specs[d] for d in self._active] or list(self.specs)
-
-    def _known(self, spec: str) -> str:
-        if spec not in self.specs:
-            cure = f"Use one of {self.specs}."
-            raise ConfigError("is no source of this mixture", field="spec", value=spec, cure=cure)
-        return spec
-
-    def _resume_ties(self, state: Mapping[str, Any] | None) -> None:
-        saved = (state or {}).get("tie_rng")
-        if saved is None:
-            return
-        try:
-            self._rng.setstate((saved[0], tuple(saved[1]), saved[2]))
-        except (TypeError, ValueError, IndexError, KeyError) as e:
-            raise ConfigError("is no state of the tie draw", field="tie_rng", value=type(saved).__name__) from e
-
-    def pick(self) -> str | None:
-        """The source of the next sample; None when all are exhausted. Ask once for each sample: ties use up draws."""
-        if not self._active:
-            return None
-        return self.specs[least([self.tokens[s] for s in self.specs], self._active, self._rng)]
-
-    def consume(self, spec: str, tokens: int) -> None:
-        """Count one sample of ``tokens`` tokens.
-
-        Raises:
-            ConfigError: no source of this mixture; fewer than 0 tokens.
-        """
-        if tokens < 0:
-            raise ConfigError("cannot be negative", field="tokens", value=tokens, cure="Count the sample's tokens.")
-        self.rows[self._known(spec)] += 1
-        self.tokens[spec] += tokens
-
-    def exhaust(self, spec: str) -> None:
-        """``spec`` has no samples left; saying so again changes nothing.
-
-        Raises:
-            ConfigError: no source of this mixture.
-        """
-        index = self.specs.index(self._known(spec))
-        self._active = [d for d in self._active if d != index]
-
-    def resume_state(self) -> dict[str, Any]:
-        """The state as JSON: sources in use in their order, then the others by name, which are kept.
-
-        A source not in use is written with the smallest count of those that still give samples and listed in
-        ``seeded_specs``: when it comes back, it is neither served alone until it has caught up nor left waiting.
-        """
-        smallest = min(self.tokens[s] for s in self._live())
-        others = sorted(set(self.tokens) - set(self.specs))
-        raised = set(others) if smallest > 0 else set[str]()
-        counts = {**self.tokens, **dict.fromkeys(raised, smallest)}
-        version, words, gauss = self._rng.getstate()
-        state: dict[str, Any] = {
-            "datasets": [
-                {"spec": s, "row_offset": self.rows[s], "token_offset": counts[s]} for s in (*self.specs, *others)
-            ],
-            "tie_rng": [version, list(words), gauss],
-        }
-        if raised or self.seeded:
-            state["seeded_specs"] = sorted(raised | set(self.seeded))
-        if len(self._active) < len(self.specs):
-            state["exhausted_specs"] = [s for d, s in enumerate(self.specs) if d not in self._active]
-        return state
-
-    def consumed(self) -> dict[str, tuple[int, int]]:
-        """Rows and tokens of each source in use since the start of this run: what ranks add up."""
-        return {s: (self.rows[s] - self._started_rows[s], self.tokens[s] - self._started_tokens[s]) for s in self.specs}
-
-    def sum_over_ranks(self, consumed: Iterable[Mapping[str, tuple[int, int]]]) -> None:
-        """Set the counts to those of all ranks together.
-
-        Args:
-            consumed: :meth:`consumed` of every rank, this one included. All ranks must have started from one state.
-
-        Raises:
-            ConfigError: a rank with other sources.
-
-        Example:
-            >>> ranks = [LeastConsumed(["a"]) for _ in range(2)]
-            >>> for rank, n in zip(ranks, (5, 7)):
-            ...     rank.consume("a", n)
-            >>> everyone = [rank.consumed() for rank in ranks]
-            >>> for rank in ranks:
-            ...     rank.sum_over_ranks(everyone)
-            >>> [rank.tokens for rank in ranks]
-            [{'a': 12}, {'a': 12}]
-        """
-        everyone = list(consumed)
-        for rank, counts in enumerate(everyone):
-            if set(counts) != set(self.specs):
-                cure = f"Expected {self.specs}."
-                raise ConfigError("has other sources", field=f"consumed[{rank}]", value=sorted(counts), cure=cure)
-        for s in self.specs:
-            self._started_rows[s] += sum(c[s][0] for c in everyone)
-            self._started_tokens[s] += sum(c[s][1] for c in everyone)
-            self.rows[s], self.tokens[s] = self._started_rows[s], self._started_tokens[s]
-
-
-def build_interleaved_dataset(
-    sources: Mapping[str, Iterable[Sample]],
-    count_tokens: Callable[[Sample], int],
-    mix: LeastConsumed | None = None,
-    *,
-    token_counts: Mapping[str, int] | None = None,
-    seed: int = 42,
-) -> Iterator[tuple[str, Sample]]:
-    """Samples of several sources, always from the one with the fewest tokens so far.
-
-    Args:
-        sources: Samples by name. On resume they must start behind the ``row_offset`` rows already seen.
-        count_tokens: Tokens of a sample.
-        mix: Live counts, updated before a sample is given out; read its ``resume_state`` at a checkpoint.
-        token_counts: Instead of ``mix``: tokens consumed of each source so far.
-        seed: Seed of the tie draw, without ``mix``.
-
-    Yields:
-        (name, sample).
-
-    Raises:
-        ConfigError: both ``mix`` and ``token_counts``; sources other than those of ``mix``; a count that is negative
-            or of a name that is no source.
-
-    Example:
-        >>> texts = {"a": ["aaa", "aaa"], "b": ["b", "b", "b"]}
-        >>> [name for name, _ in build_interleaved_dataset(texts, len, seed=1)]
-        ['a', 'b', 'b', 'b', 'a']
-    """
-    if mix is not None and token_counts is not None:
-        raise ConfigError("is part of mix", field="token_counts", value=dict(token_counts), cure="Give one of the two.")
-    if mix is None:
-        counts = token_counts or {}  # a source without a count is new: it starts at the smallest of the others
-        for spec, n in counts.items():
-            if spec not in sources or n < 0:
-                what = "is no source" if spec not in sources else "cannot be negative"
-                cure = f"Give tokens of {sorted(sources)}."
-                raise ConfigError(what, field=f"token_counts[{spec!r}]", value=n, cure=cure)
-        state = {"datasets": [{"spec": s, "token_offset": int(n)} for s, n in counts.items()]}
-        mix = LeastConsumed(list(sources), seed, state)
-    if set(sources) != set(mix.specs):
-        raise ConfigError("are not those of mix", field="sources", value=sorted(sources), cure=f"Expected {mix.specs}.")
-    return _interleave(sources, count_tokens, mix)
-
-
-def _interleave(
-    sources: Mapping[str, Iterable[Sample]], count_tokens: Callable[[Sample], int], mix: LeastConsumed
-) -> Iterator[tuple[str, Sample]]:
-    streams = {spec: iter(sources[spec]) for spec in mix.specs}
-    while (spec := mix.pick()) is not None:
-        sample = next(streams[spec], _END)
-        if sample is _END:
-            mix.exhaust(spec)
-            continue
-        mix.consume(spec, count_tokens(cast(Sample, sample)))
-        yield spec, cast(Sample, sample)
-
-
-_END = object()
-
-
-def _read_state(state: Mapping[str, Any] | None) -> tuple[dict[str, int], dict[str, int], set[str]]:
-    """Rows, tokens (of entries that have any) and seeded sources of a checkpoint."""
-    rows: dict[str, int] = {}
-    tokens: dict[str, int] = {}
-    try:
-        for entry in (state or {}).get("datasets", ()):
-            if entry["spec"] in rows:
-                raise ValueError(f"{entry['spec']} twice")
-            rows[entry["spec"]] = int(entry.get("row_offset") or 0)
-            if "token_offset" in entry:
-                tokens[entry["spec"]] = int(entry["token_offset"] or 0)
-        if min((*rows.values(), *tokens.values()), default=0) < 0:
-            raise ValueError("a negative offset")
-        seeded = set(cast(Iterable[str], (state or {}).get("seeded_specs", ())))
-    except (AttributeError, KeyError, TypeError, ValueError) as e:
-        cure = 'It looks like {"datasets": [{"spec": "docs", "row_offset": 0, "token_offset": 0}]}.'
-        raise ConfigError(f"is no state of this mixture ({e})", field="resume_state", value=state, cure=cure) from e
-    return rows, tokens, seeded
-
-
-def _exhausted(state: Mapping[str, Any] | None) -> set[str]:
-    names = (state or {}).get("exhausted_specs", ())
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise ConfigError("must be a list of names", field="exhausted_specs", value=names)
-    return set(names)
-
-
-def cap_resume_rows(rows: Mapping[str, int], totals: Mapping[str, int]) -> dict[str, int]:
-    """Row offsets within the present pass: full passes that all sources have made are taken off, the rest is cut.
-
-    Args:
-        rows: Rows seen of each source.
-        totals: Rows that each source has; sources that are not named are left alone.
-
-    Example:
-        >>> cap_resume_rows({"a": 25, "b": 13, "old": 3}, {"a": 10, "b": 12})
-        {'a': 10, 'b': 1, 'old': 3}
-    """
-    known = {s: totals[s] for s in rows if totals.get(s)}
-    passes = min((rows[s] // n for s, n in known.items()), default=0)
-    return {s: min(r - passes * known[s], known[s]) if s in known else r for s, r in rows.items()}
+        for stage in inputs.stages:
+            alone = dataclasses.replace(inputs, names=stage.blend.names, stages=[stage])
+            equal_weights(alone, "least_consumed", limits=True)
+        samples: Sequence[Equal | InOrder] = [Equal(inputs.tokens, limit) for limit in inputs.limits]
+        if inputs.lengths is not None:
+            samples = [InOrder(*one) for one in zip(inputs.lengths, inputs.limits, strict=True)]
+        numbers = {name: number for number, name in enumerate(inputs.names)}
+        stages = [
+            (inputs.batch.rows_at(stage.first_step)[0], [numbers[name] for name in stage.blend.names])
+            for stage in inputs.stages
+        ]
+        return LeastConsumedPlan(samples, inputs.batch, stages=stages if len(stages) > 1 else None)

@@ -19,12 +19,14 @@ from headrace.mix.policies.kind import MixturePlan, PolicyInputs, PolicyKind
 from headrace.mix.policies.least_consumed import LeastConsumedFirst
 from headrace.mix.policies.megatron import Exhaustive, Greedy
 from headrace.mix.policies.nmoe import StagePlan, Swrr
-from headrace.mix.schedule import BatchSchedule
+from headrace.mix.schedule import BatchSchedule, CountedTokens
 from headrace.mix.stages import Stage, Stages
 
 
 class ExactQuota(PolicyKind):
     """``policy: quota``."""
+
+    counts_tokens = True
 
     def make(self, inputs: PolicyInputs) -> Stages:
         return Stages(inputs.names, inputs.stages, inputs.batch, inputs.limits, inputs.planned)
@@ -53,6 +55,16 @@ def policy_kind(name: str) -> PolicyKind:
     """
     check_choice("policy", name, POLICIES, "is no policy")
     return POLICIES[name]
+
+
+def check_unit(unit: str, policy: str, counted: CountedTokens | None, phases: int) -> None:
+    """Raises ConfigError for a unit that the policy does not know, or that does not go with so many row lengths."""
+    if counted is not None and phases > 1:
+        cure = "Use unit: tokens, or keep one seq_len."
+        raise ConfigError("does not go with a seq_len that changes", field="unit", value=unit, cure=cure)
+    if counted is not None and not policy_kind(policy).counts_tokens:
+        cure = "Use policy: quota or least_consumed; or unit: tokens, which counts the places of rows."
+        raise ConfigError(f"is not known to policy: {policy}", field="unit", value=unit, cure=cure)
 
 
 def plan_of(

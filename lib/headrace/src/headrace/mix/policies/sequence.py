@@ -140,7 +140,7 @@ class SequencePolicy(MixingPolicy, Generic[State]):
         stretch = anchor_integer(anchor, "stretch", most=1 << 50)
         if self.length is not None and stretch * STRETCH > self.length:
             raise refused("is of a longer sequence")
-        drawn = anchor_integers(anchor, "drawn", self.components)
+        drawn = anchor_integers(anchor, "drawn", self.components, padded=True)  # amendments add components at the end
         anchor_sum(drawn, stretch * STRETCH, "drawn")
         state = cast(State, _tuples(anchor.get("state")))
         try:

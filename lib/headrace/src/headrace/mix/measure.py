@@ -1,0 +1,165 @@
+"""Tokens as a measure: weights, budgets and sizes may count tokens one by one, where rows hold different numbers.
+
+Packed rows are not quite full, so a row is no measure of tokens. ``unit: content_tokens`` counts the tokens of
+documents and ``unit: trained_tokens`` the labels that are trained on; ``examples`` and ``tokens`` count rows and the
+places in them, padding included, as they always did. What each part of a mixture promises then:
+
+* **weights** (``quota``): shares of tokens, turned into shares of rows by the tokens of a row on average
+  (:func:`~headrace.mix.shares.row_shares`). No state, any step at once; exact at the end of each epoch of a source. In
+  between, the rows drawn so far hold more or less than the average: like a sample without replacement, by a standard
+  deviation of ``s * sqrt(n * (1 - n / N))`` tokens after n of the N rows of an epoch, s being that of a row.
+* **budgets** (``max_tokens``): the rows of a source are added up in its order, once, to the last row that fits.
+* **stages** of so many tokens: as many steps as it takes, the rows of all sources added up in their orders.
+* **least_consumed**: the tokens of each row, one after the other; see :mod:`headrace.mix.policies.least_consumed`.
+
+All of them follow from the step alone.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Int64
+
+from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.mix.blend import Blend
+from headrace.mix.policy import MixingPolicy
+from headrace.mix.schedule import MAX_STEP, CountedTokens
+from headrace.mix.stages import Stage
+
+
+class TokensInOrder(Protocol):
+    """Tokens of a component's examples, in the order in which they are drawn."""
+
+    def between(self, first: int, stop: int) -> Int64[np.ndarray, " n"]:
+        """Of each of the examples ``first .. stop``."""
+        ...
+
+    def before(self, examples: int) -> int:
+        """Of the first so many examples together."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenMeasure:
+    """What a mixture counts in tokens, one by one.
+
+    Attributes:
+        counted: Which tokens.
+        budgets: How many each planned stage lasts; None: until the next begins.
+        max_tokens: Most of components in the whole run, by name.
+        rows: Tokens of the rows of each component, once they are counted (:class:`headrace.data.row_tokens.RowTokens`).
+    """
+
+    counted: CountedTokens
+    budgets: Sequence[int | None] = ()
+    max_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
+    rows: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class TimedStages:
+    """Stages whose first steps are known, and the step at which the tokens of the last planned one are used up."""
+
+    stages: tuple[Stage, ...]
+    end: int | None
+
+
+def time_stages(
+    stages: Sequence[Stage],
+    budgets: Sequence[int | None],
+    make: Callable[[Sequence[Stage]], MixingPolicy],
+    lengths: Sequence[TokensInOrder],
+) -> TimedStages:
+    """Begins each stage at the first step before which the stage before it was given its tokens.
+
+    Args:
+        stages: Planned ones, of which the first steps of those behind a budget are not looked at, and amendments.
+        budgets: Tokens of each planned stage, None for those that end where the next begins.
+        make: The policy over stages.
+        lengths: Tokens of the examples of each component.
+
+    Raises:
+        ConfigError: limits end the mixture before the tokens of a stage are used up; an amendment that begins before
+            the last planned stage.
+    """
+    timed, end = list(stages[: len(budgets)]), None
+    amendments = list(stages[len(budgets) :])
+    for number, tokens in enumerate(budgets):
+        stage = timed[number]
+        if tokens is None:
+            continue
+        open_ended = [*timed[:number], _between(stage, stage.first_step, None)]
+        last = number == len(budgets) - 1
+        if last:
+            for amendment in amendments:
+                _check_after(amendment, stage)
+            open_ended = [*timed[:number], _between(stage, stage.first_step, _first(amendments)), *amendments]
+        end = _step_after(make(open_ended), stage.first_step, tokens, lengths, f"stages[{number}].tokens")
+        if not last:
+            timed[number] = _between(stage, stage.first_step, end)
+            behind = timed[number + 1]
+            timed[number + 1] = _between(behind, end, None)
+            end = None
+    timed[-1] = _between(timed[-1], timed[-1].first_step, _first(amendments))
+    return TimedStages((*timed, *amendments), end)
+
+
+def _first(stages: Sequence[Stage]) -> int | None:
+    return stages[0].first_step if stages else None
+
+
+def _between(stage: Stage, first: int, stop: int | None) -> Stage:
+    """A stage that begins and ends at other steps."""
+    blend = Blend(stage.blend.to_config(), stage.blend.path, num_steps=stop, first_step=first)
+    return dataclasses.replace(stage, first_step=first, blend=blend)
+
+
+def _check_after(amendment: Stage, stage: Stage) -> None:
+    if amendment.first_step <= stage.first_step:
+        raise ConfigError(
+            f"is not after step {stage.first_step}, where the last stage begins",
+            field=f"{amendment.blend.path.removesuffix('.weights')}.step",
+            value=amendment.first_step,
+            cure=f"Give {stage.first_step + 1} or more.",
+        )
+
+
+def tokens_before(policy: MixingPolicy, step: int, lengths: Sequence[TokensInOrder]) -> int:
+    """Tokens of all examples of the steps before ``step``; raises IndexOutOfRangeError if the mixture ends before."""
+    if policy.length is not None and policy.batch.rows_at(step)[0] > policy.length:
+        raise IndexOutOfRangeError(f"the mixture ends after {policy.length} examples", field="step", value=step)
+    return sum(tokens.before(n) for tokens, n in zip(lengths, policy.starts_at(step).tolist(), strict=True))
+
+
+def _step_after(policy: MixingPolicy, first: int, tokens: int, lengths: Sequence[TokensInOrder], path: str) -> int:
+    """The first step before which so many tokens were drawn since the step ``first``."""
+    begin = tokens_before(policy, first, lengths)
+
+    def is_met(step: int) -> bool:
+        try:
+            return tokens_before(policy, step, lengths) - begin >= tokens
+        except IndexOutOfRangeError:
+            return True
+
+    steps = 1
+    while not is_met(first + steps):
+        steps *= 2
+        if first + steps > MAX_STEP:
+            raise ConfigError("takes more than 2**40 steps", field=path, value=tokens, cure="Give fewer tokens.")
+    step = bisect.bisect_left(range(first + steps + 1), True, lo=first + steps // 2 + (steps > 1), key=is_met)
+    try:
+        tokens_before(policy, step, lengths)
+    except IndexOutOfRangeError as error:
+        most = tokens_before(policy, step - 1, lengths) - begin
+        cure = "Raise max_epochs or max_tokens, or add a source."
+        if most:
+            cure = f"Lower it to {most} or less, or raise max_epochs or max_tokens."
+        problem = f"cannot be met: limits end the mixture after {most} tokens"
+        raise ConfigError(problem, field=path, value=tokens, cure=cure) from error
+    return step
