@@ -91,14 +91,13 @@ def time_stages(
     timed, end = list(stages[: len(budgets)]), None
     amendments = list(stages[len(budgets) :])
     for number, tokens in enumerate(budgets):
-        stage = timed[number]
+        stage, last = timed[number], number == len(budgets) - 1
+        for amendment in amendments if last else ():
+            _check_after(amendment, stage)
         if tokens is None:
             continue
         open_ended = [*timed[:number], _between(stage, stage.first_step, None)]
-        last = number == len(budgets) - 1
         if last:
-            for amendment in amendments:
-                _check_after(amendment, stage)
             open_ended = [*timed[:number], _between(stage, stage.first_step, _first(amendments)), *amendments]
         end = _step_after(make(open_ended), stage.first_step, tokens, lengths, f"stages[{number}].tokens")
         if not last:

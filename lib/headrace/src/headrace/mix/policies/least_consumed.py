@@ -126,9 +126,8 @@ class LeastConsumedPlan(SequencePolicy[PlanState]):
         self._start = tuple(int(c) for c in start_counts) if start_counts else (0,) * len(self._lengths)
         self._seed = seed
         self._members = dict(stages or [(0, range(len(self._lengths)))])
-        super().__init__(len(self._lengths), batch, total if len(self._members) == 1 else None)
-        if len(self._members) > 1:
-            self.length = self._end()
+        super().__init__(len(self._lengths), batch)
+        self.length = self._end()
 
     def initial_state(self) -> PlanState:
         return self._start, (0,) * len(self._lengths), tuple(self._members[0]), random.Random(self._seed).getstate()
@@ -139,7 +138,7 @@ class LeastConsumedPlan(SequencePolicy[PlanState]):
         for (first, members), stop in zip(self._members.items(), borders[1:], strict=True):
             if None in (samples := [self._samples[d] for d in members]):
                 continue
-            drawn = self.counts_before(first)
+            drawn = self.counts_before(first) if first else np.zeros(self.components, np.int64)
             left = sum(n - int(drawn[d]) for d, n in zip(members, samples, strict=True) if n is not None)
             if stop is None or left < stop - first:
                 return first + left
@@ -177,7 +176,10 @@ class LeastConsumedPlan(SequencePolicy[PlanState]):
     def supply(self) -> Int64[np.ndarray, " d"]:
         if len(self._members) > 1 and self.length is not None:
             return self.counts_before(self.length)
-        return np.array([UNLIMITED if n is None else n for n in self._samples], np.int64)
+        everyone = {d for members in self._members.values() for d in members}
+        return np.array(
+            [d in everyone and (UNLIMITED if n is None else n) for d, n in enumerate(self._samples)], np.int64
+        )
 
 
 def _join(tokens: list[int], active: Sequence[int], members: Sequence[int]) -> list[int]:
@@ -215,4 +217,4 @@ class LeastConsumedFirst(PolicyKind):
             (inputs.batch.rows_at(stage.first_step)[0], [numbers[name] for name in stage.blend.names])
             for stage in inputs.stages
         ]
-        return LeastConsumedPlan(samples, inputs.batch, stages=stages if len(stages) > 1 else None)
+        return LeastConsumedPlan(samples, inputs.batch, stages=stages)
