@@ -20,6 +20,7 @@ COVERED = {  # modules without a file of their own, by the file that tests them 
     "config/test_lm_data.py": "config/component",
     "config/test_lm_data_packing.py": "pack/saved_plans",
     "data/test_dataset.py": "data/async_dataset",
+    "data/test_row_tokens.py": "mix/measure",
     "demo/test_checks.py": "demo/screen",
     "demo/test_demo.py": "cli/demo demo/run",
     "feed/test_feed_stalls.py": "stalls",

@@ -16,6 +16,7 @@ from headrace.analysis.simulate.host_forecast import HostForecast
 from headrace.data.documents import CHOSEN
 from headrace.errors import HeadraceError
 from headrace.ingest.tokenize import load_tokenizer
+from headrace.mix.blend import is_size_rule
 from headrace.mix.schedule import weight_from_config
 
 EPOCHS = 4.0
@@ -98,6 +99,26 @@ def _planned_as_streams(plan: RunPlan) -> Iterator[_Advice]:
             _fields([c for c in plan.components if c.name in plan.unpacked], "packing"),
             "follows from the lengths of documents, which are not there yet: planned as streams, without padding",
             "Check again when the caches are built.",
+        )
+
+
+@_rule("warning", "padding_counts")
+def _padding_counts(plan: RunPlan) -> Iterator[_Advice]:
+    config = plan.config
+    packed = [c for c in plan.components if config.components[c.name].packing is not None]
+    budgets = [f"components.{c.name}.max_tokens" for c in packed if config.components[c.name].max_tokens is not None]
+    told = {
+        "unit": config.unit == "tokens",
+        "policy": config.policy == "least_consumed",
+        "weights": config.weights is not None and is_size_rule(config.weights, config.components),
+        "stages": any(stage.tokens is not None for stage in config.stages),
+    }
+    asked = [*(field for field, is_asked in told.items() if is_asked), *budgets]
+    if packed and asked and config.unit in ("examples", "tokens"):
+        yield (
+            asked[0],
+            f"counts the places of packed rows, padding included ({', '.join(c.name for c in packed[:4])})",
+            "Write unit: content_tokens, or trained_tokens. A run that has begun goes on as it is.",
         )
 
 

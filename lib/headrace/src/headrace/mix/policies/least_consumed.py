@@ -177,9 +177,8 @@ class LeastConsumedPlan(SequencePolicy[PlanState]):
         if len(self._members) > 1 and self.length is not None:
             return self.counts_before(self.length)
         everyone = {d for members in self._members.values() for d in members}
-        return np.array(
-            [d in everyone and (UNLIMITED if n is None else n) for d, n in enumerate(self._samples)], np.int64
-        )
+        most = [UNLIMITED if n is None else n for n in self._samples]
+        return np.array([n if d in everyone else 0 for d, n in enumerate(most)], np.int64)
 
 
 def _join(tokens: list[int], active: Sequence[int], members: Sequence[int]) -> list[int]:
