@@ -478,8 +478,8 @@ has one answer since."""
 LATER = ("row_exchange", "exchange", "noise", "requests", "index_requests", "opening_requests")
 """Fields that there were not, at any depth of what commands say."""
 OTHER_FINDINGS = ("shared_blocks", "padding_counts")
-"""Findings of ``config check`` that are left out of both answers: hosts that exchange rows share no blocks any more; that
-units count padding was not said.
+"""Findings of ``config check`` that are left out of both answers: hosts that exchange rows share no blocks any more; of
+padding that counts nothing was said.
 """
 REWORDED = "random_reads"
 """A finding whose cure has other words since: it promised more of the braid than was measured."""

@@ -251,7 +251,7 @@ def test_counts_agree_with_what_is_delivered(data, tmp_path_factory):
     )
     stages = [StageConfig({"a": data.draw(weights), "b": data.draw(weights)}, tokens=data.draw(st.integers(300, 2500)))]
     stages.append(StageConfig({"a": data.draw(weights), "b": data.draw(weights)}))
-    own = {"a": {"packing": PackingConfig(data.draw(st.sampled_from(ALGORITHMS)))}}
+    own: dict[str, dict[str, Any]] = {"a": {"packing": PackingConfig(data.draw(st.sampled_from(ALGORITHMS)))}}
     if data.draw(st.booleans()):
         own["c"] = {"max_tokens": data.draw(st.integers(200, 2000))}
     run = config(

@@ -17,6 +17,8 @@ bytes_read                   bytes    decoded bytes of those blocks and ranges, 
 mapped_blocks                count    chunks of them copied from memory-mapped files (local, uncompressed) and not
                                       read through TensorStore; 0 there: see headrace.store.mapped
 bytes_delivered              bytes    bytes of the rows that batches got
+content_tokens               count    tokens of these rows without padding; over examples_requested times seq_len: the
+                                      fill of packed rows
 exchanged_examples           count    rows that this host read for others, which got them through the devices (docs/
                                       multi_host.md); over examples_requested: near 0 while shares do not change
 exchanged_bytes              bytes    bytes of these
@@ -87,6 +89,7 @@ class ReadStats:
     damaged: int = 0
     refused: int = 0
     replica_switches: int = 0
+    content_tokens: int = 0
 
     @property
     def reads_per_example(self) -> float:

@@ -315,6 +315,7 @@ class LmDataConfig:
     def dataset(self, instead: Mapping[str, TokenCache] | None = None) -> MixtureDataset | PhasedDataset:
         """All components, shuffled and mixed; ``instead`` as in :meth:`open_caches`."""
         from headrace.data.budgets import require_steps
+        from headrace.data.mixture import mixture_of
         from headrace.data.phased_mixture import RunRecipe, run_dataset
 
         opened, components = self.open_caches(instead), self.components
@@ -340,6 +341,8 @@ class LmDataConfig:
             sizes = {name: cache.num_tokens for name, cache in opened.items()}
             for name in recipe.subsets:
                 sizes[name] = recipe.subsets[name][0].rows_of(sizes[name] // dataset.seq_len) * dataset.seq_len
+            if self.counted and (mixture := mixture_of(dataset)) is not None:
+                sizes = {name: mixture.tokens_of_pass(name) or 0 for name in sizes}
             own = {name for name, c in components.items() if c.max_epochs is not None}
             require_steps(dataset, recipe.num_steps, tightest_bounds(bounded, tokens, sizes, own))
         loss_weights = {name: c.loss_weight for name, c in components.items() if c.loss_weight is not None}

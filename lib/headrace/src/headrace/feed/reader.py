@@ -264,6 +264,8 @@ class PlannedReader(BatchReader):
         stats.unique_examples += int(plan.distinct[k])
         stats.coalesced_ranges += int(plan.ranges[k])
         stats.bytes_delivered += count * row_bytes
+        of_rows = None if plan.segments is None else plan.segments[plan.row_bounds[k] : plan.row_bounds[k + 1]]
+        stats.content_tokens += count * plan.seq_len if of_rows is None else int(of_rows.sum())
         if plan.sent is not None:
             stats.exchanged_examples += int(plan.sent[k])
             stats.exchanged_bytes += int(plan.sent[k]) * row_bytes
