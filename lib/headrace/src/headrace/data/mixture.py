@@ -11,17 +11,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from headrace.data.async_dataset import AsyncDataset
-from headrace.data.braids import Braids
 from headrace.data.columns import run_columns
 from headrace.data.dataset import Explained, PlannedDataset, WrappingDataset
-from headrace.data.row_tokens import OrderedTokens, RowTokens, measured_plan
+from headrace.data.row_tokens import MixtureTokens, measured_plan
 from headrace.data.rows import Rows, RowSource
 from headrace.data.strands import share_strands
 from headrace.errors import ConfigError, IndexOutOfRangeError, check_choice
@@ -29,15 +27,14 @@ from headrace.metrics import ReadStats
 from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
 from headrace.mix.limits import STOP_STRATEGIES, example_limits, mixture_length
-from headrace.mix.measure import TokenMeasure, time_stages
 from headrace.mix.policies.kind import MixturePlan, PolicyInputs
 from headrace.mix.policies.nmoe import StagePlan
 from headrace.mix.policies.registry import plan_of
-from headrace.mix.policy import MixingPolicy
 from headrace.mix.schedule import BatchSchedule, Weight, weight_from_config
 from headrace.mix.shares import UNLIMITED, row_shares
 from headrace.mix.stages import Stage, check_components
 from headrace.order.order import Identity, OpenWindow, Order, Repeat
+from headrace.order.shuffle_config import BATCHED, BatchedOrders
 from headrace.store.cache import TokenCache
 
 
@@ -91,7 +88,9 @@ class MixtureDataset(WrappingDataset):
         check_choice("stop_strategy", stop_strategy, STOP_STRATEGIES, "is no stop strategy")
         self.names = tuple(components)
         self.batch_schedule = batch_size if isinstance(batch_size, BatchSchedule) else BatchSchedule(batch_size)
-        plan = measured_plan(plan_of(weights, policy, self.names, self.batch_schedule), components)
+        plan = plan_of(weights, policy, self.names, self.batch_schedule)
+        if plan.measure is not None:
+            plan = measured_plan(plan, plan.measure, components)
         self.stages = plan.stages
         check_components(self.names, self.stages)
         components = share_strands(components, self.stages, self.batch_schedule, plan.planned)
@@ -99,58 +98,28 @@ class MixtureDataset(WrappingDataset):
         self.components = tuple(_repeated(name, dataset) for name, dataset in components.items())
         self.base = self.components[0]  # all have rows like this one
         self._check_rows()
-        self._tokens = self._ordered_tokens(plan)
         self.limits = _limits(sizes, max_epochs, max_examples)
-        self._limit_tokens(plan.measure)
         self.stop_strategy = stop_strategy
-        policy_made, end = self._make_policy(plan, [*sizes.values()])
-        self.draws = Draws(policy_made)
-        self._length = self._end([*sizes.values()], num_steps if end is None else min(end, num_steps or end))
+        self._tokens: MixtureTokens | None = None
+        if plan.measure is not None:
+            self._tokens = MixtureTokens(plan.measure, dict(zip(self.names, self.components, strict=True)))
+            self.limits = self._tokens.bounded(self.limits)
+        rows, limits = [*sizes.values()], [*self.limits.values()]
+        inputs = PolicyInputs(self.names, self.stages, self.batch_schedule, rows, limits, self.seq_len, plan.planned)
+        if self._tokens is not None:
+            inputs, end = self._tokens.timed(inputs, plan.make)
+            self.stages, num_steps = tuple(inputs.stages), end if num_steps is None else num_steps
+        self.draws = Draws(plan.make(inputs))
+        self._length = self._end(rows, num_steps)
         self._braids = Braids(self.components)
         self._sources = tuple(source for component in self.components for source in component.sources)
         self._first_source = np.cumsum([0] + [len(c.sources) for c in self.components])
         self._stats = ReadStats()
         self._loss_weights: dict[str, Weight] = {}
 
-    def _ordered_tokens(self, plan: MixturePlan) -> list[OrderedTokens] | None:
-        """Tokens along the order of each component; None: all rows hold ``seq_len``."""
-        if plan.measure is None:
-            return None
-        rows: Mapping[str, RowTokens] = plan.measure.rows
-        return [OrderedTokens(dataset, rows[name]) for name, dataset in zip(self.names, self.components, strict=True)]
-
-    def _limit_tokens(self, measure: TokenMeasure | None) -> None:
-        for name, most in () if measure is None else measure.max_tokens.items():
-            tokens = cast(list[OrderedTokens], self._tokens)[self.names.index(name)]
-            rows, known = tokens.fitting(most), self.limits[name]
-            if rows == 0:
-                field, cure = f"components.{name}.max_tokens", f"Give at least {tokens.before(1)} tokens."
-                raise ConfigError(f"holds no row: the first has {tokens.before(1)}", field=field, value=most, cure=cure)
-            self.limits[name] = rows if known is None else min(known, rows)
-
-    def _make_policy(self, plan: MixturePlan, sizes: list[int | None]) -> tuple[MixingPolicy, int | None]:
-        """The policy, and the step at which the tokens of the last stage end the run, if they are counted."""
-        limits, tokens = [*self.limits.values()], self._tokens
-        inputs = PolicyInputs(self.names, self.stages, self.batch_schedule, sizes, limits, self.seq_len, plan.planned)
-        if plan.measure is None or tokens is None:
-            return plan.make(inputs), None
-        if any(stage.row_tokens for stage in self.stages):
-            inputs = replace(inputs, lengths=tokens)
-        if not any(plan.measure.budgets):
-            return plan.make(inputs), None
-        # as where amendments end a stage: its draws must not depend on its end, which follows from them
-        timed = time_stages(
-            self.stages,
-            plan.measure.budgets,
-            lambda stages: plan.make(replace(inputs, stages=stages, planned=1)),
-            tokens,
-        )
-        self.stages = timed.stages
-        return plan.make(replace(inputs, stages=timed.stages, planned=1)), timed.end
-
     def tokens_of_rows(self, name: str, rows: int) -> int:
         """Tokens of the first so many rows of a component: as the run's ``unit`` counts them, or the places in them."""
-        return rows * self.seq_len if self._tokens is None else self._tokens[self.names.index(name)].before(rows)
+        return rows * self.seq_len if self._tokens is None else self._tokens.of_component[name].before(rows)
 
     def tokens_of(self, drawn: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:
         """The same of all components, of as many rows of each as it says."""
@@ -386,3 +355,59 @@ def _repeated(name: str, dataset: AsyncDataset[Any]) -> PlannedDataset:
             cure="Mix datasets over caches, and apply map() to the mixture.",
         )
     return planned.reordered(Repeat(Identity(len(planned)))) if planned.is_finite() else planned
+
+
+class Braids:
+    """Ordinals of a mixture's components to rows and localities, in one pass where their orders can be mapped together.
+
+    Such a component is one order that repeats for ever, or the rest of an epoch and then the whole again and again
+    (:class:`~headrace.data.phased.Continued`). Price: 0.5 us a row in batches of 1,024.
+
+    Attributes:
+        held: bool: which components are mapped together with others.
+        below: What resolved rows are rows of, by part; parts of components that are mapped alone are these themselves.
+    """
+
+    def __init__(self, components: Sequence[PlannedDataset]) -> None:
+        runs = [component.ordered_runs() for component in components]
+        runs = [parts if all(type(part.order) in BATCHED for part in parts) else () for parts in runs]
+        counts = np.asarray([max(len(parts), 1) for parts in runs])
+        self.held = np.asarray([bool(parts) for parts in runs])
+        self.below: list[PlannedDataset] = []
+        for component, parts in zip(components, runs, strict=True):
+            self.below += [part.dataset for part in parts] or [component]
+        self._first_part = np.cumsum(counts) - counts
+        self._second = counts > 1
+        self._two = bool(self._second.any())
+        # ordinals below belong to the first of two parts
+        self._rest_ends = np.asarray([parts[1].first if len(parts) > 1 else 0 for parts in runs])
+        self._first, self._epoch, self._entry, self._table_of = np.zeros((4, len(self.below)), np.int64)
+        numbers = [number for number, held in enumerate(np.repeat(self.held, counts).tolist()) if held]
+        parts = dict(zip(numbers, (part for parts in runs for part in parts), strict=True))
+        self._tables: list[BatchedOrders] = []
+        for kind in dict.fromkeys(type(part.order) for part in parts.values()):
+            members = [number for number, part in parts.items() if type(part.order) is kind]
+            self._entry[members], self._table_of[members] = np.arange(len(members)), len(self._tables)
+            self._tables.append(BATCHED[kind]([parts[number].order for number in members]))
+        for number, part in parts.items():
+            self._first[number], self._epoch[number] = part.first, part.epoch
+
+    def part_of(self, component: np.ndarray, ordinal: np.ndarray) -> np.ndarray:
+        """Which part serves each ordinal."""
+        part = self._first_part[component]
+        if self._two:
+            part = part + (self._second[component] & (ordinal >= self._rest_ends[component]))
+        return part
+
+    def resolve(
+        self, part: np.ndarray, ordinal: np.ndarray
+    ) -> tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
+        """Rows and localities of ordinals, all of parts that are mapped together."""
+        drawn, epoch, entry = ordinal - self._first[part], self._epoch[part], self._entry[part]
+        if len(self._tables) == 1:
+            return self._tables[0](entry, drawn, epoch)
+        rows, locality = np.empty_like(ordinal), np.empty(ordinal.size)
+        for number, table in enumerate(self._tables):
+            chosen = self._table_of[part] == number
+            rows[chosen], locality[chosen] = table(entry[chosen], drawn[chosen], epoch[chosen])
+        return rows, locality

@@ -104,12 +104,11 @@ def _first_mixture(courses: Mapping[str, _Course], recipe: RunRecipe) -> Mixture
     seq_len = recipe.phases[0][1]
     stored = {name: course.cut(seq_len, first=True) for name, course in courses.items()}
     shuffles = {name: course.sized(seq_len, None) for name, course in courses.items()}
-    plan = measured_plan(recipe.plan, {name: cut.dataset for name, cut in stored.items()})
     budgets = {name: tokens // seq_len for name, tokens in recipe.max_tokens.items()}
-    if plan.measure is not None:
-        plan = dataclasses.replace(plan, measure=dataclasses.replace(plan.measure, max_tokens=recipe.max_tokens))
-        budgets = {}
-    recipe = dataclasses.replace(recipe, plan=plan)
+    if (measure := recipe.plan.measure) is not None:
+        measure, budgets = dataclasses.replace(measure, max_tokens=recipe.max_tokens), {}
+        plan = measured_plan(recipe.plan, measure, {name: cut.dataset for name, cut in stored.items()})
+        recipe = dataclasses.replace(recipe, plan=plan)
     shuffled = _shuffled(stored, shuffles, recipe, recipe.batch, recipe.seed, recipe.own_shuffles)
     if len(recipe.phases) > 1:
         for name, course in courses.items():

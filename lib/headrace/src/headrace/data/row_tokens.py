@@ -13,8 +13,8 @@ the leaf that says it.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -27,7 +27,9 @@ from headrace.data.dataset import PlannedDataset
 from headrace.data.rows import Rows, read_columns, read_rows, segments_of
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
-from headrace.mix.policies.kind import MixturePlan
+from headrace.mix.measure import TokenMeasure, time_stages
+from headrace.mix.policies.kind import MixturePlan, PolicyInputs
+from headrace.mix.policy import MixingPolicy
 from headrace.mix.schedule import CountedTokens
 from headrace.mix.stages import Stage
 
@@ -222,14 +224,15 @@ async def _read_labels(stored: PlannedDataset, located: Rows) -> Int64[np.ndarra
     return np.asarray(batch.label_mask).sum(axis=1, dtype=np.int64)
 
 
-def measured_plan(plan: MixturePlan, components: Mapping[str, AsyncDataset[object]]) -> MixturePlan:
-    """The plan of a mixture that counts tokens one by one, with the tokens of its components' rows; others as they are.
+def measured_plan(
+    plan: MixturePlan, measure: TokenMeasure, components: Mapping[str, AsyncDataset[object]]
+) -> MixturePlan:
+    """The plan of a mixture that counts tokens one by one, with the tokens of its components' rows.
 
     Raises:
         ConfigError: tokens of a component cannot be counted.
     """
-    measure = plan.measure
-    if measure is None or measure.rows:
+    if measure.rows:
         return plan
     planned = {name: cast(PlannedDataset, dataset.planned) for name, dataset in components.items()}
     rows = {name: RowTokens(dataset, measure.counted, name) for name, dataset in planned.items()}
@@ -240,7 +243,58 @@ def measured_plan(plan: MixturePlan, components: Mapping[str, AsyncDataset[objec
         if len(each) == 1 and None not in each:  # then shares of tokens are shares of rows
             return stage
         row_tokens = {name: (count.total, count.rows) for name, count in counts.items()}
-        return dataclasses.replace(stage, row_tokens=row_tokens)
+        return replace(stage, row_tokens=row_tokens)
 
     stages = tuple(in_tokens(stage) for stage in plan.stages)
-    return dataclasses.replace(plan, stages=stages, measure=dataclasses.replace(measure, rows=rows))
+    return replace(plan, stages=stages, measure=replace(measure, rows=rows))
+
+
+class MixtureTokens:
+    """Tokens along the orders of the components of a mixture that counts them one by one, and what follows from them.
+
+    Args:
+        measure: What is counted, with the tokens of the components' rows.
+        components: Components in their orders, pass after pass.
+
+    Attributes:
+        of_component: Tokens of each component.
+    """
+
+    def __init__(self, measure: TokenMeasure, components: Mapping[str, PlannedDataset]) -> None:
+        self._measure = measure
+        self.of_component = {name: OrderedTokens(d, measure.rows[name]) for name, d in components.items()}
+
+    def bounded(self, limits: Mapping[str, int | None]) -> dict[str, int | None]:
+        """Most rows of each component, none with more than its ``max_tokens``.
+
+        Raises:
+            ConfigError: so few tokens hold no row.
+        """
+        bounded = dict(limits)
+        for name, most in self._measure.max_tokens.items():
+            tokens, known = self.of_component[name], limits[name]
+            rows = tokens.fitting(most)
+            if rows == 0:
+                field, first = f"components.{name}.max_tokens", tokens.before(1)
+                cure = f"Give at least {first} tokens."
+                raise ConfigError(f"holds no row: the first has {first}", field=field, value=most, cure=cure)
+            bounded[name] = rows if known is None else min(known, rows)
+        return bounded
+
+    def timed(
+        self, inputs: PolicyInputs, make: Callable[[PolicyInputs], MixingPolicy]
+    ) -> tuple[PolicyInputs, int | None]:
+        """What a policy is made from, with stages that begin where the tokens of those before end; and the step at
+        which those of the last end the run.
+        """
+        tokens = [*self.of_component.values()]
+        if any(stage.row_tokens for stage in inputs.stages):
+            inputs = replace(inputs, lengths=tokens)
+        if not any(self._measure.budgets):
+            return inputs, None
+        # as where amendments end a stage: its draws must not depend on its end, which follows from them
+        inputs = replace(inputs, planned=1)
+        timed = time_stages(
+            inputs.stages, self._measure.budgets, lambda stages: make(replace(inputs, stages=stages)), tokens
+        )
+        return replace(inputs, stages=timed.stages), timed.end
