@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from headrace.analysis.check.findings import findings
 from headrace.analysis.check.plan import plan_run
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
+from headrace.errors import ConfigError
 from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
 from headrace.pack.spec import PackingConfig
 from headrace.testing import tiny_cache
@@ -129,3 +132,35 @@ def test_problems_come_first():
     levels = [f.level for f in findings(plan_run(config, hosts=[1, 7]))]
     assert levels == sorted(levels)
     assert levels[0] == "problem"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"unit": "tokens"}, "unit"),
+        ({"policy": "least_consumed"}, "policy"),
+        ({"weights": {"temperature": 2}}, "weights"),
+        ({"own": {"max_tokens": 9000}}, "components.a.max_tokens"),
+    ],
+)
+def test_padding_that_counts_is_said(here, changes, field):
+    packed = ComponentConfig(here, packing=PackingConfig("next_fit"), **changes.pop("own", {}))
+    config = LmDataConfig({"a": packed}, **{"seq_len": 128, "batch_size": 8, "num_steps": 8, **changes})
+    said = {f.rule: f for f in findings(plan_run(config, hosts=[1]))}
+    assert said["padding_counts"].field == field
+    cured = plan_run(dataclasses.replace(config, unit="content_tokens"), hosts=[1])
+    assert "padding_counts" not in {f.rule for f in findings(cured)}
+    assert cured.components[0].row_tokens < said_rows(config) * 128
+    assert cured.tokens is not None
+    assert cured.tokens < 8 * 8 * 128
+
+
+def said_rows(config: LmDataConfig) -> int:
+    return plan_run(config, hosts=[1]).components[0].rows
+
+
+def test_what_a_mask_says_cannot_be_counted_before_there_is_a_cache():
+    with pytest.raises(ConfigError, match="is not there yet") as caught:
+        found({"a": {"loss_mask": "loss_mask"}}, unit="trained_tokens")
+    assert caught.value.cure == "Build the cache, or plan with unit: content_tokens."
+    assert "padding_counts" not in found({"a": {"loss_mask": "loss_mask"}}, unit="content_tokens")
