@@ -257,9 +257,8 @@ class MixtureDataset(WrappingDataset):
         for number in np.unique(stage_of).tolist():
             stage, here = self.stages[number], stage_of == number
             columns = [self.names.index(name) for name in stage.blend.names]
-            tokens = stage.tokens_of_rows
-            wanted = stage.blend.at(steps[here])
-            shares[np.ix_(here, columns)] = row_shares(wanted, None if tokens is None else np.array(tokens))
+            wanted, row_tokens = stage.blend.at(steps[here]), stage.tokens_of_rows
+            shares[np.ix_(here, columns)] = wanted if row_tokens is None else row_shares(wanted, np.array(row_tokens))
         return shares
 
     @property

@@ -86,7 +86,7 @@ def _stretches(stage: Stage, stop: int | None) -> list[_Stretch]:
     first = stage.first_step
     inside = [b for b in stage.blend.breaks if first < b and (stop is None or b < stop)]
     names, bound = stage.blend.names, np.array([stage.max_share.get(name, 1.0) for name in stage.blend.names])
-    row_tokens = None if stage.tokens_of_rows is None else np.array(stage.tokens_of_rows)
+    row_tokens = stage.tokens_of_rows
     stretches: list[_Stretch] = []
     for begin, end in pairwise([first, *inside, stop]):
         assert begin is not None  # only the last bound may be missing
@@ -96,7 +96,8 @@ def _stretches(stage: Stage, stop: int | None) -> list[_Stretch]:
             rows = stage.blend.at(steps)
         except ConfigError:  # no weight there: the blend was checked for the steps that are run, and this is behind
             continue
-        rows = row_shares(_bounded(rows, bound, steps, names), row_tokens)
+        rows = _bounded(rows, bound, steps, names)
+        rows = rows if row_tokens is None else row_shares(rows, np.array(row_tokens))
         stretches.append(_Stretch(begin, end, names, rows))
     return stretches
 

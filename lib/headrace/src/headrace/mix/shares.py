@@ -120,7 +120,7 @@ class Shares:
         weights, sizes = self._weights(steps), self._batch.size_at(steps)
         if not self.limited:
             bounded, met = self._below_largest(weights)
-            rate = fixed_point(row_shares(bounded, self._row_tokens))
+            rate = fixed_point(self._of_rows(bounded))
             return ShareRun(*_accumulate(whole, part, rate * sizes[:, None]), rate, rate > 0, met)
         wholes, parts, rates = (np.empty((n, len(whole)), np.int64) for _ in range(3))
         row = 0
@@ -131,7 +131,7 @@ class Shares:
             bounded, usable = self._below_largest(weight[:usable] / total[:usable])
             if usable == 0:
                 break
-            rate = fixed_point(row_shares(bounded[:usable], self._row_tokens))
+            rate = fixed_point(self._of_rows(bounded[:usable]))
             w, p = _accumulate(whole, part, rate * sizes[row : row + usable, None])
             over = ((w > self.limits) | ((w == self.limits) & (whole < self.limits))).any(axis=1)
             plain = int(over.argmax()) if over.any() else usable
@@ -154,6 +154,9 @@ class Shares:
         """Whether these may have all of a step between them."""
         return float(self._bound[components].sum()) > 1 - _SHORT
 
+    def _of_rows(self, shares: Float64[np.ndarray, "n d"]) -> Float64[np.ndarray, "n d"]:
+        return shares if self._row_tokens is None else row_shares(shares, self._row_tokens)
+
     def _row_bound(self, rate: Int64[np.ndarray, " d"]) -> Float64[np.ndarray, " d"]:
         """The largest shares of the rows of a step, whose rows would hold as many tokens as at this rate."""
         if self._row_tokens is None:
@@ -170,17 +173,13 @@ class Shares:
         return np.where(short[:, None], weights, scaled), met
 
 
-def row_shares(
-    shares: Float64[np.ndarray, "n d"], row_tokens: Float64[np.ndarray, " d"] | None
-) -> Float64[np.ndarray, "n d"]:
-    """Shares of rows from shares of tokens, where a row of each component holds so many on average; None: all alike.
+def row_shares(shares: Float64[np.ndarray, "n d"], row_tokens: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, "n d"]:
+    """Shares of rows from shares of tokens, where a row of each component holds so many on average.
 
     Example:
         >>> row_shares(np.array([[0.5, 0.5]]), np.array([18.0, 32.0]))
         array([[0.64, 0.36]])
     """
-    if row_tokens is None:
-        return shares
     rows = shares / row_tokens
     return rows / np.add.accumulate(rows, axis=1)[:, -1:]
 
