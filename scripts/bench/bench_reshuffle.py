@@ -1,12 +1,13 @@
 """What it costs to shuffle a store: time against copying the same cache, and peak memory against the setting.
 
-    python scripts/bench/bench_reshuffle.py --quick --check --json docs/bench/reshuffle.json
+    python scripts/bench/bench_reshuffle.py --check --json docs/bench/reshuffle.json
 
 Documents of 100 to 1,900 tokens in 16 bits. "Copy" is `headrace consolidate`: each chunk read and checked, hashed and
 written once; a shuffle does so twice, through files in between. "cp" copies the files as they are and checks nothing.
 Each is done by one process of its own (`engine="inline"`) and takes turns with the others; the ratio is of the best
-turns. Peak memory is the process's largest resident set, interpreter and libraries
-included, at two sizes of the corpus under one setting. That each document comes exactly once is held by a hash of each.
+turns. Peak memory is the most that the process held at a time, interpreter included, without the pages of files that it
+maps, which the system takes back when it likes; at two sizes of the corpus under one setting. That each document comes
+exactly once is held by a hash of each.
 """
 
 from __future__ import annotations
@@ -30,8 +31,15 @@ from headrace.store.ragged import PartWriter
 
 MEMORY = 448 << 20
 PROGRAM = """
-import json, resource, shutil, sys, time
+import json, re, shutil, sys, threading, time
 what, source, target, memory = sys.argv[1:]
+peak, done = 0, threading.Event()
+def watch():
+    global peak
+    while not done.wait(0.01):
+        peak = max(peak, int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10)
+watcher = threading.Thread(target=watch)
+watcher.start()
 if what != "cp":  # which needs no library
     from headrace.ingest.reshuffle import reshuffle
     from headrace.ingest.shuffle_plan import ReshuffleConfig
@@ -45,7 +53,9 @@ elif what == "copy":
 else:
     shutil.copytree(source, target)
 seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-print(json.dumps([seconds, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10]))
+done.set()
+watcher.join()
+print(json.dumps([seconds, cpu, peak]))
 """
 
 
