@@ -427,6 +427,7 @@ ADDED = (
     "columns",
     "width",
     "loss_weight",
+    "buckets",
     "engine",
     "max_record_bytes",
     "special_tokens_in_text",

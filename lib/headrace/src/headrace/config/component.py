@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from headrace.data.documents import DocumentFilter
+from headrace.data.buckets import BucketsConfig, without_others
+from headrace.data.documents import DocumentFilter, RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean
 from headrace.feed.host_ledgers import ledger_reader
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
@@ -14,6 +15,7 @@ from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.mix.limits import check_component_budgets
+from headrace.mix.repeats import check_weight
 from headrace.mix.schedule import CountedTokens, weight_from_config
 from headrace.order import shuffle_config
 from headrace.order.subset import SubsetConfig
@@ -57,6 +59,9 @@ class ComponentConfig:
             None: 1.
         columns: Leaves of its cache that go by other names than those of the config's ``columns``; ``none``: it has
             none, and its tokens have the column's default.
+        buckets: Tells its documents apart, by a score, by length or by how often each is to be seen: the component is
+            then a group of components over one cache, which the config's ``components`` and ``weights`` hold written
+            out; see :mod:`headrace.data.buckets`.
 
     Example:
         >>> from headrace import LmDataConfig
@@ -84,6 +89,7 @@ class ComponentConfig:
     replicas: list[str] | None = None
     loss_weight: float | dict[str, Any] | None = None
     columns: dict[str, str] | None = None
+    buckets: BucketsConfig | None = None
 
     @property
     def caches(self) -> list[str]:
@@ -143,7 +149,9 @@ class ComponentConfig:
             cure = "Name one cache to build, or build each by itself: headrace build SOURCE -o CACHE."
             raise ConfigError("cannot be built into several caches", field=f"{path}.source", cure=cure)
         if self.weight is not None:
-            weight_from_config(self.weight, f"{path}.weight")
+            check_weight(self.weight, f"{path}.weight")
+        for number, weight in enumerate((self.buckets and self.buckets.weights) or ()):
+            check_weight(weight, f"{path}.buckets.weights[{number}]")
         if self.loss_weight is not None:
             weight_from_config(self.loss_weight, f"{path}.loss_weight")
         if self.shuffle is not None:
@@ -180,6 +188,14 @@ def subsets_of(
     return {n: subset for n, component in components.items() if (subset := component.subset_in(n, default)) is not None}
 
 
+def left_out(
+    components: Mapping[str, ComponentConfig], caches: Mapping[str, TokenCache]
+) -> dict[str, DocumentFilter | RemovedDocuments | None]:
+    """The documents that each component leaves out of its cache; see :func:`~headrace.data.buckets.without_others`."""
+    removed = {name: component.document_filter(name) for name, component in components.items()}
+    return without_others(caches, {n: c.buckets for n, c in components.items() if c.buckets is not None}, removed)
+
+
 def open_caches(
     components: Mapping[str, ComponentConfig],
     tokenizer: TokenizerConfig | None,
@@ -198,7 +214,10 @@ def open_caches(
             raise ConfigError("is not a component", field=name, cure=did_you_mean(name, components))
     wanted = {n: c for n, c in components.items() if n not in instead}
     replicas = {c.caches[0]: c.replicas for c in wanted.values() if c.replicas}
-    caches = open_components({n: c.caches for n, c in wanted.items()}, catalog, replicas, ledger_reader())
+    first = {(*c.caches, *(c.replicas or ())): n for n, c in reversed(wanted.items())}  # components may share a cache
+    paths = {n: wanted[n].caches for n in wanted if n in first.values()}
+    shared = open_components(paths, catalog, replicas, ledger_reader())
+    caches = {n: shared[first[(*c.caches, *(c.replicas or ()))]] for n, c in wanted.items()}
     opened = [(name, cache) for name, joined in caches.items() for cache in joined.members]
     if opened and tokenizer is None:
         check_one_tokenizer([(name, c.path, c.ledger.tokenizer) for name, c in opened])

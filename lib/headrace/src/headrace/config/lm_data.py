@@ -18,13 +18,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
+from headrace.config.bucketed import written_out
 from headrace.config.component import (
     ComponentConfig,
     braid_of_version,
     counted_tokens,
+    left_out,
     open_caches,
     sizes_of,
     subsets_of,
@@ -159,6 +161,8 @@ class LmDataConfig:
             cure = "Keep one seq_len, or leave the subset out."
             raise ConfigError("does not go with a seq_len that changes", field=subsets[0], cure=cure)
         check_epochs("max_epochs", self.max_epochs)
+        for name, value in written_out(self).items():
+            object.__setattr__(self, name, value)
         check_plan(self.stages, self.amendments)
         check_unit(self.unit, self.policy, self.counted, len(self.phases))
         policy_kind(self.policy).check(self._mixture_config())
@@ -203,7 +207,7 @@ class LmDataConfig:
             amendments=self.amendments,
             max_share={n: c.max_share for n, c in self.components.items() if c.max_share is not None},
             num_steps=self.num_steps,
-            sizes=lambda: sizes_of(self.train_datasets(instead), self.counted),
+            sizes=cache(lambda: sizes_of(self.train_datasets(instead), self.counted)),
             counted=self.counted,
         )
 
@@ -243,7 +247,7 @@ class LmDataConfig:
 
         caches, components = self.open_caches(instead), self.components
         own = {name: component.columns or {} for name, component in components.items()}
-        columns = columns_by_component(caches, self.columns or {}, own)
+        columns, removed = columns_by_component(caches, self.columns or {}, own), left_out(components, caches)
         return {
             name: stored_rows(
                 cache,
@@ -251,7 +255,7 @@ class LmDataConfig:
                 name=name,
                 split_documents=self.split_documents,
                 packing=self.components[name].packing,
-                removed=self.components[name].document_filter(name),
+                removed=removed[name],
                 loss_mask=self.components[name].loss_mask,
                 columns=columns[name],
             )

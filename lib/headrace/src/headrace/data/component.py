@@ -15,7 +15,7 @@ import numpy as np
 from headrace.batch.masks import mask_leaf
 from headrace.data.columns import Column, ColumnConfig
 from headrace.data.dataset import PlannedDataset
-from headrace.data.documents import DocumentFilter
+from headrace.data.documents import DocumentFilter, RemovedDocuments
 from headrace.data.packed import PackedTokenDataset
 from headrace.data.rows import segments_of
 from headrace.data.token_seq import TokenSeqDataset
@@ -35,7 +35,7 @@ def stored_rows(
     name: str,
     split_documents: bool = False,
     packing: PackingConfig | None = None,
-    removed: DocumentFilter | None = None,
+    removed: DocumentFilter | RemovedDocuments | None = None,
     loss_mask: str = "auto",
     columns: Mapping[str, ColumnConfig | Column] | None = None,
 ) -> TokenSeqDataset | PackedTokenDataset:

@@ -17,7 +17,7 @@ import re
 import tokenize
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakSet
 
 import numpy as np
@@ -63,6 +63,11 @@ class RemovedDocuments:
     def of(cls, cache: TokenCache, documents: Intervals) -> RemovedDocuments:
         """These documents, once their offsets were read."""
         return cls(documents, token_ranges(cache, documents))
+
+    def with_others(self, cache: TokenCache, documents: Intervals) -> RemovedDocuments:
+        """Further documents left out, which no filter listed."""
+        every = Intervals.union([self.documents, documents])
+        return replace(self, documents=every, tokens=token_ranges(cache, every))
 
 
 class DocumentFilter:
@@ -128,13 +133,7 @@ class DocumentFilter:
         if raw is None:
             raise ConfigError("does not exist", field=field, value=url, cure=_CURE)
         if url.endswith(".npy"):
-            try:
-                given = np.load(io.BytesIO(raw), allow_pickle=False)
-                return cls(given, name=field, count_not_found=count_not_found)
-            except (ValueError, EOFError, OSError, SyntaxError, tokenize.TokenError) as error:  # its head is Python
-                raise ConfigError(
-                    f"is not a .npy file of numbers ({error})", field=field, value=url, cure=_CURE
-                ) from error
+            return cls(read_npy(raw, field, url, _CURE), name=field, count_not_found=count_not_found)
         named = _CACHE_LINE.search(raw)
         content = named[1].decode() if named else ""
         return cls(_numbers(raw, field, url), name=field, count_not_found=count_not_found, content=content)
@@ -205,6 +204,14 @@ def stored_documents(cache: TokenCache, originals: Intervals) -> Intervals:
     if not cache.is_shuffled:
         return originals
     return Intervals.of_numbers(cache.stored_at(originals.numbers(np.arange(originals.total))))
+
+
+def read_npy(raw: bytes, field: str, url: str, cure: str) -> np.ndarray:
+    """The array in the bytes of a ``.npy`` file; ConfigError if they are none."""
+    try:
+        return np.load(io.BytesIO(raw), allow_pickle=False)
+    except (ValueError, EOFError, OSError, SyntaxError, tokenize.TokenError) as error:  # its head is Python
+        raise ConfigError(f"is not a .npy file of numbers ({error})", field=field, value=url, cure=cure) from error
 
 
 def _numbers(raw: bytes, field: str, url: str) -> Int64[np.ndarray, " n"]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from headrace.data.columns import RunColumn, run_columns
+from headrace.data.columns import RunColumn, columns_of, run_columns
 from headrace.data.dataset import PlannedDataset
 from headrace.data.rows import Pieces, Rows, RowSource, segments_of
 from headrace.feed.exchange import Arranged, RowExchange
@@ -26,21 +26,25 @@ from headrace.store.chunk_pages import ChunkPages
 
 
 class BlockSpace:
-    """Numbers all blocks (stored chunks) of all arrays of a dataset, one after the other.
+    """Numbers all blocks (stored chunks) of all arrays of a dataset, one after the other. Sources over one cache, such
+    as its buckets, share its arrays, and so the blocks that memory holds.
 
     Attributes:
-        arrays: All arrays, source by source.
+        arrays: All arrays, source by source, those that sources share once.
         kinds: These, and the columns of the sources.
         chunk: Elements of a block, by array.
         first_block: Number of each array's first block; its last entry is the number of all blocks.
     """
 
     def __init__(self, sources: Sequence[RowSource]) -> None:
+        first: dict[object, int] = {}
+        number_of = [first.setdefault(_stored_in(source), len(first)) for source in sources]
+        sources = [sources[number_of.index(number)] for number in range(len(first))]
         self.arrays = ArrayList.join([ArrayList.of(s.arrays) for s in sources])
         dtypes = {run.dtype for run in self.arrays.runs if run.dtype is not None}
         dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.int32)
         self.kinds = [RunColumn("tokens", 1, dtype, 0, self.arrays), *run_columns(sources)]
-        self.first_array = np.cumsum([0] + [len(s.arrays) for s in sources])
+        self.first_array = np.cumsum([0] + [len(s.arrays) for s in sources])[number_of]
         chunks = [run.chunk for run in self.arrays.runs]
         self.chunk = self.arrays.spread(chunks)
         self._one_chunk = chunks[0] if len(set(chunks)) == 1 else None
@@ -102,6 +106,12 @@ def slot_bytes(kind: RunColumn, chunk: Int64[np.ndarray, " a"]) -> int:
         return 0
     itemsizes = kind.arrays.spread([run.itemsize or kind.dtype.itemsize for run in kind.arrays.runs])
     return int((chunk * kind.width * itemsizes).max() + 7) // 8 * 8
+
+
+def _stored_in(source: RowSource) -> object:
+    """What tells where a source is stored from where others are: its arrays, and the leaves of their cache beside."""
+    columns = columns_of(source).items()
+    return id(source.arrays), *sorted((name, c.leaf, len(c.arrays), len(c.documents)) for name, c in columns)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, cast
 
 from headrace.errors import ConfigError, did_you_mean
 from headrace.mix.blend import check_weights
+from headrace.mix.repeats import without_repeats
 
 Place: TypeAlias = tuple[str, ...]
 """Names from the top of a blend down to one of its entries."""
@@ -53,7 +54,7 @@ def amend(
     for field, given in (("weights", weights), ("add", add)):
         if given:
             _check_named(given, components, mixture, f"{path}.{field}", field)
-            check_weights(given, f"{path}.{field}")
+            check_weights(without_repeats(given), f"{path}.{field}")
     tree = dict(mixture)
     touched: list[Place] = []
     for name in sorted(weights, key=lambda name: _blend_of(weights[name]) is None):  # blends written out anew first

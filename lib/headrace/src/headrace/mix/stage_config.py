@@ -15,6 +15,7 @@ from headrace.errors import ConfigError
 from headrace.mix.amendments import added_sources, amend, check_disjoint
 from headrace.mix.blend import Blend, is_size_rule, refuse_size_rules, weights_of_sizes
 from headrace.mix.limits import check_steps, check_tokens, step_after_tokens, tokens_of_steps
+from headrace.mix.repeats import with_rows
 from headrace.mix.schedule import BatchSchedule, CountedTokens
 from headrace.mix.stages import Stage, check_components
 
@@ -114,14 +115,15 @@ def resolve_stages(config: MixtureConfig) -> list[Stage]:
         [(0, {'web': 3.0, 'code': 1.0}), (100, {'web': 3.0, 'math': 2.0})]
     """
     _check_one_place(config)
-    later = _added_later(config.amendments)
+    later = added_later(config.amendments)
     mixtures = [_resolve_sizes(mixture, config, later) for mixture in _planned(config, later)]
     for number, amendment in enumerate(config.amendments):
         mixtures.append(_amended(mixtures[-1], amendment, number, config.components))
     stops = [*(mixture.step for mixture in mixtures[1:]), None]
     resolved: list[Stage] = []
     for mixture, stop in zip(mixtures, stops, strict=True):
-        blend = Blend(mixture.weights, mixture.path, num_steps=stop, first_step=mixture.step)
+        weights = with_rows(mixture.weights, config.sizes or dict, mixture.path)
+        blend = Blend(weights, mixture.path, num_steps=stop, first_step=mixture.step)
         max_share = {name: most for name, most in config.max_share.items() if name in blend.names}
         resolved.append(Stage(mixture.step, blend, mixture.name, max_share))
     check_components(list(config.components), resolved)
@@ -158,7 +160,7 @@ def _planned(config: MixtureConfig, later: set[str]) -> list[_Mixture]:
     return [_Mixture(0, plain, "", "components")]
 
 
-def _added_later(amendments: Sequence[AmendmentConfig]) -> set[str]:
+def added_later(amendments: Sequence[AmendmentConfig]) -> set[str]:
     """Components that an amendment brings in for the first time."""
     added: set[str] = set()
     dropped: set[str] = set()

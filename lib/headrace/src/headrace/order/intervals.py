@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from headrace.errors import IndexOutOfRangeError
 
@@ -39,14 +39,10 @@ class Intervals:
 
     def __init__(self, start: Int64[np.ndarray, " k"], stop: Int64[np.ndarray, " k"]) -> None:
         start, stop = np.asarray(start, np.int64), np.asarray(stop, np.int64)
-        order = np.argsort(start, kind="stable")
-        order = order[stop[order] > start[order]]
-        start, reach = start[order], np.maximum.accumulate(stop[order])
-        first = np.ones(start.size, bool)
-        first[1:] = start[1:] > reach[:-1]
-        at = np.flatnonzero(first)
-        self.start: Int64[np.ndarray, " k"] = start[at]
-        self.stop: Int64[np.ndarray, " k"] = reach[np.append(at[1:], start.size) - 1] if at.size else reach
+        if (start >= stop).any() or (start[1:] <= stop[:-1]).any():
+            start, stop = _merged(start, stop)
+        self.start: Int64[np.ndarray, " k"] = start
+        self.stop: Int64[np.ndarray, " k"] = stop
         self._before = np.cumsum(self.stop - self.start) - (self.stop - self.start)
 
     @classmethod
@@ -66,6 +62,20 @@ class Intervals:
         return cls(numbers, numbers + 1)
 
     @classmethod
+    def of_mask(cls, mask: Bool[np.ndarray, " n"]) -> Intervals:
+        """The numbers at which a mask is true.
+
+        Example:
+            >>> Intervals.of_mask(np.array([True, False, True, True]))
+            Intervals(0..1, 2..4)
+        """
+        changes = np.flatnonzero(mask[1:] != mask[:-1]) + 1
+        ends = np.concatenate(
+            [np.zeros(int(mask[:1].sum()), np.int64), changes, np.full(int(mask[-1:].sum()), mask.size)]
+        )
+        return cls(ends[0::2], ends[1::2])
+
+    @classmethod
     def union(cls, sets: Iterable[Intervals]) -> Intervals:
         """All numbers of any of the sets.
 
@@ -74,6 +84,8 @@ class Intervals:
             Intervals(1..4)
         """
         every = [cls.empty(), *sets]
+        if len(held := [one for one in every if one.start.size]) == 1:
+            return held[0]
         return cls(np.concatenate([s.start for s in every]), np.concatenate([s.stop for s in every]))
 
     def complement(self, length: int) -> Intervals:
@@ -111,6 +123,17 @@ class Intervals:
     def __repr__(self) -> str:
         shown = [f"{a}..{b}" for a, b in zip(self.start[:6].tolist(), self.stop[:6].tolist(), strict=True)]
         return f"Intervals({', '.join(shown)}{', ...' if self.start.size > 6 else ''})"
+
+
+def _merged(start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ranges sorted, apart and not empty."""
+    order = np.argsort(start, kind="stable")
+    order = order[stop[order] > start[order]]
+    start, reach = start[order], np.maximum.accumulate(stop[order])
+    first = np.ones(start.size, bool)
+    first[1:] = start[1:] > reach[:-1]
+    at = np.flatnonzero(first)
+    return start[at], reach[np.append(at[1:], start.size) - 1] if at.size else reach
 
 
 class StoredRanges(NamedTuple):

@@ -25,6 +25,7 @@ from headrace.data.phased import PhasedDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.plan import BlockSpace, global_rows, stored_blocks
 from headrace.mix.blend import is_size_rule
+from headrace.mix.repeats import repeats_somewhere
 from headrace.mix.schedule import RowOrder
 from headrace.order.order import Identity
 from headrace.store.cache import TokenCache
@@ -192,7 +193,8 @@ def plan_run(
 def _check_mixture(config: LmDataConfig) -> None:
     """Says what is wrong with weights and stages before it is said that a cache is missing."""
     blends = [config.weights, *(stage.weights for stage in config.stages)]
-    if not any(blend is not None and is_size_rule(blend, config.components) for blend in blends):
+    blends.append({name: component.weight for name, component in config.components.items()})
+    if not any(b is not None and (is_size_rule(b, config.components) or repeats_somewhere(b)) for b in blends):
         config.resolved_stages()
 
 

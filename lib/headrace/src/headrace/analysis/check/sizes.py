@@ -185,13 +185,14 @@ def _refuse_documents(config: LmDataConfig, missing: Sequence[str]) -> None:
             cure="Build the cache first, or plan with validation.by=blocks: as many rows, and the same reads, about.",
         )
     for name in missing:
-        if config.components[name].remove is not None:
-            raise ConfigError(
-                "needs to know where documents end, and there is no cache to say so",
-                field=f"components.{name}.remove",
-                value=config.components[name].remove,
-                cure=f"Build the cache first, or plan without: components.{name}.remove=null.",
-            )
+        for field, source in (("remove", name), ("buckets", name.rpartition("/")[0] or name)):
+            if (value := getattr(config.components[name], field)) is not None:
+                raise ConfigError(
+                    "needs to know where documents end, and there is no cache to say so",
+                    field=f"components.{source}.{field}",
+                    value=value,
+                    cure=f"Build the cache first, or plan without: components.{source}.{field}=null.",
+                )
 
 
 def _as_streams(config: LmDataConfig, names: tuple[str, ...]) -> LmDataConfig:

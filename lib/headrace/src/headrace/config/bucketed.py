@@ -1,0 +1,132 @@
+"""Sources in buckets, written out: a source with ``buckets`` is a group of components over one cache.
+
+The component ``web`` with three buckets is the group ``web`` of the blend, and in it the components ``web/0``,
+``web/1`` and ``web/2``, each of which keeps one bucket (:mod:`headrace.data.buckets`). Wherever weights name ``web``,
+in ``weights``, stages and amendments, they mean that group. Nothing behind the config knows of buckets but the filter
+of documents; what a config says of a source holds for each of its components, ``max_epochs`` of layers at their pace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from headrace.config.component import ComponentConfig
+from headrace.data.buckets import BucketsConfig, expected_repeats
+from headrace.errors import ConfigError
+from headrace.mix.blend import is_size_rule
+from headrace.mix.repeats import REPEAT
+from headrace.mix.stage_config import added_later
+
+if TYPE_CHECKING:
+    from headrace.config.lm_data import LmDataConfig
+
+
+def written_out(config: LmDataConfig) -> Mapping[str, Any]:
+    """The fields of a config that differ once its sources with buckets are written out; none if it has no such source.
+
+    Raises:
+        ConfigError: a field that does not go with buckets; a name that another component has.
+
+    Example:
+        >>> from headrace import LmDataConfig
+        >>> web = ComponentConfig("caches/web", weight=3, buckets=BucketsConfig("length", edges=[512], weights=[1, 2]))
+        >>> config = LmDataConfig({"web": web, "code": ComponentConfig("caches/code")})
+        >>> [*config.components], config.weights
+        (['web/0', 'web/1', 'code'], {'web': {'weight': 3, 'blend': {'web/0': 1, 'web/1': 2}}, 'code': 1})
+    """
+    groups = {n: _split(n, c, config) for n, c in config.components.items() if _is_group(c)}
+    if not groups:
+        return {}
+    components: dict[str, ComponentConfig] = {}
+    for name, component in config.components.items():
+        parts = groups.get(name, {name: (component, None)})
+        for part, (own, _) in parts.items():
+            if part in components or (part != name and part in config.components):
+                cure = "Rename one of them."
+                raise ConfigError(
+                    "is the name of two components", field=f"components.{name}.buckets", value=part, cure=cure
+                )
+            components[part] = own
+    blends = {name: {part: weight for part, (_, weight) in parts.items()} for name, parts in groups.items()}
+    weights = config.weights
+    _check_places(config, groups)
+    if weights is None and not config.stages:
+        later = added_later(config.amendments)
+        own = {n: c.weight for n, c in config.components.items()}
+        weights = {n: 1 if w is None else w for n, w in own.items() if w is not None or n not in later}
+        components = {n: dataclasses.replace(c, weight=None) for n, c in components.items()}
+    replace = dataclasses.replace
+    return {
+        "components": components,
+        "weights": None if weights is None else _grouped(weights, blends),
+        "stages": [replace(stage, weights=_grouped(stage.weights, blends)) for stage in config.stages],
+        "amendments": [replace(a, add=_grouped(a.add, blends)) for a in config.amendments],
+    }
+
+
+def _check_places(config: LmDataConfig, groups: Mapping[str, object]) -> None:
+    """Raises ConfigError if weights are said twice, or follow from the sizes of sources that are groups."""
+    places = {"weights": config.weights, **{f"stages[{k}].weights": s.weights for k, s in enumerate(config.stages)}}
+    for path, blend in places.items():
+        if blend is not None and is_size_rule(blend, config.components):
+            name = next(iter(groups))
+            cure = f"Give each source a weight; {{repeat: 1}} is one that follows from its rows: {name}: {{repeat: 1}}."
+            raise ConfigError("does not go with sources that have buckets", field=path, value=blend, cure=cure)
+    said = [path for path, blend in places.items() if blend is not None]
+    for name in groups if said else ():
+        if (weight := config.components[name].weight) is not None:
+            problem, path = f"is given beside {said[0].partition('[')[0]}", f"components.{name}.weight"
+            raise ConfigError(problem, field=path, value=weight, cure="Say the weights in one place.")
+
+
+def _is_group(component: ComponentConfig) -> bool:
+    return component.buckets is not None and component.buckets.keep is None
+
+
+def _grouped(weights: Mapping[str, Any], blends: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """A (nested) blend in which sources with buckets are groups."""
+    grouped: dict[str, Any] = {}
+    for name, value in weights.items():
+        inner: object = cast("Mapping[str, Any]", value).get("blend") if isinstance(value, Mapping) else None
+        if isinstance(inner, Mapping):
+            grouped[name] = {**value, "blend": _grouped(cast("Mapping[str, Any]", inner), blends)}
+        else:
+            grouped[name] = {"weight": value, "blend": dict(blends[name])} if name in blends else value
+    return grouped
+
+
+def _split(name: str, source: ComponentConfig, config: LmDataConfig) -> dict[str, tuple[ComponentConfig, Any]]:
+    """The components of a source with buckets, by name, and what each weighs within it."""
+    buckets = source.buckets
+    assert buckets is not None
+    for field in ("max_tokens", "max_share"):
+        if (value := getattr(source, field)) is not None:
+            cure = f"Leave it out; max_epochs, and weights of {name}/... in an amendment, bound single buckets."
+            raise ConfigError("does not go with buckets", field=f"components.{name}.{field}", value=value, cure=cure)
+    if buckets.levels is None and buckets.repeats is None:
+        names = buckets.names or [str(k) for k in range(buckets.count)]
+        weights = buckets.weights or [{REPEAT: 1}] * buckets.count
+        parts = zip(names, range(buckets.count), weights, strict=True)
+        return {f"{name}/{part}": (_keeping(source, buckets, [k]), weight) for part, k, weight in parts}
+    if config.validation is not None and config.validation.by == "blocks":
+        raise ConfigError(
+            f"would hold out blocks of one layer of {name!r} whose documents others train on",
+            field="validation.by",
+            value="blocks",
+            cure="Hold out the same documents of all: validation.by: documents.",
+        )
+    repeats, parts, reached = expected_repeats(buckets), {}, 0.0
+    epochs = config.max_epochs if source.max_epochs is None else source.max_epochs
+    for level in sorted({*repeats.tolist()} - {0.0}):
+        pace, reached = level - reached, level
+        layer = _keeping(source, buckets, [k for k, times in enumerate(repeats.tolist()) if times >= level])
+        layer = dataclasses.replace(layer, max_epochs=None if epochs is None else epochs * pace)
+        parts[f"{name}/x{level:g}"] = layer, {REPEAT: pace}
+    return parts
+
+
+def _keeping(source: ComponentConfig, buckets: BucketsConfig, keep: Sequence[int]) -> ComponentConfig:
+    kept = dataclasses.replace(buckets, weights=None, repeats=None, names=None, keep=[*keep])
+    return dataclasses.replace(source, buckets=kept)

@@ -1,0 +1,290 @@
+"""Buckets of documents: a source told apart by a score, by length, or by how often each document is to be seen, at
+index time, without building its cache anew.
+
+Each document has a number: from a leaf of the cache with one value a document, from a ``.npy`` file, or its length.
+Edges, or quantiles, cut the numbers into buckets; a bucket's documents are a component of the mixture like any other,
+over the same cache (:mod:`headrace.config.bucketed` makes them), so weights, schedules, stages, amendments, splits,
+packing, provenance and reports need no case for it.
+
+Documents that are to be seen several times, or less than once, in a pass over the source are not told apart but
+**layered**: with levels 0 < l1 < l2 < ..., layer k has all documents that are to be seen l_k times or more, and goes
+l_k - l_(k-1) times as fast as the source. A document of level l_k is in the first k layers, so it is seen l_k times: in
+each pass over a layer once. The paces of all layers sum to the highest level, which is how often its documents must be
+read anyway; buckets told apart would read each block once for each of them. A number between two levels is rounded to
+one of them by a hash of the document, so that its expectation is the number.
+
+Invariant: the bucket of a document follows from its number, the config and, between levels, (seed, document) alone.
+Price, measured for 1e8 documents by scripts/bench/bench_buckets.py: 1 byte a document while datasets are made, and what
+:mod:`headrace.data.documents` says of runs of documents that are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64, UInt8
+
+from headrace.data.documents import DocumentFilter, RemovedDocuments, read_npy
+from headrace.errors import ConfigError, did_you_mean
+from headrace.order.intervals import Intervals
+from headrace.order.seeds import derive, derive_keys
+from headrace.store import files
+from headrace.store.cache import TokenCache
+
+LENGTH = "length"
+"""What ``by`` says for the tokens of each document."""
+MOST_BUCKETS = 255
+_CHUNK = 1 << 20  # documents whose numbers are looked at together
+
+
+@dataclass(frozen=True)
+class BucketsConfig:
+    """What users write under ``buckets`` of a component; see the module.
+
+    Attributes:
+        by: Where the number of each document comes from: ``length`` (its tokens), the name of a leaf with one value a
+            document, or a ``.npy`` file with one number a document, in the order of the cache (of one that was shuffled
+            when it was written: of its original).
+        edges: Rising numbers between buckets: bucket k has ``edges[k-1] <= number < edges[k]``.
+        quantiles: Instead, rising shares of the cache's documents: ``[0.5, 0.9]`` makes the lower half, what is above
+            it, and the top tenth. Equal numbers stay together, in the higher bucket.
+        levels: Instead: the number is how often a document is to be seen in a pass over the source, and is rounded to
+            one of these or to 0, up or down by a hash of the document.
+        weights: Share of the source that each bucket has, written as any weight, schedules included; default: each
+            what it holds (``{repeat: 1}``).
+        repeats: Instead: how often the documents of each bucket are seen in a pass over the source; 0: never.
+        names: Names of the buckets; default: 0, 1, ... A bucket is the component ``SOURCE/NAME``; of ``repeats`` and
+            ``levels``, ``SOURCE/x2`` are the documents that are seen twice or more.
+        keep: Numbers of the buckets that the component has; it then stays one component: a filter by the number. Of
+            ``levels``, 0 are the documents that are rounded to 0.
+        seed: Of the rounding to levels.
+
+    Raises:
+        ConfigError: a value is not usable, or does not go with another.
+
+    Example:
+        >>> BucketsConfig("quality", edges=[0.3, 0.7], weights=[1, 2, 4]).count
+        3
+    """
+
+    by: str
+    edges: list[float] | None = None
+    quantiles: list[float] | None = None
+    levels: list[float] | None = None
+    weights: list[Any] | None = None
+    repeats: list[float] | None = None
+    names: list[str] | None = None
+    keep: list[int] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        derive(self.seed)
+        given = [name for name in ("edges", "quantiles", "levels") if getattr(self, name) is not None]
+        if len(given) != 1:
+            problem = "is given beside " + given[0] if given else "is missing, and so are quantiles and levels"
+            cure = "Give one of them, e.g. edges: [0.5]."
+            raise ConfigError(problem, field=given[1] if given else "edges", cure=cure)
+        least, most = {"edges": (-np.inf, np.inf), "quantiles": (0, 1), "levels": (0, np.inf)}[given[0]]
+        _check_rising(given[0], self.bounds, least, most)
+        if self.count > MOST_BUCKETS:
+            cure = f"Give at most {MOST_BUCKETS - 1}."
+            raise ConfigError(f"make more than {MOST_BUCKETS} buckets", field=given[0], value=self.count, cure=cure)
+        self._check_together()
+        for name, values in (("weights", self.weights), ("repeats", self.repeats), ("names", self.names)):
+            if values is not None and len(values) != self.count:
+                problem = f"must be {self.count}, one for each bucket ({given[0]} make one more than they are)"
+                raise ConfigError(problem, field=name, value=len(values), cure="Say one for each, from low to high.")
+        for value in self.repeats or ():
+            if not 0 <= value < np.inf:
+                raise ConfigError("must be numbers from 0 up", field="repeats", value=value, cure="E.g. [0.5, 1, 2].")
+        if self.repeats is not None and not any(self.repeats):
+            raise ConfigError("leave nothing", field="repeats", value=self.repeats, cure="Give one above 0.")
+        for name in self.names or ():
+            if not name or "/" in name or (self.names or []).count(name) > 1:
+                cure = "Give each a name of its own without '/', e.g. [low, high]."
+                raise ConfigError("cannot be the name of a bucket", field="names", value=name, cure=cure)
+        for number in self.keep or ():
+            if not 0 <= number < self.count:
+                raise ConfigError(
+                    "is no bucket", field="keep", value=number, cure=f"They count from 0 to {self.count - 1}."
+                )
+
+    def _check_together(self) -> None:
+        """Raises ConfigError if two things are said of one."""
+        roads = [n for n in ("keep", "repeats", "weights") if getattr(self, n) is not None]
+        if len(roads) > 1:
+            raise ConfigError(f"does not go with {roads[1]}", field=roads[0], cure="Say one of them.")
+        if self.keep == []:
+            raise ConfigError("leaves no bucket", field="keep", cure="Name one, e.g. keep: [1].")
+        for name in ("weights", "repeats", "names"):
+            if self.levels is not None and getattr(self, name) is not None:
+                cure = "Leave it out: levels say how often documents are seen."
+                raise ConfigError("does not go with levels", field=name, value=getattr(self, name), cure=cure)
+
+    @property
+    def bounds(self) -> list[float]:
+        """Edges, quantiles or levels, whichever are given."""
+        return next((b for b in (self.edges, self.quantiles, self.levels) if b is not None), [])
+
+    @property
+    def count(self) -> int:
+        """Buckets that there are; of levels, 0 is one."""
+        return len(self.bounds) + 1
+
+
+def _check_rising(name: str, values: Sequence[float], least: float, most: float) -> None:
+    bad = [v for v, before in zip(values, [least, *values], strict=False) if not before < v < most]
+    if not values or bad:
+        span = {"edges": "", "quantiles": " between 0 and 1", "levels": " above 0"}[name]
+        cure = {"edges": "E.g. [0.3, 0.7].", "quantiles": "E.g. [0.5, 0.9].", "levels": "E.g. [0.5, 1, 2]."}[name]
+        raise ConfigError(f"must be rising numbers{span}", field=name, value=bad[0] if bad else [*values], cure=cure)
+
+
+def buckets_of(cache: TokenCache, config: BucketsConfig, path: str = "buckets") -> UInt8[np.ndarray, " n"]:
+    """The bucket of each document, in the order in which they lie in the cache.
+
+    Args:
+        cache: The cache.
+        config: What tells documents apart.
+        path: Its place in the config, for errors.
+
+    Raises:
+        ConfigError: there is no such leaf or file; it has not one number a document; a number is none, or with levels
+            negative or above the highest.
+
+    Example:
+        >>> import headrace.testing
+        >>> cache = headrace.testing.tiny_cache(documents=6)
+        >>> cache.lengths().tolist(), buckets_of(cache, BucketsConfig("length", edges=[40])).tolist()
+        ([35, 26, 20, 18, 19, 22], [0, 0, 0, 0, 0, 0])
+    """
+    numbers = _numbers(cache, config.by, f"{path}.by")
+    bounds = np.asarray(config.bounds)
+    if config.quantiles is not None:
+        every = np.concatenate([np.zeros(0), *numbers])
+        bounds = np.quantile(every, bounds, method="inverted_cdf") if every.size else bounds
+        numbers = iter([every])
+    buckets, at = np.empty(cache.num_documents, np.uint8), 0
+    for chunk in numbers:
+        if config.levels is None:  # an edge that the column cannot hold means the nearest that it can
+            edges = bounds.astype(chunk.dtype) if chunk.dtype.kind == "f" else bounds
+            found = np.searchsorted(edges, chunk, side="right")
+        else:
+            found = _levels(chunk, cache.originals(np.arange(at, at + chunk.size)), config, path)
+        buckets[at : at + chunk.size] = found
+        at += chunk.size
+    return buckets
+
+
+def _levels(
+    numbers: np.ndarray, documents: Int64[np.ndarray, " n"], config: BucketsConfig, path: str
+) -> Int64[np.ndarray, " n"]:
+    """The level of each document: those around its number, each as likely as it is near."""
+    levels = np.asarray([0.0, *config.bounds])
+    numbers = numbers.astype(np.float64)
+    bad = np.flatnonzero((numbers < 0) | (numbers > levels[-1]))
+    if bad.size:
+        number = numbers[bad[0]]
+        problem = f"says {number:g} of document {documents[bad[0]]:,}, which is "
+        problem += "below 0" if number < 0 else f"above the highest level, {levels[-1]:g}"
+        cure = "Give numbers from 0 up." if number < 0 else f"Add a level: levels: {[*config.bounds, float(number)]}."
+        raise ConfigError(problem, field=f"{path}.by", value=config.by, cure=cure)
+    below = np.minimum(np.searchsorted(levels, numbers, side="right") - 1, levels.size - 2)
+    share = (numbers - levels[below]) / (levels[below + 1] - levels[below])
+    drawn = (derive_keys(config.seed, "bucket", last=documents) >> np.uint64(11)) * 2.0**-53
+    return below + (drawn < share)
+
+
+def _numbers(cache: TokenCache, by: str, path: str) -> Iterator[np.ndarray]:
+    """The number of each document as they lie in the cache, chunk after chunk."""
+    if by == LENGTH:
+        yield from (cache.lengths(at, min(at + _CHUNK, cache.num_documents)) for at in _starts(cache))
+        return
+    if by.endswith(".npy"):
+        every = _sidecar(cache, by, path)
+        chunks = (every[cache.originals(np.arange(at, min(at + _CHUNK, every.size)))] for at in _starts(cache))
+    else:
+        if by not in cache.leaves:
+            cure = f"{did_you_mean(by, [*cache.leaves, LENGTH])} Or name a file of numbers: scores.npy."
+            raise ConfigError(f"is not a leaf of {cache.path}", field=path, value=by, cure=cure)
+        leaf = cache.leaf(by)
+        if leaf.kind != "fixed" or leaf.dtype.kind not in "iufb":
+            kind = "has not one number a document" if leaf.kind != "fixed" else f"holds {leaf.dtype}, and not numbers"
+            cure = f"Build it so (--leaf {by}=FIELD:float32), or name a file of numbers: scores.npy."
+            raise ConfigError(kind, field=path, value=by, cure=cure)
+        chunks = leaf.blocks(_CHUNK)
+    at = 0
+    for chunk in chunks:
+        flat = chunk.reshape(-1)
+        if flat.dtype.kind == "f" and not np.isfinite(flat).all():
+            bad = int(np.flatnonzero(~np.isfinite(flat))[0])
+            problem = f"says {flat[bad]} of the document at {at + bad:,}"
+            raise ConfigError(problem, field=path, value=by, cure="Give each document a finite number, e.g. 0.")
+        yield flat
+        at += flat.size
+
+
+def _starts(cache: TokenCache) -> range:
+    return range(0, cache.num_documents, _CHUNK)
+
+
+def _sidecar(cache: TokenCache, url: str, path: str) -> np.ndarray:
+    """The numbers in a file, one a document of the original."""
+    cure = "Write it with numpy.save: one number a document, in the order of the cache."
+    raw = files.read_bytes(url)
+    if raw is None:
+        raise ConfigError("does not exist", field=path, value=url, cure=cure)
+    numbers = read_npy(raw, path, url, cure)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iufb":
+        problem = f"is no list of numbers: {numbers.dtype} of shape {numbers.shape}"
+        raise ConfigError(problem, field=path, value=url, cure=cure)
+    if numbers.size != cache.num_documents:
+        problem = f"has {numbers.size:,} numbers, and {cache.path} has {cache.num_documents:,} documents"
+        raise ConfigError(problem, field=path, value=url, cure="Make it from this cache: numbers belong to one build.")
+    return numbers
+
+
+def without_others(
+    caches: Mapping[str, TokenCache],
+    buckets: Mapping[str, BucketsConfig],
+    removed: Mapping[str, DocumentFilter | None],
+) -> dict[str, DocumentFilter | RemovedDocuments | None]:
+    """What is left out of each component: what ``removed`` says, and the documents of buckets that it does not keep.
+
+    Components over one cache that are told apart in the same way look at its numbers once.
+
+    Raises:
+        ConfigError: as :func:`buckets_of`; a bucket without documents.
+    """
+    left_out: dict[str, DocumentFilter | RemovedDocuments | None] = dict(removed)
+    looked: list[tuple[TokenCache, BucketsConfig, UInt8[np.ndarray, " n"]]] = []
+    for name, config in buckets.items():
+        cache, path = caches[name], f"components.{name}.buckets"
+        rule = BucketsConfig(config.by, config.edges, config.quantiles, config.levels, seed=config.seed)
+        of_document = next((b for c, r, b in looked if c is cache and r == rule), None)
+        if of_document is None:
+            of_document = buckets_of(cache, rule, path)
+            looked.append((cache, rule, of_document))
+        kept = np.isin(np.arange(MOST_BUCKETS + 1), config.keep or [])
+        others = Intervals.of_mask(~kept[of_document])
+        if others.total == cache.num_documents:
+            sizes = np.bincount(of_document, minlength=config.count).tolist()
+            problem = f"leaves no document: the buckets of {cache.path} by {config.by} hold {sizes}"
+            cure = "Leave out the edge, quantile or level that no document reaches."
+            raise ConfigError(problem, field=f"{path}.keep", value=config.keep, cure=cure)
+        own = removed[name]
+        left_out[name] = (own or DocumentFilter(Intervals.empty())).of(cache).with_others(cache, others)
+    return left_out
+
+
+def expected_repeats(config: BucketsConfig) -> Float64[np.ndarray, " buckets"]:
+    """How often documents of each bucket are seen in a pass over the source, of ``repeats`` or ``levels``.
+
+    Example:
+        >>> expected_repeats(BucketsConfig("copies", levels=[0.5, 2])).tolist()
+        [0.0, 0.5, 2.0]
+    """
+    return np.asarray([0.0, *config.levels] if config.levels is not None else config.repeats, np.float64)

@@ -1,0 +1,121 @@
+"""Weights that say how often a source is seen: ``{repeat: 2}`` beside ``{repeat: 1}`` is twice as many passes over it.
+
+Such a weight is a number, or a schedule, times the rows of the source: what the mixture draws of it in the time in
+which a source of ``{repeat: 1}`` is drawn once, whatever their sizes. A group whose sources all repeat may itself
+``repeat``: it is then drawn as if its sources stood in its place, each that many times more often.
+
+Invariant: over any steps without limits, passes over two sources of one blend are as their repeats, to within a row of
+each. Price: the rows of the sources, which opening their datasets tells; asked only where a weight repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from headrace.errors import ConfigError, did_you_mean
+from headrace.mix.schedule import weight_from_config
+
+REPEAT = "repeat"
+
+
+def repeats_somewhere(weights: Mapping[str, Any]) -> bool:
+    """Whether a weight of a (nested) blend repeats.
+
+    Example:
+        >>> repeats_somewhere({"a": {"weight": 1, "blend": {"b": {"repeat": 1}}}}), repeats_somewhere({"a": 1})
+        (True, False)
+    """
+    return any(_repeat_of(value) is not None or repeats_somewhere(_blend_of(value)) for value in weights.values())
+
+
+def with_rows(weights: Mapping[str, Any], rows: Callable[[], Mapping[str, int]], path: str) -> dict[str, Any]:
+    """A (nested) blend in which plain weights stand for those that repeat.
+
+    Args:
+        weights: The blend.
+        rows: Gives the rows of each source; asked only if a weight repeats.
+        path: Its place in the config, for errors.
+
+    Raises:
+        ConfigError: a weight that repeats stands beside one that does not; no number.
+
+    Example:
+        >>> with_rows({"web": {"repeat": 1}, "books": {"repeat": 4}}, lambda: {"web": 900, "books": 25}, "weights")
+        {'web': 900.0, 'books': 100.0}
+    """
+    return _resolved(weights, rows(), path) if repeats_somewhere(weights) else dict(weights)
+
+
+def without_repeats(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """A (nested) blend with what is repeated as its weights: for checks that know no rows.
+
+    Example:
+        >>> without_repeats({"a": {"repeat": 2}, "b": {"weight": {"repeat": 1}, "blend": {"c": 1}}})
+        {'a': 2, 'b': {'weight': 1, 'blend': {'c': 1}}}
+    """
+    plain: dict[str, Any] = {}
+    for name, value in weights.items():
+        repeat, blend = _repeat_of(value), _blend_of(value)
+        if blend:
+            plain[name] = {**value, "blend": without_repeats(blend), **({} if repeat is None else {"weight": repeat})}
+        else:
+            plain[name] = value if repeat is None else repeat
+    return plain
+
+
+def check_weight(weight: object, path: str) -> None:
+    """Raises ConfigError unless it is a weight, or one that repeats."""
+    repeat = _repeat_of(weight)
+    weight_from_config(weight if repeat is None else repeat, path if repeat is None else f"{path}.{REPEAT}")
+
+
+def _resolved(weights: Mapping[str, Any], rows: Mapping[str, int], path: str) -> dict[str, Any]:
+    repeating = [_repeat_of(value) is not None for value in weights.values()]
+    if any(repeating) and not all(repeating):
+        name = [*weights][repeating.index(False)]
+        cure = f"Write all of them alike: {name}: {{repeat: 1}}; or give all of them numbers."
+        raise ConfigError("stands beside weights that repeat", field=f"{path}.{name}", value=weights[name], cure=cure)
+    plain: dict[str, Any] = {}
+    for name, value in weights.items():
+        here, blend, repeat = f"{path}.{name}", _blend_of(value), _repeat_of(value)
+        if blend:
+            inner = _resolved(blend, rows, f"{here}.blend")
+            of_group = None if repeat is None else _scaled(repeat, _group_rows(blend, inner, here), here)
+            plain[name] = {**value, "blend": inner, **({} if of_group is None else {"weight": of_group})}
+        elif repeat is None:
+            plain[name] = value
+        elif name in rows:
+            plain[name] = _scaled(repeat, rows[name], here)
+        else:
+            raise ConfigError("is not a component", field=here, value=value, cure=did_you_mean(name, rows))
+    return plain
+
+
+def _group_rows(blend: Mapping[str, Any], resolved: Mapping[str, Any], path: str) -> float:
+    """Rows that a group is drawn in the time in which a source of ``{repeat: 1}`` is drawn once."""
+    if not all(_repeat_of(value) is not None for value in blend.values()):
+        cure = "Give the weights of its blend as repeats too, e.g. {repeat: 1}."
+        raise ConfigError("repeats, and what is in the group does not", field=path, value=dict(blend), cure=cure)
+    parts = [value["weight"] if _blend_of(value) else value for value in resolved.values()]
+    if any(isinstance(part, Mapping) for part in parts):
+        cure = "Give one of the two as plain weights."
+        raise ConfigError("repeats, and so do schedules in the group", field=path, value=dict(blend), cure=cure)
+    return sum(float(part) for part in parts)
+
+
+def _scaled(repeat: Any, rows: float, path: str) -> Any:
+    return weight_from_config(repeat, f"{path}.{REPEAT}").scaled(rows).to_config()
+
+
+def _blend_of(value: object) -> Mapping[str, Any]:
+    blend: object = cast("Mapping[str, Any]", value).get("blend") if isinstance(value, Mapping) else None
+    return cast("Mapping[str, Any]", blend) if isinstance(blend, Mapping) else {}
+
+
+def _repeat_of(value: object) -> Any:
+    """What a weight, or that of a group, says of repeats; None: nothing."""
+    if not isinstance(value, Mapping):
+        return None
+    fields = cast("Mapping[str, Any]", value)
+    return _repeat_of(fields.get("weight")) if _blend_of(fields) else fields.get(REPEAT)
