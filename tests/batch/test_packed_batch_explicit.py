@@ -158,3 +158,20 @@ def test_columns_beside_the_labels_are_the_hosts(name, eos_id):
         return batch.token_weights, batch.label_mask, *ahead, *map(batch.of_labels, extras)
 
     assert_same(jax.jit(derived)(on_mesh(mesh, spec, batch)), derived(batch))
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_columns_are_flattened_and_expanded_with_their_tokens(name):
+    axes, spec = MESHES[name]
+    mesh, rng = mesh_of(axes), np.random.default_rng(3)
+    extras = {"topk": rng.integers(0, VOCAB, (4, 16, 3)).astype(np.int32), "score": rng.random((4, 16), np.float32)}
+    lengths = np.array([[5, 7], [16, 0], [3, 0], [1, 15]], np.int32)
+    batch = pack_rows(host_batch("whole rows").token_ids, segment_lengths=lengths, extras=extras)
+    on_devices = jax.jit(lambda b: (b.flatten().extras, b.expand().extras))(on_mesh(mesh, spec, batch))
+    assert_same(on_devices, ({n: leaf.reshape(64, *leaf.shape[2:]) for n, leaf in extras.items()}, extras))
+    compact = batch.flatten().compact()
+    for number, (row, begin, stop) in enumerate([(0, 0, 5), (0, 5, 12), (1, 0, 16), (2, 0, 3), (3, 0, 1), (3, 1, 16)]):
+        first, last = compact.cu_seqlens[number : number + 2]
+        for leaf, values in extras.items():
+            assert (compact.extras[leaf][first:last] == values[row, begin:stop]).all()
+    assert pack_rows(np.array([[1, 2]])).flatten().compact().extras is None

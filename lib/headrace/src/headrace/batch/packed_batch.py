@@ -13,10 +13,12 @@ were made for, so that one compiled training step serves them all.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, TypeVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
@@ -39,6 +41,7 @@ class ExpandedBatch(eqx.Module):
     token_weights: Float32[Any, "B S"]
     label_mask: Bool[Any, "B S"]
     segment_groups: Int32[Any, "B M"]
+    extras: dict[str, Any] | None = None
 
 
 class FlatBatch(eqx.Module):
@@ -54,6 +57,7 @@ class FlatBatch(eqx.Module):
         cu_seqlens: Where segments begin, and T.
         token_weights: Weight of each label's loss.
         log_probs: Log probability of each label under the policy that sampled it, or None.
+        extras: Further leaves, each ``[T, ...]``, beside the tokens; None: there are none.
     """
 
     tokens: Int32[Any, " T"]
@@ -63,6 +67,7 @@ class FlatBatch(eqx.Module):
     cu_seqlens: Int32[Any, " n1"]
     token_weights: Float32[Any, " T"]
     log_probs: Float32[Any, " T"] | None = None
+    extras: dict[str, Any] | None = None
 
     def compact(self) -> FlatBatch:
         """Without padding and without empty ranges, on the host.
@@ -76,9 +81,8 @@ class FlatBatch(eqx.Module):
             )
         kept = self.segment_ids >= 0
         bounds = np.unique(np.concatenate([[0], np.cumsum(kept)])[self.cu_seqlens]).astype(np.int32)
-        taken = None if self.log_probs is None else self.log_probs[kept]
-        per_token = ("tokens", "labels", "position_ids", "segment_ids", "token_weights")
-        return FlatBatch(**{name: getattr(self, name)[kept] for name in per_token}, cu_seqlens=bounds, log_probs=taken)
+        of_tokens = replace(self, cu_seqlens=self.segment_ids)  # so that all leaves go by token
+        return replace(jax.tree.map(lambda leaf: leaf[kept], of_tokens), cu_seqlens=bounds)
 
     @property
     def max_seqlen(self) -> int:
@@ -284,7 +288,7 @@ class PackedBatch(eqx.Module):
         """
         return ExpandedBatch(
             self.tokens, self.labels, self.position_ids, self.segment_ids, self.cu_seqlens, self.token_weights,
-            self.label_mask, self.segment_groups,
+            self.label_mask, self.segment_groups, self.extras,
         )  # fmt: skip
 
     def flatten(self) -> FlatBatch:
@@ -304,7 +308,8 @@ class PackedBatch(eqx.Module):
         def shardings(spec: PartitionSpec) -> FlatBatch:
             tokens = PartitionSpec(*spec[:1])
             logged = None if self.log_probs is None else tokens
-            return FlatBatch(tokens, tokens, tokens, tokens, PartitionSpec(), tokens, logged)
+            extras = self.extras and dict.fromkeys(self.extras, tokens)
+            return FlatBatch(tokens, tokens, tokens, tokens, PartitionSpec(), tokens, logged, extras)
 
         return with_auto_axes(PackedBatch._flat, self, out=shardings)
 
@@ -317,6 +322,7 @@ class PackedBatch(eqx.Module):
             cu_seqlens=xp.concatenate([begins.reshape(-1), end]).astype(np.int32),
             token_weights=self.token_weights.reshape(-1),
             log_probs=None if self.log_probs is None else self.log_probs.reshape(-1),
+            extras=self.extras and {n: leaf.reshape(-1, *leaf.shape[2:]) for n, leaf in self.extras.items()},
         )
 
     @property

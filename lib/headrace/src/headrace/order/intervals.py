@@ -13,6 +13,7 @@ with a thousand gaps and 0.7 us with a million.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +44,11 @@ class Intervals:
             start, stop = _merged(start, stop)
         self.start: Int64[np.ndarray, " k"] = start
         self.stop: Int64[np.ndarray, " k"] = stop
-        self._before = np.cumsum(self.stop - self.start) - (self.stop - self.start)
+
+    @cached_property
+    def _before(self) -> Int64[np.ndarray, " k"]:
+        """Numbers of the set before each range."""
+        return np.cumsum(self.stop - self.start) - (self.stop - self.start)
 
     @classmethod
     def empty(cls) -> Intervals:

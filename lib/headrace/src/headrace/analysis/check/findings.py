@@ -17,6 +17,7 @@ from headrace.data.documents import CHOSEN
 from headrace.errors import HeadraceError
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.mix.blend import is_size_rule
+from headrace.mix.repeats import without_repeats
 from headrace.mix.schedule import weight_from_config
 
 EPOCHS = 4.0
@@ -325,7 +326,7 @@ def _points_behind(plan: RunPlan) -> Iterator[_Advice]:
     for name, component in plan.config.components.items():
         if not isinstance(component.weight, dict):
             continue
-        steps = weight_from_config(component.weight).breaks
+        steps = weight_from_config(without_repeats({name: component.weight})[name]).breaks
         late = [s for s in steps if s > plan.steps]  # a ramp may end where the run ends
         if late:
             yield (
