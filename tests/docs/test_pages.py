@@ -21,6 +21,7 @@ PAGES = (
     "report",
     "metrics",
     "columns",
+    "buckets",
 )
 _FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
