@@ -428,6 +428,7 @@ ADDED = (
     "width",
     "loss_weight",
     "buckets",
+    "whole_batches",
     "engine",
     "max_record_bytes",
     "special_tokens_in_text",

@@ -267,7 +267,9 @@ def _elements(array: StoredArray, at: Int64[np.ndarray, " n"]) -> Int64[np.ndarr
 
 def _chunk_runs(at: Int64[np.ndarray, " n"], chunk: int) -> Iterator[slice]:
     """Places in ``at`` to be read together: whose chunks follow each other, up to a few."""
-    chunks, first = np.unique(at // chunk, return_index=True)
+    chunk_of = at // chunk  # rises
+    first = np.flatnonzero(np.diff(chunk_of, prepend=-1))
+    chunks = chunk_of[first]
     place = np.arange(chunks.size)
     run = np.cumsum(np.diff(chunks, prepend=chunks[0] - 2) != 1) - 1
     nth = place - np.flatnonzero(np.diff(run, prepend=-1))[run]

@@ -1,9 +1,9 @@
 """Policies by the names that configs use.
 
-``quota`` (exact shares, schedules, stages, limits) is headrace's own and the default. The others give the sequences of
-the systems that users come from, for runs that must go on as they began: ``swrr`` (nmoe), ``greedy`` and ``exhaustive``
-(Megatron-LM), ``least_consumed`` (token-balanced). They take constant weights and one stage, except for ``swrr``, which
-takes nmoe's stages too.
+``quota`` (exact shares, schedules, stages, limits) is headrace's own and the default, and ``whole_batches`` the same
+with batches of one component each. The others give the sequences of the systems that users come from, for runs that
+must go on as they began: ``swrr`` (nmoe), ``greedy`` and ``exhaustive`` (Megatron-LM), ``least_consumed``
+(token-balanced). They take constant weights and one stage, except for ``swrr``, which takes nmoe's stages too.
 
 ``exhaustive`` ends with its data. The others go on for ever, unless limits end them: a source of ``least_consumed`` is
 left out once its limit is reached (``max_epochs: 1`` gives nanoschnack's order, each row once).
@@ -19,6 +19,7 @@ from headrace.mix.policies.kind import MixturePlan, PolicyInputs, PolicyKind
 from headrace.mix.policies.least_consumed import LeastConsumedFirst
 from headrace.mix.policies.megatron import Exhaustive, Greedy
 from headrace.mix.policies.nmoe import StagePlan, Swrr
+from headrace.mix.policies.whole_batches import WholeBatchesKind
 from headrace.mix.schedule import BatchSchedule, CountedTokens
 from headrace.mix.stages import Stage, Stages
 
@@ -38,6 +39,7 @@ POLICIES: dict[str, PolicyKind] = {
     "greedy": Greedy(),
     "exhaustive": Exhaustive(),
     "least_consumed": LeastConsumedFirst(),
+    "whole_batches": WholeBatchesKind(),
 }
 """By name; a policy of your own is one more entry."""
 
