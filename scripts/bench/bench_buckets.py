@@ -9,7 +9,8 @@ forecast for a run of one pass and counted by the loader for its first eighth; "
 of a bucket as often as it repeats, so that the highest of them is the least number of reads that there can be.
 
 Documents: forged offsets and scores of 1e8 documents in one part (``--quick``: 1e6), three buckets and three layers.
-Seconds (of one core) and bytes are those of what a loader has to know before its first row, with the rows of each component.
+Seconds (of one core) and bytes are those of what a loader has to know before its first row, with the rows of each
+component.
 """
 
 from __future__ import annotations
