@@ -271,3 +271,23 @@ def test_shares_epochs_and_tokens_are_bounded(caches):
     counts = np.bincount(located.source, minlength=3)
     assert abs(counts[0] - 40 * BATCH) <= 1
     assert counts[1] == 20
+
+
+def test_a_loss_weight_changes_from_a_step_on(caches, tmp_path):
+    """The schedule says so itself: what it was before the step is the run's past."""
+
+    def run(weight):
+        components = {"a": ComponentConfig(caches["a"], loss_weight=weight), "b": ComponentConfig(caches["b"])}
+        return LmDataConfig(components, seq_len=16, batch_size=BATCH).loader()
+
+    manifest = open_run(str(tmp_path), run(None))
+    later = run({"step": {0: 1, 60: 2}})
+    with pytest.raises(PlanMismatchError):
+        open_run(str(tmp_path), later, step=61)  # step 60 is trained on already
+    amended = open_run(str(tmp_path), later, step=60)
+    assert [h["until_step"] for h in amended.history] == [60]
+    amended.check(manifest.state(60))
+    ramp = open_run(str(tmp_path), run({"linear": {0: 1, 59: 1, 60: 2, 90: 2, 100: 3}}), step=80)
+    assert [h["until_step"] for h in ramp.history] == [60, 91]
+    with pytest.raises(PlanMismatchError):
+        open_run(str(tmp_path), run(2), step=200)

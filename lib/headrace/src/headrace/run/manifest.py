@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, cast
 
@@ -27,7 +27,7 @@ from headrace.config.writing import given_fields
 from headrace.errors import ConfigError, HeadraceError, IndexOutOfRangeError, PlanMismatchError
 from headrace.mix.draws import Draws
 from headrace.mix.policy import Anchor
-from headrace.mix.schedule import MAX_STEP
+from headrace.mix.schedule import MAX_STEP, weight_from_config
 from headrace.run.differences import config_differences, differences
 from headrace.store import files
 
@@ -218,6 +218,7 @@ def _mixture_amended(new: dict[str, Any], old: dict[str, Any], *, future: bool =
     """The step from which on a mixture differs from an old one by stages added at the end; None if by more. With
     ``future`` all of it lies behind the added stages, so that draws before may differ. Changes both descriptions.
     """
+    weighed = _loss_weights_differ(new.pop("loss_weights", {}), old.pop("loss_weights", {}), old["names"])
     before, after = old.pop("stages"), new.pop("stages")
     new["names"] = new["names"][: len(old["names"])]  # new components come last
     known = old["components"]
@@ -227,8 +228,20 @@ def _mixture_amended(new: dict[str, Any], old: dict[str, Any], *, future: bool =
         for mixture in (new, old):
             del mixture["limits"]
             mixture["components"] = {name: part["whole"] for name, part in mixture["components"].items()}
-    added = after[len(before) :]
-    return int(added[0]["step"]) if added and after[: len(before)] == before and new == old else None
+    added = [int(stage["step"]) for stage in after[len(before) : len(before) + 1]]
+    steps = added if weighed is None else [*added, weighed]
+    return min(steps) if steps and after[: len(before)] == before and new == old else None
+
+
+def _loss_weights_differ(new: Mapping[str, Any], old: Mapping[str, Any], names: Sequence[str]) -> int | None:
+    """The first step at which losses of components that both runs have weigh otherwise; None if they never do."""
+    first: list[int] = []
+    for name in names:
+        pair = [weight_from_config(weights.get(name, 1.0)) for weights in (new, old)]
+        bends = {0, *(step for weight in pair for step in weight.breaks)}  # straight between: one step behind tells
+        at = np.asarray(sorted(bends | {step + 1 for step in bends}))
+        first += at[np.flatnonzero(pair[0].at(at) != pair[1].at(at))[:1]].tolist()
+    return min(first, default=None)
 
 
 def _phases_amended(new: list[dict[str, Any]], old: list[dict[str, Any]]) -> int | None:
