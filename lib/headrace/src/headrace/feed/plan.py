@@ -38,7 +38,8 @@ class BlockSpace:
 
     def __init__(self, sources: Sequence[RowSource]) -> None:
         first: dict[object, int] = {}
-        number_of = [first.setdefault(_stored_in(source), len(first)) for source in sources]
+        arrays = [source.arrays for source in sources]
+        number_of = [first.setdefault(_stored_in(*one), len(first)) for one in zip(sources, arrays, strict=True)]
         sources = [sources[number_of.index(number)] for number in range(len(first))]
         self.arrays = ArrayList.join([ArrayList.of(s.arrays) for s in sources])
         dtypes = {run.dtype for run in self.arrays.runs if run.dtype is not None}
@@ -108,10 +109,10 @@ def slot_bytes(kind: RunColumn, chunk: Int64[np.ndarray, " a"]) -> int:
     return int((chunk * kind.width * itemsizes).max() + 7) // 8 * 8
 
 
-def _stored_in(source: RowSource) -> object:
+def _stored_in(source: RowSource, arrays: object) -> object:
     """What tells where a source is stored from where others are: its arrays, and the leaves of their cache beside."""
     columns = columns_of(source).items()
-    return id(source.arrays), *sorted((name, c.leaf, len(c.arrays), len(c.documents)) for name, c in columns)
+    return id(arrays), *sorted((name, c.leaf, len(c.arrays), len(c.documents)) for name, c in columns)
 
 
 @dataclass(frozen=True, eq=False)
