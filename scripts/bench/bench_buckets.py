@@ -32,9 +32,10 @@ from headrace.data.phased import PhasedDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
-from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
+from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.leaf import LeafPart
-from headrace.store.ledger import LeafRecord, Ledger, PartRecord
+from headrace.store.ledger import Ledger
+from headrace.store.parts import LeafRecord, PartRecord
 from headrace.testing import write_cache
 
 CHUNK, SEQ_LEN, BATCH, MEMORY = 512, 32, 16, 256 * 1024
@@ -117,7 +118,8 @@ def forged_cache(documents: int) -> TokenCache:
     scores, tokens = rng.random(documents, np.float32), int(ends[-1])
     layout = CacheLayout("uint16")
 
-    def open_part(name: str, dtype: str, kind: str, record: PartRecord) -> LeafPart:
+    def open_part(name: str, kind: LeafKind, part: int) -> LeafPart:
+        dtype = "uint16" if name == TOKENS else "float32"
         values = {TOKENS: np.zeros(0, np.uint16), "score": scores}[name]
         data = Forged("forged", tokens if name == TOKENS else documents, CacheLayout(dtype, layout.chunk_elements))
         offsets = Forged("forged", documents + 1, layout.offsets())

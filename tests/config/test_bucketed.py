@@ -18,6 +18,7 @@ from headrace.config.lm_data import LmDataConfig, load_config
 from headrace.config.parsing import decode
 from headrace.config.writing import given_fields
 from headrace.data.buckets import BucketsConfig
+from headrace.data.columns import ColumnConfig
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.mix.stage_config import AmendmentConfig, StageConfig
 from headrace.order.holdout import ValidationConfig
@@ -227,3 +228,17 @@ def test_errors_of_a_file_name_the_field(paths):
     with pytest.raises(ConfigError) as caught:
         load_config(overrides=[web])
     assert caught.value.field == "components.web.buckets.edges"
+
+
+def test_components_of_one_cache_with_other_columns_keep_them_apart(paths):
+    own = {"one": None, "two": {"score": "none"}}
+    run = LmDataConfig(
+        {name: ComponentConfig(paths["a"], columns=columns) for name, columns in own.items()},
+        seq_len=8, batch_size=8, columns={"score": ColumnConfig("score", default=9)},
+    )  # fmt: skip
+    with run.loader() as loader:
+        batch = loader.batch_at(2)
+    source, scores, tokens = (np.asarray(leaf) for leaf in (batch.source_id, batch.extras["score"], batch.tokens))
+    assert (scores[source == 0] == SCORES[tokens[source == 0] - 1]).all()
+    assert (scores[source == 1] == 9).all()
+    assert {*source} == {0, 1}
