@@ -254,11 +254,11 @@ class LmDataConfig:
                 self.phases[0][1],
                 name=name,
                 split_documents=self.split_documents,
-                packing=self.components[name].packing,
+                packing=components[name].packing,
                 removed=removed[name],
-                loss_mask=self.components[name].loss_mask,
+                loss_mask=components[name].loss_mask,
                 columns=columns[name],
-            )
+            )  # fmt: skip
             for name, cache in caches.items()
         }
 
