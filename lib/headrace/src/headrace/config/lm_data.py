@@ -246,21 +246,16 @@ class LmDataConfig:
         from headrace.data.component import stored_rows
 
         caches, components = self.open_caches(instead), self.components
-        own = {name: component.columns or {} for name, component in components.items()}
+        own = {name: one.columns or {} for name, one in components.items()}
         columns, removed = columns_by_component(caches, self.columns or {}, own), left_out(components, caches)
-        return {
-            name: stored_rows(
-                cache,
-                self.phases[0][1],
-                name=name,
-                split_documents=self.split_documents,
-                packing=components[name].packing,
-                removed=removed[name],
-                loss_mask=components[name].loss_mask,
-                columns=columns[name],
-            )  # fmt: skip
-            for name, cache in caches.items()
-        }
+        length, split = self.phases[0][1], self.split_documents
+        stored: dict[str, TokenSeqDataset | PackedTokenDataset] = {}
+        for name, one in components.items():
+            how: dict[str, Any] = {"packing": one.packing, "removed": removed[name], "loss_mask": one.loss_mask}
+            stored[name] = stored_rows(
+                caches[name], length, name=name, split_documents=split, columns=columns[name], **how
+            )
+        return stored
 
     def train_datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, PlannedDataset]:
         """What is trained on of :meth:`datasets`: what is not held out, or the subset of it."""
