@@ -430,6 +430,7 @@ ADDED = (
     "engine",
     "max_record_bytes",
     "special_tokens_in_text",
+    "compat",
 )
 """Names that configs have gained since: errors that list all names have them, and ``config show`` prints fields."""
 

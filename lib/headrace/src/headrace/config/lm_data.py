@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
+from headrace.config.compat import CompatConfig, compat_datasets
 from headrace.config.component import (
     ComponentConfig,
     braid_of_version,
@@ -101,6 +102,8 @@ class LmDataConfig:
         row_exchange: ``auto`` (None), ``on`` or ``off``: whether hosts pass rows to each other on the devices, so that
             each block is read by one of them; see :class:`~headrace.feed.loader.LoaderOptions`. YAML's ``on`` and
             ``off`` are booleans, which mean the same. Not part of the run's fingerprint: batches do not depend on it.
+        compat: Another system whose rows and order the run has, ``megatron`` or ``nmoe``; None: headrace's own. See
+            :mod:`headrace.config.compat`.
 
     Raises:
         ConfigError: a value is not usable; the field is named.
@@ -128,8 +131,11 @@ class LmDataConfig:
     prefetch_bytes: int = 1 << 30
     cache_catalog: str | None = None
     row_exchange: str | bool | None = None
+    compat: CompatConfig | None = None
 
     def __post_init__(self) -> None:
+        if self.compat is not None:
+            self.compat.apply(self)
         if self.phases[1:] and self.stop_strategy != "restart":
             raise ConfigError(
                 "does not go with a seq_len that changes",
@@ -242,6 +248,8 @@ class LmDataConfig:
         from headrace.data.component import stored_rows
 
         caches, components = self.open_caches(instead), self.components
+        if self.compat is not None:
+            return compat_datasets(self, caches, "train")
         own = {name: component.columns or {} for name, component in components.items()}
         columns = columns_by_component(caches, self.columns or {}, own)
         return {
@@ -286,6 +294,8 @@ class LmDataConfig:
         Raises:
             ConfigError: the config holds nothing out, or rows are longer than a block.
         """
+        if self.compat is not None:
+            return compat_datasets(self, self.open_caches(instead), "validation")
         if self.validation is None:
             raise ConfigError("is not set", field="validation", cure="Write validation: {one_in: 100}.")
         return {name: self._sides(name, dataset, seq_len)[1] for name, dataset in self.datasets(instead).items()}
