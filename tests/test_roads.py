@@ -80,8 +80,9 @@ class Roads:
         self.imports[name] = imported_names(tree)
         foreign = self._foreign(name, tree)
         for node in tree.body:
-            if isinstance(node, _DEFINITIONS):
-                self.definitions[f"{name}.{node.name}"] = Definition(name, node)
+            if not isinstance(node, _DEFINITIONS):
+                continue
+            self.definitions[f"{name}.{node.name}"] = Definition(name, node)
             for child in node.body if isinstance(node, ast.ClassDef) else ():
                 if isinstance(child, _FUNCTIONS):
                     own = Definition(name, child, f"{name}.{node.name}", node.name in foreign)

@@ -1,3 +1,4 @@
+from .balance import TransformerCost as TransformerCost
 from .balance import capped_partitions as capped_partitions
 from .balance import first_fit as first_fit
 from .balance import karmarkar_karp as karmarkar_karp
@@ -18,8 +19,11 @@ from .distillation import distillation_loss as distillation_loss
 from .distillation import mtp_batch as mtp_batch
 from .distillation import top_k_divergence as top_k_divergence
 from .distillation import z_loss as z_loss
+from .dp_schedule import Balance as Balance
 from .dp_schedule import dp_balanced_packing as dp_balanced_packing
 from .dp_schedule import dp_schedule as dp_schedule
+from .dp_schedule import matched_groups as matched_groups
+from .dp_schedule import rl_bins as rl_bins
 from .examples import Example as Example
 from .examples import pack_examples as pack_examples
 from .loss import token_mean as token_mean

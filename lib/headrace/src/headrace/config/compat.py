@@ -201,7 +201,7 @@ def _gpt(
 
 
 def _lapping(cache: TokenCache, seq_len: int) -> Listing:
-    """nmoe's windows: so many laps over the shards as it takes until a window begins at the first token again."""
+    """Windows of nmoe: as many laps over the shards as it takes until one begins at the first token again."""
     from headrace.data.listed import Listing
 
     size = np.array([part.record.tokens for part in cache.parts], np.int64)

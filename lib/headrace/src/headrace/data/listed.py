@@ -1,8 +1,8 @@
 """Rows as Megatron-LM and nmoe cut them: windows over stretches of a cache that are laid end to end in some order.
 
-Megatron's stretches are documents in the order of its index (:mod:`headrace.order.gpt_index`), its windows share a token
-with the next one, and come in an order of their own. nmoe's are the shards as they lie; a window that begins before the
-end of the source goes on at its beginning, and so does the next. The rows of
+Megatron's stretches are documents in the order of its index (:mod:`headrace.order.gpt_index`), its windows share a
+token with the next one, and come in an order of their own. nmoe's are the shards as they lie; a window that begins
+before the end of the source goes on at its beginning, and so does the next. The rows of
 :class:`~headrace.data.token_seq.TokenSeqDataset` end with a part instead, which keeps a row within a chunk or two.
 
 Invariant: no token of the stretches is left out but those behind the last full window. Price: 12 bytes a stretch in

@@ -6,6 +6,7 @@ from .policies.least_consumed_live import build_interleaved_dataset as build_int
 from .policies.nmoe import PlannedStage as PlannedStage
 from .policies.nmoe import StagePlan as StagePlan
 from .policies.nmoe import StageStream as StageStream
+from .policies.nmoe import scale_stages as scale_stages
 from .schedule import BatchSchedule as BatchSchedule
 from .stage_config import AmendmentConfig as AmendmentConfig
 from .stage_config import StageConfig as StageConfig
