@@ -19,6 +19,8 @@ PUBLIC: dict[str, dict[str, str]] = runpy.run_path(str(ROOT / "scripts" / "updat
 HOMES = {f"{package}.{name}": f"{home}.{name}" for package, names in PUBLIC.items() for name, home in names.items()}
 FOR_TESTS = "headrace.testing"
 """Test doubles for users' own tests: their road is a test, by definition."""
+CALLED_BY_OTHERS = ("headrace.levanter.config.HeadraceDataConfig",)
+"""Classes that stand in for another library's without inheriting from it: Levanter's trainer calls their methods."""
 _FENCE = re.compile(r"^```python.*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PROGRAM = re.compile(r"from (headrace[\w.]*) import (\w+)")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -32,7 +34,7 @@ class Definition:
     module: str
     node: ast.AST
     owner: str | None = None
-    inherits: bool = False  # of a class that is not of this library, which may call it
+    called: bool = False  # by another library
 
     def code(self) -> list[ast.AST]:
         node = self.node
@@ -83,9 +85,10 @@ class Roads:
             if not isinstance(node, _DEFINITIONS):
                 continue
             self.definitions[f"{name}.{node.name}"] = Definition(name, node)
+            called = node.name in foreign or f"{name}.{node.name}" in CALLED_BY_OTHERS
             for child in node.body if isinstance(node, ast.ClassDef) else ():
                 if isinstance(child, _FUNCTIONS):
-                    own = Definition(name, child, f"{name}.{node.name}", node.name in foreign)
+                    own = Definition(name, child, f"{name}.{node.name}", called)
                     self.definitions[f"{name}.{node.name}.{child.name}"] = own
 
     def _foreign(self, module: str, tree: ast.Module) -> set[str]:
@@ -105,15 +108,15 @@ class Roads:
         """Everything that some code names is reached."""
         for node in (child for part in code for child in ast.walk(part)):
             if isinstance(node, ast.Name):
-                self._reach(names.get(node.id, f"{module}.{node.id}"))
+                self.reach(names.get(node.id, f"{module}.{node.id}"))
             elif isinstance(node, ast.Attribute):
                 self.attributes.add(node.attr)
                 first, rest = dotted(node)
                 if first in names:
-                    self._reach(".".join([names[first], *rest]))
+                    self.reach(".".join([names[first], *rest]))
             elif isinstance(node, ast.ImportFrom) and not module:
                 for name in imported_names(node).values():
-                    self._reach(name)
+                    self.reach(name)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 self._use_text(node.value)
             elif isinstance(node, ast.JoinedStr):
@@ -122,7 +125,7 @@ class Roads:
     def _use_text(self, text: str) -> None:
         """Programs in strings, modules that are imported by their name, methods that ``getattr`` takes."""
         for package, name in _PROGRAM.findall(text):
-            self._reach(f"{package}.{name}")
+            self.reach(f"{package}.{name}")
         if text in self.imports:
             for name, definition in self.definitions.items():
                 if definition.module == text and definition.owner is None:
@@ -133,7 +136,7 @@ class Roads:
     def __post_init__(self) -> None:
         self._late: defaultdict[str, set[str]] = defaultdict(set)
 
-    def _reach(self, name: str) -> None:
+    def reach(self, name: str) -> None:
         name = HOMES.get(name, name)
         for reached in (name, name.rpartition(".")[0]):
             if reached in self.definitions and reached not in self.reached:
@@ -149,12 +152,12 @@ class Roads:
             for name, definition in self.definitions.items():
                 last = name.rpartition(".")[2]
                 if definition.owner in self.reached and (
-                    definition.inherits or last.startswith("__") or last in self.attributes
+                    definition.called or last.startswith("__") or last in self.attributes
                 ):
-                    self._reach(name)
+                    self.reach(name)
             for name in (n for names in self._late.values() for n in names):
                 if name.rpartition(".")[2] in self.attributes:
-                    self._reach(name)
+                    self.reach(name)
             if not self._queue:
                 return
 
@@ -189,12 +192,13 @@ def roads_of(modules: dict[str, ast.Module], users: Iterable[ast.Module]) -> Roa
         names = roads.imports[name]
         at_import = [n for n in tree.body if not isinstance(n, (*_DEFINITIONS, ast.Import, ast.ImportFrom))]
         roads.use(at_import, name, names)
+        stored = (n for n in at_import if isinstance(n, ast.Assign | ast.AnnAssign))
+        variables = {n.id for part in stored for n in ast.walk(part) if isinstance(n, ast.Name)}
         for node in (n for n in tree.body if isinstance(n, _DEFINITIONS)):
-            registers = any(
-                f"{name}.{dotted(getattr(d, 'func', d))[0]}" in roads.definitions for d in node.decorator_list
-            )
+            makers = {dotted(d.func if isinstance(d, ast.Call) else d)[0] for d in node.decorator_list}
+            registers = makers & {"atexit", *variables} or any(f"{name}.{m}" in roads.definitions for m in makers)
             if registers or name.startswith("headrace.cli.") or node.name.startswith("__"):
-                roads._reach(f"{name}.{node.name}")
+                roads.reach(f"{name}.{node.name}")
     for tree in users:
         roads.use([tree], "", imported_names(tree))
     roads.follow()

@@ -209,7 +209,7 @@ def test_bins_hold_at_most_so_many():
 
 @given(st.lists(st.integers(1, 900), min_size=6, max_size=40), st.integers(1, 3), st.booleans(), st.integers(300, 2000))
 def test_balanced_by_flops_as_slime_does(tokens, ranks, balance_ranks, cap):
-    """Without the cap: as few micro-batches as the tokens need, of equal FLOPs, then halved until ranks come out even."""
+    """Without the cap: as few micro-batches as the tokens need, of equal FLOPs, halved until ranks come out even."""
     flops = MODEL.flops(np.array(tokens)).tolist()
     balance = Balance(MODEL.flops, ranks=balance_ranks, micro_batches=True, capped=False)
     ids = range(len(tokens))

@@ -8,7 +8,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted((DOCS / "coming_from").glob("*.md"))
 _SPEC = importlib.util.spec_from_file_location("test_pages", Path(__file__).with_name("test_pages.py"))
@@ -37,7 +36,15 @@ def test_a_page_runs_as_printed(page: Path, folder: Path, monkeypatch: pytest.Mo
 
 
 def test_each_system_has_a_page():
-    assert [page.stem for page in PAGES] == ["coordexp", "megatron", "nanomoe", "nmoe", "slime", "tinker"]
+    assert [page.stem for page in PAGES] == [
+        "coordexp",
+        "megatron",
+        "nanomoe",
+        "nanoschnack",
+        "nmoe",
+        "slime",
+        "tinker",
+    ]
     listed = (DOCS / "coming_from.md").read_text()
     for page in PAGES:
         assert f"](coming_from/{page.name})" in listed
