@@ -16,7 +16,7 @@ NOT_REPEATED = {
     "megatron_samplers/cyclic": "torch's randperm, whose order is torch's own (docs/coming_from/megatron.md)",
     "megatron_gpt_index/drop_last_partial": "the order of a validation split that keeps its partial last sample",
     "coordexp_static_plan/probe_indices": "which lengths it looks at twice: here lengths are those of a cache",
-    "coordexp_static_plan/fingerprint_digest": "the name of its cache folder: plans here have a fingerprint of their own",
+    "coordexp_static_plan/fingerprint_digest": "the name of its cache folder: plans have a fingerprint of their own",
     "nanomoe_rl/lpt": "packs of rollouts that may exceed a row: here none does (docs/coming_from/nanomoe.md)",
 }
 FILES = sorted(path.stem for path in (TESTS / "golden").glob("*.json") if path.stem not in OWN)
