@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from typer.testing import CliRunner
 
 from headrace import DataLoader, LmDataConfig, load_config
+from headrace.batch import ltor_masks
 from headrace.cli.application import application
 from headrace.data.provenance import rows_of_step, spans_of_rows
 from headrace.errors import ConfigError
@@ -99,9 +100,10 @@ def test_the_slow_blend_is_megatrons(case):
     assert slow_blend(case["weights"], len(case["dataset_index"])) == case["dataset_index"]
 
 
-def build(paths: Sequence[Path], cache: Path) -> None:
+def build(paths: Sequence[Path], cache: Path, *more: str) -> None:
     """Builds a cache of native files by the command line."""
-    done = CliRunner().invoke(application(), ["build", *map(str, paths), "-o", str(cache), "-t", "ids:50304"])
+    line = ["build", *map(str, paths), "-o", str(cache), "-t", "ids:50304", *more]
+    done = CliRunner().invoke(application(), line)
     assert done.exit_code == 0, done.output
 
 
@@ -263,6 +265,25 @@ def test_settings_of_components_are_refused(corpora, own):
     config["components"]["code"] |= yaml.safe_load(own)
     with pytest.raises(ConfigError, match=rf"components.code.{own.split(':')[0]} = .*cannot be combined"):
         load(folder, config)
+
+
+def test_masks_between_documents_are_megatrons(tmp_path, native_shards):
+    """All three of its flags: positions, attention and loss as its own masks have them, for every position."""
+    rng = np.random.default_rng(0)
+    texts = [[*rng.integers(1, 99, n), 0] for n in rng.integers(3, 40, 60)]
+    build([native_shards.write_megatron(tmp_path / "a", texts)], tmp_path / "c", "--eos", "0")
+    assert TokenCache.open(tmp_path / "c").num_tokens == sum(map(len, texts))
+    config = {"compat": "megatron", "split_documents": True, "seq_len": 17, "batch_size": 8, "num_steps": 10}
+    with one_device(load(tmp_path, {**config, "components": {"a": str(tmp_path / "c")}})) as loader:
+        batch = loader.batch_at(2)
+    flags = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
+    for row in range(8):
+        masks = ltor_masks(np.asarray(batch.tokens)[row, :-1], 0, **flags)
+        segment = np.asarray(batch.segment_ids)[row, :-1]
+        blocked = (segment[:, None] != segment) | (np.arange(16)[:, None] < np.arange(16))
+        assert (masks.position_ids == np.asarray(batch.position_ids)[row, :-1]).all()
+        assert (masks.loss_mask == np.asarray(batch.token_weights)[row, :-1]).all()
+        assert (masks.blocked == blocked).all()
 
 
 # nmoe

@@ -204,7 +204,7 @@ def _lapping(cache: TokenCache, seq_len: int) -> Listing:
     """Windows of nmoe: as many laps over the shards as it takes until one begins at the first token again."""
     from headrace.data.listed import Listing
 
-    size = np.array([part.record.tokens for part in cache.parts], np.int64)
+    size = cache.part_tokens
     total = int(size.sum())
     if not total:
         raise ConfigError(

@@ -102,8 +102,7 @@ class LmDataConfig:
         row_exchange: ``auto`` (None), ``on`` or ``off``: whether hosts pass rows to each other on the devices, so that
             each block is read by one of them; see :class:`~headrace.feed.loader.LoaderOptions`. YAML's ``on`` and
             ``off`` are booleans, which mean the same. Not part of the run's fingerprint: batches do not depend on it.
-        compat: Another system whose rows and order the run has, ``megatron`` or ``nmoe``; None: headrace's own. See
-            :mod:`headrace.config.compat`.
+        compat: Another system whose rows and order the run has; see :mod:`headrace.config.compat`.
 
     Raises:
         ConfigError: a value is not usable; the field is named.

@@ -24,6 +24,8 @@ from headrace.data.token_seq import CacheDataset, end_of_text
 from headrace.errors import ConfigError
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
+from headrace.store.layout import TOKENS
+from headrace.store.leaf import starts
 
 
 class Listing(NamedTuple):
@@ -113,8 +115,8 @@ class ListedRows:
         self, cache: TokenCache, seq_len: int, listing: Listing, name: str, columns: Mapping[str, Column]
     ) -> None:
         self.name, self.row_elements, self.columns = name, seq_len, columns
-        self.arrays: Sequence[StoredArray] = tuple(p.data for p in cache.parts)
-        self._first_token = np.cumsum([0, *(a.length for a in self.arrays)])
+        self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
+        self._first_token = starts(cache.part_tokens)
         self._listing, self._ends = listing, np.cumsum(listing.size)
 
     @property
