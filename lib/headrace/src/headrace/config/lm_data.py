@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from headrace.config.compat import CompatConfig, compat_datasets
 from headrace.config.component import (
+    NOT_WITH_PHASES,
     ComponentConfig,
     braid_of_version,
+    check_strategy,
     counted_tokens,
     open_caches,
     sizes_of,
@@ -70,8 +72,7 @@ class LmDataConfig:
 
     Attributes:
         components: Sources by name.
-        seq_len: Tokens in a row, or ``{step: tokens}``: each source then goes on with what no row has touched; see
-            :mod:`headrace.mix.phases`.
+        seq_len: Tokens in a row, or ``{step: tokens}``; see :mod:`headrace.mix.phases`.
         batch_size: Rows of the global batch, or ``{step: rows}``.
         seed: Integer seed of all shuffles.
         shuffle: How components are shuffled; see ``ShuffleConfig``.
@@ -91,17 +92,16 @@ class LmDataConfig:
         validation: What is held out of every component; None: nothing.
         subset: The part of every component that is trained on, in each epoch the same, as if sources were no larger
             (simulated epoching); None: all. What is held out is held out before.
-        tokenizer: Tokenizer of the caches; None: the one that they were built with, which must be one. Levanter's
-            caches do not keep theirs: of them it is believed, as far as ids and ends of documents allow.
+        tokenizer: Tokenizer of the caches; None: the one that they were built with. Levanter's caches do not keep
+            theirs: of them it is believed, as far as ids and ends of documents allow.
         split_documents: Whether attention and labels stay within documents.
         columns: What batches hold beside the tokens, by the name that it has there: a leaf of the caches, or a leaf and
             a default for components without it; None: nothing. See :mod:`headrace.data.columns`.
         row_order: ``locality`` or ``stream``: order of rows within a batch.
         prefetch_bytes: Memory for reading ahead, on each host.
         cache_catalog: Levanter's catalog of caches: the ledgers of those that it names are taken from this one file.
-        row_exchange: ``auto`` (None), ``on`` or ``off``: whether hosts pass rows to each other on the devices, so that
-            each block is read by one of them; see :class:`~headrace.feed.loader.LoaderOptions`. YAML's ``on`` and
-            ``off`` are booleans, which mean the same. Not part of the run's fingerprint: batches do not depend on it.
+        row_exchange: ``auto`` (None), ``on`` or ``off``: whether hosts pass rows to each other; see
+            :class:`~headrace.feed.loader.LoaderOptions`. Not part of the run's fingerprint.
         compat: Another system whose rows and order the run has; see :mod:`headrace.config.compat`.
 
     Raises:
@@ -135,13 +135,7 @@ class LmDataConfig:
     def __post_init__(self) -> None:
         if self.compat is not None:
             self.compat.apply(self)
-        if self.phases[1:] and self.stop_strategy != "restart":
-            raise ConfigError(
-                "does not go with a seq_len that changes",
-                field="stop_strategy",
-                value=self.stop_strategy,
-                cure="Use restart, with max_epochs or max_tokens.",
-            )
+        check_strategy(self.phases, self.stop_strategy)
         checked_budget(self.prefetch_bytes)
         for name, known in (
             ("row_order", get_args(RowOrder)),
@@ -161,8 +155,7 @@ class LmDataConfig:
         for name, component in self.components.items():
             component.check(f"components.{name}", 1 if self.counted else self.phases[0][1])
         if self.phases[1:] and (subsets := [path for _, path in subsets_of(self.components, self.subset).values()]):
-            cure = "Keep one seq_len, or leave the subset out."
-            raise ConfigError("does not go with a seq_len that changes", field=subsets[0], cure=cure)
+            raise ConfigError(NOT_WITH_PHASES, field=subsets[0], cure="Keep one seq_len, or leave the subset out.")
         check_epochs("max_epochs", self.max_epochs)
         check_plan(self.stages, self.amendments)
         check_unit(self.unit, self.policy, self.counted, len(self.phases))
@@ -293,7 +286,7 @@ class LmDataConfig:
         Raises:
             ConfigError: the config holds nothing out, or rows are longer than a block.
         """
-        if self.compat is not None:
+        if self.compat:
             return compat_datasets(self, self.open_caches(instead), "validation")
         if self.validation is None:
             raise ConfigError("is not set", field="validation", cure="Write validation: {one_in: 100}.")
@@ -415,12 +408,10 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> LmDat
 
     Args:
         path: YAML file; None: defaults only.
-        overrides: ``dotted.name=value`` settings (also ``--dotted.name value`` pairs as they come from a command line);
-            values are YAML.
+        overrides: ``dotted.name=value`` settings, or ``--dotted.name value`` pairs of a command line; values are YAML.
 
     Raises:
-        ConfigError: the file is missing or not YAML, a key is unknown (the nearest name is suggested), a value is of
-            the wrong type; its dotted path is named.
+        ConfigError: the file is missing or not YAML; an unknown key or a wrong value, whose dotted path is named.
 
     Example:
         >>> load_config(overrides=["seq_len=128", "components.a.cache=caches/a"]).components["a"].cache
