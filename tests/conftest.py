@@ -76,6 +76,12 @@ def crash_states() -> ModuleType:
     return _shared("crash_states")
 
 
+@pytest.fixture(scope="session")
+def native_shards() -> ModuleType:
+    """Megatron-LM's and nmoe's files: tests/native_shards.py."""
+    return _shared("native_shards")
+
+
 def _shared(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None

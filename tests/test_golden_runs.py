@@ -432,6 +432,7 @@ ADDED = (
     "engine",
     "max_record_bytes",
     "special_tokens_in_text",
+    "compat",
 )
 """Names that configs have gained since: errors that list all names have them, and ``config show`` prints fields."""
 
@@ -477,7 +478,10 @@ CLI = read_golden("cli.json")
 LEFT_OUT_OF_FORECASTS = ("open_blocks", "open_bytes", "refused")
 """Fields of what ``config check`` and ``simulate`` print that are not as they were, at any depth: what orders keep open
 has one answer since."""
-LATER = ("row_exchange", "exchange", "noise", "requests", "index_requests", "opening_requests")
+LATER = (
+    *("row_exchange", "exchange", "noise", "row_documents", "row_fill"),
+    *("requests", "index_requests", "opening_requests"),
+)
 """Fields that there were not, at any depth of what commands say."""
 OTHER_FINDINGS = ("shared_blocks", "padding_counts")
 """Findings of ``config check`` that are left out of both answers: hosts that exchange rows share no blocks any more; of

@@ -6,7 +6,11 @@
 Table 1 repeats marin's table (8,192 examples, blocks of 128, 8 seeds). Its ``same_block_transition_rate`` of 0.31 for
 era and block shuffle is a property of the permutation used there, not of the orders: rows marked "multiply-add rounds"
 show it with our own small model of that permutation, and ``--levanter`` with the package itself. ``--batch-size`` of
-marin's command only cuts the work into pieces and changes no metric.
+marin's command only cuts the work into pieces and changes no metric. The command as marin's plan prints it makes a
+table of its own, of the strategies that it names:
+
+    python scripts/bench/bench_permutation_quality.py --n 8192 --repeats 8 --seq-len 2048 \
+        --strategies full,era,block --era-length 1024 --window-blocks 8 --batch-size 2048
 
 Table 2 is VR_w over 2**20 examples: the variance of the mean over windows of w examples when 128 neighbouring
 rows are alike, full shuffle = 1.
@@ -34,6 +38,8 @@ from headrace.order.braid.strands import resolve_strands
 from headrace.store.layout import CacheLayout
 
 BLOCK, ERA, WINDOW = 128, 1024, 8
+MARIN_CHUNK = 256 * 1024
+"""Tokens of a chunk of Levanter's caches: a block of marin's plan."""
 CHUNK_TOKENS, SEQ_LENS = CacheLayout("uint16").chunk_elements, (4096, 2048)
 UNIT = 128
 METRICS = ("mean_abs_displacement_norm", "inversion_fraction", "spearman_rho", "same_block_transition_rate")
@@ -145,19 +151,19 @@ def levanter_orders() -> dict[str, Order]:
     return {"full": full, "era 1024": era, "block 128x8": block}
 
 
-def mean_metrics(order: Order, n: int, seeds: int) -> tuple[float, ...]:
-    """Means over seeds of the four metrics of marin's table."""
-    return tuple(np.mean([measure_order(order(n, seed)) for seed in range(seeds)], axis=0).tolist())
+def mean_metrics(order: Order, n: int, seeds: int, size: int = BLOCK) -> tuple[float, ...]:
+    """Means over seeds of the four metrics of marin's table, in blocks of ``size``."""
+    return tuple(np.mean([measure_order(order(n, seed), size) for seed in range(seeds)], axis=0).tolist())
 
 
-def measure_order(order: np.ndarray) -> tuple[float, ...]:
+def measure_order(order: np.ndarray, size: int = BLOCK) -> tuple[float, ...]:
     """The four metrics of a permutation of ``range(n)``; 1/3, 1/2, 0 and about block / n for a full shuffle.
 
     The rate is defined as marin's. Its 0.31 for era and block shuffle is not what a good permutation of a window of
     1,024 rows gives (127/1023 = 0.124): the surplus is a defect of the multiply-add Feistel rounds used there, which
     leave neighbours together; its 0.0107 for full shuffle, below the expected 0.0155, is the same.
     """
-    place, block = np.arange(order.size), order // BLOCK
+    place, block = np.arange(order.size), order // size
     return (
         float(np.abs(order - place).mean() / (order.size - 1)),
         (1.0 - float(np.asarray(stats.kendalltau(place, order))[0])) / 2.0,
@@ -166,9 +172,9 @@ def measure_order(order: np.ndarray) -> tuple[float, ...]:
     )
 
 
-def expected_of_random(n: int) -> tuple[float, ...]:
+def expected_of_random(n: int, size: int = BLOCK) -> tuple[float, ...]:
     """What a uniformly random permutation of ``range(n)``, a multiple of the block, gives on average."""
-    return (n + 1) / (3 * n), 0.5, 0.0, (BLOCK - 1) / (n - 1)
+    return (n + 1) / (3 * n), 0.5, 0.0, (size - 1) / (n - 1)
 
 
 def mean_distinct_blocks(order: np.ndarray, window: int) -> float:
@@ -272,7 +278,34 @@ def draw(curves: dict[str, dict[int, float]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def strategies_of(args: argparse.Namespace, size: int) -> dict[str, Order]:
+    """The orders that marin's options name, and the braid; blocks of ``size`` rows."""
+    makers: dict[str, Callable[[int, int], Any]] = {
+        "full": Feistel,
+        "era": lambda n, seed: EraShuffle(n, era_length=args.era_length, seed=seed),
+        "block": lambda n, seed: BlockShuffle(n, io_block_size=size, window_blocks=args.window_blocks, seed=seed),
+        "braid": lambda n, seed: BraidShuffle(
+            n, io_block_size=size, strands=8 * args.batch_size, lap=args.batch_size, seed=seed
+        ),
+    }
+    if unknown := set(args.strategies.split(",")) - makers.keys():
+        raise SystemExit(f"--strategies: {', '.join(sorted(unknown))}: choose from {', '.join(makers)}")
+    return {name: (lambda n, seed, m=makers[name]: m(n, seed)(np.arange(n))) for name in args.strategies.split(",")}
+
+
+def strategy_table(args: argparse.Namespace, report: Report) -> None:
+    size = max(MARIN_CHUNK // args.seq_len, 1)
+    rows: list[list[Any]] = [
+        [name, *mean_metrics(order, args.n, args.repeats, size)] for name, order in strategies_of(args, size).items()
+    ]
+    rows.append(["expected of random", *expected_of_random(args.n, size)])
+    report.table(f"Seed metrics: n = {args.n}, blocks of {size}, {args.repeats} seeds", ["strategy", *METRICS], rows)
+
+
 def measure(args: argparse.Namespace, report: Report) -> None:
+    if args.strategies:
+        strategy_table(args, report)
+        return
     if args.quick:
         args.vr_seeds = 1
     marin_table(args, report)
@@ -287,6 +320,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vr-n", type=int, default=1 << 20, help="examples of table 2")
     parser.add_argument("--vr-seeds", type=int, default=3, help="seeds of table 2 (1 with --quick)")
     parser.add_argument("--levanter", action="store_true", help="also run Levanter's permutation (if installed)")
+    parser.add_argument("--strategies", metavar="NAMES", help="of full, era, block, braid: a table of these alone")
+    parser.add_argument("--seq-len", type=int, default=2048, help="tokens of an example: blocks hold 262,144 of them")
+    parser.add_argument("--era-length", type=int, default=ERA, help="examples of an era")
+    parser.add_argument("--window-blocks", type=int, default=WINDOW, help="blocks of a window")
+    parser.add_argument("--batch-size", type=int, default=128, help="of braid: strands and laps follow from it")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw VR_w over w")
 
 

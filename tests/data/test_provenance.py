@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import tempfile
 from pathlib import Path
 
@@ -20,13 +19,10 @@ from headrace.data.documents import DocumentFilter
 from headrace.data.mixture import MixtureDataset
 from headrace.data.packed import PackedTokenDataset
 from headrace.data.phased import Continued
-from headrace.data.provenance import documents_at, read_spans, rows_of_step, source_files, spans_of_rows
+from headrace.data.provenance import documents_at, read_spans, rows_of_step, spans_of_rows
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.loader import DataLoader
-from headrace.ingest.build import build_cache
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.schedule import BatchSchedule
 from headrace.mix.stage_config import AmendmentConfig, StageConfig
 from headrace.order.holdout import ValidationConfig
@@ -269,19 +265,6 @@ def test_some_rows_only():
     kept = every[np.isin(every.row, [3, 9])]
     assert all(np.array_equal(getattr(kept, f.name), getattr(some, f.name)) for f in dataclasses.fields(some))
     assert len(spans_of_rows(rows, np.array([], np.int64))) == 0
-
-
-def test_the_ledger_names_the_files_of_a_part(tmp_path):
-    (tmp_path / "in").mkdir()
-    for i in range(3):
-        lines = [json.dumps({"text": f"file {i} line {j}"}) for j in range(20)]
-        (tmp_path / "in" / f"{i}.jsonl").write_text("\n".join(lines))
-    config = SourceConfig([str(tmp_path / "in")])
-    build_cache(config, TokenizerConfig(), str(tmp_path / "c"), part_bytes=10, progress=False)
-    cache = TokenCache.open(tmp_path / "c")
-    found = [source_files(cache, p) for p in range(len(cache.parts))]
-    assert sorted({Path(f["path"]).name for files in found for f in files}) == ["0.jsonl", "1.jsonl", "2.jsonl"]
-    assert source_files(tiny_cache(documents=4), 0) == []
 
 
 def test_what_lies_in_no_cache_is_refused():

@@ -36,7 +36,7 @@ def test_the_page_runs_as_printed(folder):
     pytest.importorskip("levanter", reason="this Levanter has no wheel for this Python")
     names = {}
     blocks = [text for language, _, text in _FENCE.findall(PAGE.read_text()) if language == "python"]
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         exec(compile(block, PAGE.name, "exec"), names)
     assert int(names["info"].step) == 0

@@ -237,3 +237,13 @@ def test_a_model_that_knows_a_special_token_as_a_word_cannot_read_it_as_text(tmp
     assert tokenizer.encode_batch(["a b"])[0].tolist() == [2, 0, 1]  # what it does not know is no special token
     with pytest.raises(BadRecordError, match="has no other tokens than the special '</s>'"):
         tokenizer.encode_batch(["a </s>"])
+
+
+def test_ready_ids_may_say_what_ends_a_document():
+    plain, ended = (load_tokenizer(TokenizerConfig("ids:100", eos=eos)) for eos in ("auto", "7"))
+    assert (plain.eos_id, ended.eos_id) == (None, 7)
+    assert plain.fingerprint != ended.fingerprint
+    assert plain.fingerprint == load_tokenizer(TokenizerConfig("ids:100", eos=None)).fingerprint
+    for wrong in ("<eos>", "100"):
+        with pytest.raises(ConfigError, match=f"tokenizer.eos = '{wrong}': is no id. Give the id that ends documents"):
+            load_tokenizer(TokenizerConfig("ids:100", eos=wrong))

@@ -184,6 +184,16 @@ def test_plans_and_checksums_of_coordexp(case):
         assert aligned.json_checksum() == wanted["checksum"]
 
 
+@pytest.mark.parametrize("algorithm", ["bfd", "wfd"])
+def test_what_is_too_long_for_coordexp(algorithm):
+    for lengths, expected in STATIC["overlong_at_10"].items():
+        if expected == "ValueError":
+            with pytest.raises(ConfigError, match="10"):
+                plan_packs(json.loads(lengths), 10, algorithm, "error")
+        else:
+            assert plan_packs(json.loads(lengths), 10, algorithm, "error").raw_plan == expected
+
+
 @pytest.mark.parametrize("case", ALIGN["cases"], ids=lambda c: f"{c['packs']}-on-{c['world']}-{c['drop_last']}")
 def test_alignment_of_coordexp(case):
     plan = plan_packs([10] * case["packs"], 10)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.rl.prompt_order import PromptOrder, rollout_shares, slime_order, tinker_schedule
+from headrace.rl.prompt_order import ListedOrder, PromptOrder, SlimeOrder, rollout_shares, tinker_schedule
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -38,7 +38,16 @@ def test_passes_and_seeds_differ():
 
 @pytest.mark.parametrize("case", cases("slime_prompt_shuffle"))
 def test_slime(case):
-    assert slime_order(case["n"], seed=case["seed"], epoch=case["epoch"]) == case["order"]
+    positions = case["epoch"] * case["n"] + np.arange(case["n"])
+    order = SlimeOrder(case["n"], seed=case["seed"])
+    assert order(positions).tolist() == case["order"]
+    assert [int(order(np.array([p]))[0]) for p in positions[::-1]] == case["order"][::-1]
+    across = order(np.array([case["n"] - 1, case["n"]])).tolist()  # the end of an epoch and the beginning of the next
+    assert across == [int(order(np.array([p]))[0]) for p in (case["n"] - 1, case["n"])]
+
+
+def test_listed_prompts_come_as_they_are_listed():
+    assert ListedOrder(3, seed=9)(np.arange(2, 8)).tolist() == [2, 0, 1, 2, 0, 1]
 
 
 @pytest.mark.parametrize("case", cases("tinker_rl_interleave"))

@@ -6,10 +6,12 @@ import json
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from headrace.analysis.check.plan import plan_run
 from headrace.analysis.check.sizes import planned_caches
 from headrace.analysis.simulate.forecast import RunSteps, simulate
+from headrace.cli.application import application
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.mixture import MixtureDataset
@@ -17,7 +19,7 @@ from headrace.errors import ConfigError
 from headrace.mix.stage_config import StageConfig
 from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
 from headrace.pack.spec import PackingConfig
-from headrace.testing import tiny_cache
+from headrace.testing import tiny_cache, write_cache
 
 
 def virtual(**changes) -> LmDataConfig:
@@ -149,3 +151,18 @@ def test_what_cannot_be_planned(config, kwargs, problem):
 def test_a_source_without_cache_and_size_is_named_with_both_cures():
     with pytest.raises(ConfigError, match=r"no/a.*expected_tokens.*headrace build"):
         plan_run(virtual(own={"a": {"expected_tokens": None}}))
+
+
+def test_the_effective_batch_of_packed_rows(tmp_path):
+    """Eight rows of 16 tokens with three documents of 5 each; of rows that are not packed there is no such number."""
+    write_cache(str(tmp_path / "a"), [[np.arange(1, 6) for _ in range(60)]])
+    packed = ComponentConfig(str(tmp_path / "a"), packing=PackingConfig(algorithm="next_fit"))
+    config = LmDataConfig({"a": packed}, seq_len=16, batch_size=8, num_steps=4)
+    plan = plan_run(config, hosts=(1,))
+    assert (plan.components[0].row_documents, plan.components[0].row_fill) == (3.0, 15 / 16)
+    assert plan.effective_batch == (24, 120)
+    (tmp_path / "run.yaml").write_text(config.to_yaml())
+    shown = CliRunner().invoke(application(), ["config", "check", str(tmp_path / "run.yaml")]).output
+    assert "A batch of 8 packed rows holds about 24 documents and 120 tokens." in shown
+    plain = LmDataConfig({"a": ComponentConfig(str(tmp_path / "a"))}, seq_len=16, batch_size=8, num_steps=4)
+    assert plan_run(plain, hosts=(1,)).effective_batch is None

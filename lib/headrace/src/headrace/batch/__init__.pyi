@@ -1,7 +1,9 @@
+from .balance import TransformerCost as TransformerCost
 from .balance import capped_partitions as capped_partitions
 from .balance import first_fit as first_fit
 from .balance import karmarkar_karp as karmarkar_karp
 from .balance import micro_batches as micro_batches
+from .context_parallel import ContextBatch as ContextBatch
 from .context_parallel import attention_work as attention_work
 from .context_parallel import response_part as response_part
 from .context_parallel import striped as striped
@@ -18,8 +20,11 @@ from .distillation import distillation_loss as distillation_loss
 from .distillation import mtp_batch as mtp_batch
 from .distillation import top_k_divergence as top_k_divergence
 from .distillation import z_loss as z_loss
+from .dp_schedule import Balance as Balance
 from .dp_schedule import dp_balanced_packing as dp_balanced_packing
 from .dp_schedule import dp_schedule as dp_schedule
+from .dp_schedule import matched_groups as matched_groups
+from .dp_schedule import rl_bins as rl_bins
 from .examples import Example as Example
 from .examples import pack_examples as pack_examples
 from .loss import token_mean as token_mean

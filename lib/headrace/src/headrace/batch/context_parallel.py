@@ -9,13 +9,15 @@ Invariant: every token is on exactly one rank; places without a token are -1. Pr
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float32, Int32, Int64
 
+from headrace.batch.packed_batch import PackedBatch
 from headrace.batch.sample_numbers import checked_count, checked_tokens
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, check_choice
 
 
 class ContextSplit(NamedTuple):
@@ -88,6 +90,70 @@ def striped(length: int, ranks: int) -> ContextSplit:
     each = -(-length // ranks)
     token = np.arange(each)[None, :] * ranks + np.arange(ranks)[:, None]
     return ContextSplit(np.where(token < length, token, -1), np.array([each], np.int64))
+
+
+class ContextBatch(NamedTuple):
+    """A batch whose places lie as context-parallel ranks hold them: a contiguous slice of a row is a rank's part.
+
+    What a token's neighbours would say is given, since they lie elsewhere: attention follows from ``position_ids`` and
+    ``segment_ids`` (a token attends to those of its segment at its position and before).
+
+    Attributes:
+        tokens: Token ids.
+        labels: The token that follows in the row.
+        position_ids: Position within the segment.
+        segment_ids: Number of the segment in its row; -1 in padding.
+        token_weights: Weight of each label's loss.
+        extras: Columns by name.
+    """
+
+    tokens: Int32[Any, "B S"]
+    labels: Int32[Any, "B S"]
+    position_ids: Int32[Any, "B S"]
+    segment_ids: Int32[Any, "B S"]
+    token_weights: Float32[Any, "B S"]
+    extras: dict[str, Any]
+
+
+SequenceLayout: TypeAlias = Literal["contiguous", "zigzag", "striped"]
+
+
+def sequence_layout(
+    layout: SequenceLayout, ranks: int, seq_lens: Sequence[int] = ()
+) -> tuple[Callable[[PackedBatch], ContextBatch], ...]:
+    """What lays out the rows of batches over ``ranks``; nothing where slices of rows are as they should be.
+
+    Zig-zag splits whole rows, whatever documents they hold, into 2 x ``ranks`` chunks.
+
+    Raises:
+        ConfigError: no such layout; no axis to lay rows out over; rows of ``seq_lens`` that do not divide.
+
+    Example:
+        >>> from headrace.batch import pack_rows
+        >>> [lay_out] = sequence_layout("zigzag", 2)
+        >>> lay_out(pack_rows(np.arange(8)[None])).tokens.tolist()
+        [[0, 1, 6, 7, 2, 3, 4, 5]]
+    """
+    check_choice("sequence_layout", layout, get_args(SequenceLayout))
+    if layout == "contiguous":
+        return ()
+    if ranks < 2:
+        cure = 'Give sharding=NamedSharding(mesh, PartitionSpec("data", "context")).'
+        raise ConfigError("needs a sharding that splits sequences", field="sequence_layout", value=layout, cure=cure)
+    chunks = 2 * ranks if layout == "zigzag" else ranks
+    for length in seq_lens:
+        if length % chunks:
+            cure = f"Use {-(-length // chunks) * chunks}, or sequence_layout='striped'."
+            raise ConfigError(f"does not divide into {chunks} chunks", field="seq_len", value=length, cure=cure)
+
+    def lay_out(batch: PackedBatch) -> ContextBatch:
+        split = zigzag(np.array([batch.seq_len]), ranks) if layout == "zigzag" else striped(batch.seq_len, ranks)
+        place = split.token.reshape(-1)
+        names = ("tokens", "labels", "position_ids", "segment_ids", "token_weights")
+        values = {name: np.asarray(getattr(batch, name))[:, place] for name in names}
+        return ContextBatch(**values, extras={n: np.asarray(v)[:, place] for n, v in (batch.extras or {}).items()})
+
+    return (lay_out,)
 
 
 def attention_work(split: ContextSplit, lengths: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " R"]:

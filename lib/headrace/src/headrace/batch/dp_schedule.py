@@ -59,11 +59,13 @@ class Balance:
         costs: Cost of each sample, or a function that gives it for their tokens; None: their tokens.
         ranks: Whether ranks get micro-batches of equal cost rather than every ``ranks``-th.
         micro_batches: Whether micro-batches are of equal cost rather than full.
+        capped: Whether those of equal cost keep to the cap all the same; slime's do not (``balance_by_flops``).
     """
 
     costs: Costs = None
     ranks: bool = False
     micro_batches: bool = False
+    capped: bool = True
 
 
 def dp_schedule(
@@ -80,7 +82,7 @@ def dp_schedule(
     """Steps of ``batch_size`` rollouts, cut into micro-batches and dealt to ranks, as slime does.
 
     Samples of one rollout stay in one step. Micro-batches are packed first-fit in the order of arrival, or with
-    ``Balance.micro_batches`` by cost; here the cap holds then, too (slime's may exceed it).
+    ``Balance.micro_batches`` by cost, under the cap unless ``Balance.capped`` is False.
 
     Args:
         tokens: Tokens of each sample.
@@ -121,6 +123,10 @@ def dp_schedule(
         if max_tokens is None:
             assert micro_batch_size is not None
             bins = [list(range(a, min(a + micro_batch_size, len(step)))) for a in range(0, len(step), micro_batch_size)]
+        elif balance.micro_batches and not balance.capped:
+            number = -(-sum(sizes) // max_tokens)
+            costs = [values[i] for i in step]
+            bins = karmarkar_karp(costs, number) if number < len(step) else [[i] for i in range(len(step))]
         elif balance.micro_batches:
             bins = capped_partitions([values[i] for i in step], sizes, max_tokens, multiple=ranks * multiple)
         else:
@@ -183,13 +189,13 @@ def dp_balanced_packing(
 
 
 def _steps(rollout_ids: Sequence[int] | np.ndarray, batch_size: int) -> tuple[list[list[int]], list[int]]:
-    """Samples of each full step of so many rollouts, in order of arrival, and those that are left."""
+    """Samples of each full step of so many rollouts, rollout by rollout, and those that are left."""
     rollouts: dict[int, list[int]] = {}
     for sample, rollout in enumerate(rollout_ids.tolist() if isinstance(rollout_ids, np.ndarray) else rollout_ids):
         rollouts.setdefault(rollout, []).append(sample)
     groups = list(rollouts.values())
     full = len(groups) // batch_size * batch_size
-    steps = [sorted(i for g in groups[a : a + batch_size] for i in g) for a in range(0, full, batch_size)]
+    steps = [[i for g in groups[a : a + batch_size] for i in g] for a in range(0, full, batch_size)]
     return steps, sorted(i for g in groups[full:] for i in g)
 
 

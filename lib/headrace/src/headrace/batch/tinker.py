@@ -75,7 +75,7 @@ def rl_datum(example: Example) -> Datum:
     return {
         "model_input": example.tokens[:-1],
         "target_tokens": example.tokens[1:].astype(np.int64),
-        "logprobs": (log_probs * mask)[1:].astype(np.float32),
+        "logprobs": np.asarray(log_probs, np.float32)[1:],
         "advantages": (weights * mask)[1:],
         "mask": mask[1:],
     }

@@ -279,7 +279,13 @@ def _run_line(plan: RunPlan) -> str:
     rows += f" to {plan.largest_batch:,} rows" if plan.largest_batch != plan.batch_size else " rows"
     lengths = ", then ".join(f"{n:,}" + (f" from step {s:,}" if s else "") for s, n in plan.phases)
     end = "without an end" if plan.steps is None else f"{plan.steps:,} steps, {plan.tokens or 0:,} tokens"
-    return f"{len(plan.components)} components, {rows} of {lengths} tokens, {end}"
+    packed = ""
+    if (effective := plan.effective_batch) is not None:
+        documents, tokens = effective
+        packed = (
+            f"\nA batch of {plan.batch_size:,} packed rows holds about {documents:,} documents and {tokens:,} tokens."
+        )
+    return f"{len(plan.components)} components, {rows} of {lengths} tokens, {end}{packed}"
 
 
 def _short(weights: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -179,6 +179,16 @@ def sizes_of(trained: Mapping[str, PlannedDataset], counted: CountedTokens | Non
 def braid_of_version(shuffle: shuffle_config.ShuffleConfig, version: int) -> shuffle_config.ShuffleConfig:
     """A shuffle with a version of the braid, if it is a braid that names none."""
     return shuffle.of_version(version) if isinstance(shuffle, shuffle_config.BraidShuffleConfig) else shuffle
+
+
+NOT_WITH_PHASES = "does not go with a seq_len that changes"
+
+
+def check_strategy(phases: Sequence[tuple[int, int]], strategy: str) -> None:
+    """Raises ConfigError if sources end a run whose rows change their length."""
+    if phases[1:] and strategy != "restart":
+        cure = "Use restart, with max_epochs or max_tokens."
+        raise ConfigError(NOT_WITH_PHASES, field="stop_strategy", value=strategy, cure=cure)
 
 
 def subsets_of(

@@ -22,9 +22,12 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from headrace.config.bucketed import written_out
+from headrace.config.compat import CompatConfig, compat_datasets
 from headrace.config.component import (
+    NOT_WITH_PHASES,
     ComponentConfig,
     braid_of_version,
+    check_strategy,
     counted_tokens,
     left_out,
     open_caches,
@@ -71,8 +74,7 @@ class LmDataConfig:
 
     Attributes:
         components: Sources by name.
-        seq_len: Tokens in a row, or ``{step: tokens}``: each source then goes on with what no row has touched; see
-            :mod:`headrace.mix.phases`.
+        seq_len: Tokens in a row, or ``{step: tokens}``; see :mod:`headrace.mix.phases`.
         batch_size: Rows of the global batch, or ``{step: rows}``.
         seed: Integer seed of all shuffles.
         shuffle: How components are shuffled; see ``ShuffleConfig``.
@@ -92,17 +94,17 @@ class LmDataConfig:
         validation: What is held out of every component; None: nothing.
         subset: The part of every component that is trained on, in each epoch the same, as if sources were no larger
             (simulated epoching); None: all. What is held out is held out before.
-        tokenizer: Tokenizer of the caches; None: the one that they were built with, which must be one. Levanter's
-            caches do not keep theirs: of them it is believed, as far as ids and ends of documents allow.
+        tokenizer: Tokenizer of the caches; None: the one that they were built with. Levanter's caches do not keep
+            theirs: of them it is believed, as far as ids and ends of documents allow.
         split_documents: Whether attention and labels stay within documents.
         columns: What batches hold beside the tokens, by the name that it has there: a leaf of the caches, or a leaf and
             a default for components without it; None: nothing. See :mod:`headrace.data.columns`.
         row_order: ``locality`` or ``stream``: order of rows within a batch.
         prefetch_bytes: Memory for reading ahead, on each host.
         cache_catalog: Levanter's catalog of caches: the ledgers of those that it names are taken from this one file.
-        row_exchange: ``auto`` (None), ``on`` or ``off``: whether hosts pass rows to each other on the devices, so that
-            each block is read by one of them; see :class:`~headrace.feed.loader.LoaderOptions`. YAML's ``on`` and
-            ``off`` are booleans, which mean the same. Not part of the run's fingerprint: batches do not depend on it.
+        row_exchange: ``auto`` (None), ``on`` or ``off``: whether hosts pass rows to each other; see
+            :class:`~headrace.feed.loader.LoaderOptions`. Not part of the run's fingerprint.
+        compat: Another system whose rows and order the run has; see :mod:`headrace.config.compat`.
 
     Raises:
         ConfigError: a value is not usable; the field is named.
@@ -130,15 +132,12 @@ class LmDataConfig:
     prefetch_bytes: int = 1 << 30
     cache_catalog: str | None = None
     row_exchange: str | bool | None = None
+    compat: CompatConfig | None = None
 
     def __post_init__(self) -> None:
-        if self.phases[1:] and self.stop_strategy != "restart":
-            raise ConfigError(
-                "does not go with a seq_len that changes",
-                field="stop_strategy",
-                value=self.stop_strategy,
-                cure="Use restart, with max_epochs or max_tokens.",
-            )
+        if self.compat is not None:
+            self.compat.apply(self)
+        check_strategy(self.phases, self.stop_strategy)
         checked_budget(self.prefetch_bytes)
         for name, known in (
             ("row_order", get_args(RowOrder)),
@@ -158,8 +157,7 @@ class LmDataConfig:
         for name, component in self.components.items():
             component.check(f"components.{name}", 1 if self.counted else self.phases[0][1])
         if self.phases[1:] and (subsets := [path for _, path in subsets_of(self.components, self.subset).values()]):
-            cure = "Keep one seq_len, or leave the subset out."
-            raise ConfigError("does not go with a seq_len that changes", field=subsets[0], cure=cure)
+            raise ConfigError(NOT_WITH_PHASES, field=subsets[0], cure="Keep one seq_len, or leave the subset out.")
         check_epochs("max_epochs", self.max_epochs)
         for name, value in written_out(self).items():
             object.__setattr__(self, name, value)
@@ -246,6 +244,8 @@ class LmDataConfig:
         from headrace.data.component import stored_rows
 
         caches, components = self.open_caches(instead), self.components
+        if self.compat is not None:
+            return compat_datasets(self, caches, "train")
         own = {name: one.columns or {} for name, one in components.items()}
         columns, removed = columns_by_component(caches, self.columns or {}, own), left_out(components, caches)
         length, split = self.phases[0][1], self.split_documents
@@ -285,6 +285,8 @@ class LmDataConfig:
         Raises:
             ConfigError: the config holds nothing out, or rows are longer than a block.
         """
+        if self.compat:
+            return compat_datasets(self, self.open_caches(instead), "validation")
         if self.validation is None:
             raise ConfigError("is not set", field="validation", cure="Write validation: {one_in: 100}.")
         return {name: self._sides(name, dataset, seq_len)[1] for name, dataset in self.datasets(instead).items()}
@@ -405,12 +407,10 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> LmDat
 
     Args:
         path: YAML file; None: defaults only.
-        overrides: ``dotted.name=value`` settings (also ``--dotted.name value`` pairs as they come from a command line);
-            values are YAML.
+        overrides: ``dotted.name=value`` settings, or ``--dotted.name value`` pairs of a command line; values are YAML.
 
     Raises:
-        ConfigError: the file is missing or not YAML, a key is unknown (the nearest name is suggested), a value is of
-            the wrong type; its dotted path is named.
+        ConfigError: the file is missing or not YAML; an unknown key or a wrong value, whose dotted path is named.
 
     Example:
         >>> load_config(overrides=["seq_len=128", "components.a.cache=caches/a"]).components["a"].cache

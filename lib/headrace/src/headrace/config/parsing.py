@@ -354,6 +354,8 @@ def _read_union(slot: Slot, value: Any, path: str) -> Any:
         if members:
             member = members[0] if len(members) == 1 else _meant(members, cast("Mapping[Any, Any]", value), path)
             return read(member, value, path)
+    if len(slot.parts) == 1 and isinstance(value, str) and shorthand_of(slot.parts[0]) is not None:
+        return read(slot.parts[0], value, path)
     for member in slot.parts:
         with contextlib.suppress(ConfigError):
             return read(member, value, path)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -132,15 +132,6 @@ class Column:
     def describe(self) -> dict[str, Any]:
         """As JSON values, for fingerprints."""
         return {"leaf": self.leaf, **({} if self.default is None else {"default": self.default})}
-
-
-class ColumnedSource(Protocol):
-    """Rows with columns: a :class:`~headrace.data.rows.RowSource`."""
-
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        """Its columns by name."""
-        ...
 
 
 def columns_of(source: object) -> Mapping[str, Column]:

@@ -244,7 +244,7 @@ def account(
         train_tokens=train_tokens,
         validation_rows=validation_rows,
         validation_tokens=validation_tokens,
-        dropped_tokens=dataset.cache.num_tokens - dataset.removed_tokens - side_tokens - validation_tokens,
+        dropped_tokens=max(dataset.cache.num_tokens - dataset.removed_tokens - side_tokens - validation_tokens, 0),
         padding_tokens=(rows + validation_rows) * dataset.seq_len - train_tokens - validation_tokens,
         incomplete_documents=dataset.incomplete_documents,
         incomplete_tokens=dataset.incomplete_tokens,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -200,16 +199,6 @@ def _read(spans: Spans, arrays: Sequence[Sequence[StoredArray]], width: int = 1)
     begin = start - start[first][run]
     tokens = [runs[r][at : at + n] for r, at, n in zip(run.tolist(), begin.tolist(), size.tolist(), strict=True)]
     return [tokens[k] for k in np.argsort(order).tolist()]
-
-
-def source_files(cache: TokenCache, part: int) -> list[dict[str, Any]]:
-    """Records of the source files that a part was built from, as its ledger has them; empty if it does not say.
-
-    A part that was built from one file tells the file of each of its documents. A part of a shuffled cache has
-    documents of all files: see :meth:`~headrace.store.cache.TokenCache.original`.
-    """
-    name = cache.ledger.parts[part].name
-    return [dict(record) for record in cache.ledger.sources if record.get("part") == name]
 
 
 def documents_at(offsets: StoredArray, tokens: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:

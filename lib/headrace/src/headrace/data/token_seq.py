@@ -215,7 +215,7 @@ class TokenSeqDataset(CacheDataset["TokenRows"]):
             self.cache, seq_len, name or self.cache.path, self.removal.tokens, columns=self._opened, **cuts
         )
         self._check_not_empty()
-        self._eos_id = self._end_of_text() if split_documents else None
+        self._eos_id = end_of_text(self.cache) if split_documents else None
 
     @property
     def eos_id(self) -> int | None:
@@ -310,24 +310,26 @@ class TokenSeqDataset(CacheDataset["TokenRows"]):
             columns=self.columns,
         )
 
-    def _end_of_text(self) -> int:
-        record = self.cache.ledger.tokenizer
-        eos_id = record.get("eos_id")
-        if eos_id is None:
-            cure = f"Build {self.cache.path} again with --eos, or set split_documents: false."
-            if record.get("path") == UNNAMED:
-                cure = f"{self.cache.path} does not name its tokenizer: do so with tokenizer: {{path: FILE}}."
-            raise ConfigError(
-                "needs an end-of-text token, and this cache was built without one",
-                field="split_documents",
-                value=True,
-                cure=cure,
-            )
-        return int(eos_id)
-
 
 CLEAN_ROWS = 256
 """Behind a gap, rows begin anew at a chunk's border if as many rows follow without a gap: it drops less than one."""
+
+
+def end_of_text(cache: TokenCache) -> int:
+    """The token that ends documents; ConfigError, of ``split_documents``, if the cache was built without one."""
+    record = cache.ledger.tokenizer
+    eos_id = record.get("eos_id")
+    if eos_id is None:
+        cure = f"Build {cache.path} again with --eos, or set split_documents: false."
+        if record.get("path") == UNNAMED:
+            cure = f"{cache.path} does not name its tokenizer: do so with tokenizer: {{path: FILE}}."
+        raise ConfigError(
+            "needs an end-of-text token, and this cache was built without one",
+            field="split_documents",
+            value=True,
+            cure=cure,
+        )
+    return int(eos_id)
 
 
 class TokenRows:

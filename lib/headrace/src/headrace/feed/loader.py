@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from headrace.batch.context_parallel import SequenceLayout, sequence_layout
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError, HeadraceError, IndexOutOfRangeError, check_at_least
@@ -47,20 +48,20 @@ class LoaderOptions(TypedDict, total=False):
     """What is seldom given to a :class:`DataLoader`, by keyword.
 
     Attributes:
-        memory_map: Whether chunks of local, uncompressed caches are copied from memory-mapped files, which is faster
-            than reading them through TensorStore (docs/performance.md), the default; False: they are read, for
-            comparison.
+        memory_map: Whether chunks of local, uncompressed caches are copied from memory-mapped files: the default.
         stall_rule: Which waits ``stats().stalls`` explains; None, the default: those of ``StallRule()``.
         check_hosts: Whether the first iteration makes sure that all processes of the mesh load the same batches from
             the same step (the default). All must then begin it; it takes one small collective.
         host_barrier: How the processes of the mesh wait for each other before each batch of an iteration
-            (docs/multi_host.md), by default those of ``HostBarrier()``; None: they do not. Nothing is waited for where
-            the mesh lies within one process, nor by :meth:`DataLoader.batch_at`.
+            (docs/multi_host.md), by default those of ``HostBarrier()``; None: they do not. Within one process, and in
+            :meth:`DataLoader.batch_at`, nothing is waited for.
         row_exchange: Whether iterations pass rows between processes on the devices, so that each stored block is read
             by one of them (docs/multi_host.md). ``"auto"``, the default: where blocks would be read more than 1.2 times
             per epoch; ``"on"``; ``"off"``. Batches are the same. With an exchange, ``next`` runs a collective: all
             processes must ask for the same batches, in the same order of their program. :meth:`DataLoader.batch_at`
             and :meth:`DataLoader.headspace` never exchange rows.
+        sequence_layout: Which places of a row devices hold along the sharding's second axis: ``"contiguous"`` (the
+            default), ``"zigzag"`` or ``"striped"``; see :class:`~headrace.batch.context_parallel.ContextBatch`.
     """
 
     memory_map: bool
@@ -68,6 +69,7 @@ class LoaderOptions(TypedDict, total=False):
     check_hosts: bool
     host_barrier: HostBarrier | None
     row_exchange: ExchangeSetting
+    sequence_layout: SequenceLayout
 
 
 class DataLoader(BatchOrder):
@@ -126,6 +128,8 @@ class DataLoader(BatchOrder):
         for size in self.schedule.unique_sizes:
             for seq_len in self._seq_lens() or [0]:
                 self.placement.check(size, seq_len)
+        layout = options.get("sequence_layout", "contiguous")
+        self.functions += sequence_layout(layout, self.placement.sequence_ranks, self._seq_lens())
         self._mapping = options.get("memory_map", True)
         self._stall_rule = options.get("stall_rule") or StallRule()
         self._check_hosts = options.get("check_hosts", True)

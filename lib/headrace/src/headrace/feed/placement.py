@@ -67,13 +67,22 @@ class Placement:
         """Sharding of ``[B]`` arrays."""
         return NamedSharding(self.sharding.mesh, PartitionSpec(*self.sharding.spec[:1]))
 
+    def _ways(self, entry: Any) -> tuple[tuple[str, ...], int]:
+        """Mesh axes that an entry of the sharding names, and how many ways they split."""
+        axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        return axes, int(np.prod([self.sharding.mesh.shape[a] for a in axes], dtype=np.int64))
+
+    @property
+    def sequence_ranks(self) -> int:
+        """Ways that sequences are split."""
+        return self._ways(self.sharding.spec[1])[1] if len(self.sharding.spec) > 1 else 1
+
     def check(self, batch_size: int, seq_len: int) -> None:
         """Raises ConfigError unless a batch divides evenly over the mesh axes."""
         for size, field, entry in zip(
             (batch_size, seq_len), ("batch_size", "seq_len"), self.sharding.spec, strict=False
         ):
-            axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-            ways = int(np.prod([self.sharding.mesh.shape[a] for a in axes], dtype=np.int64))
+            axes, ways = self._ways(entry)
             if size % ways:
                 lower, upper = size // ways * ways, -(-size // ways) * ways
                 raise ConfigError(

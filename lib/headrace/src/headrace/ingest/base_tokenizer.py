@@ -274,24 +274,30 @@ class ByteTokenizer(Tokenizer):
 
 
 class IdsTokenizer(Tokenizer):
-    """No tokenizer at all: ready ids of a vocabulary whose size is all that is known. Adds nothing, encodes nothing.
+    """No tokenizer at all: ready ids of a vocabulary whose size is all that is known, and the id that ends documents,
+    ``eos``, if that is given. Adds nothing, encodes nothing.
 
     Raises:
-        ConfigError: it says no size.
+        ConfigError: it says no size; ``eos`` is no id below it.
 
     Example:
         >>> IdsTokenizer("ids:50257").decode([7, 8])
         '<7><8>'
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, eos: str | None = None) -> None:
         size = path.removeprefix(IDS)
         if not size.isdecimal() or not 1 <= int(size) <= 1 << 32:
             raise ConfigError("says no size", field="tokenizer", value=path, cure="Write e.g. ids:50257.")
         self.path, self.vocab_size = path, int(size)
-        self.bos = self.eos = self.bos_id = self.eos_id = None
+        self.bos = self.bos_id = None
+        self.eos = None if eos in ("auto", "none") else eos
+        self.eos_id = None if self.eos is None else self.id_of(self.eos)
+        if self.eos is not None and self.eos_id is None:
+            cure = f"Give the id that ends documents: a number below {size}."
+            raise ConfigError("is no id", field="tokenizer.eos", value=eos, cure=cure)
         self.special = ()
-        self.fingerprint = fingerprint_of(path.encode(), None, None)
+        self.fingerprint = fingerprint_of(path.encode(), None, self.eos_id)
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         raise self._no_text()

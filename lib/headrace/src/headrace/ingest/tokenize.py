@@ -73,7 +73,7 @@ class TokenizerConfig:
             hand.
         bos: Token before each document: ``none`` (or None), ``auto``, or the token itself.
         eos: Token after each document: ``auto`` (the usual end-of-text token among the special ones), ``none`` (or
-            None), or the token itself, e.g. ``"<|im_end|>"``.
+            None), or the token itself, e.g. ``"<|im_end|>"``; of ``ids:N`` the id that documents end with already.
         engine: Which library encodes when a cache is built: ``tokenizers``; ``gigatoken``, tens of times faster;
             ``auto``: gigatoken where it is installed, covers the tokenizer, and there is enough to do. No effect on
             the result, nor on what the cache says of its tokenizer.
@@ -122,7 +122,7 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
     if config.path == "bytes":
         return ByteTokenizer(bos=config.bos, eos=config.eos)
     if config.path.startswith(IDS):
-        return IdsTokenizer(config.path)
+        return IdsTokenizer(config.path, config.eos)
     content, folder, path = _read_tokenizer(config.path)
     return FileTokenizer(content, path, bos=config.bos, eos=config.eos, declared=declared_tokens(folder))
 
@@ -146,7 +146,7 @@ def recorded_tokenizer(root: str, record: dict[str, Any]) -> Tokenizer:
     url = files.join(root, record["file"] or record["path"])
     if record["file"] is None:
         ready = str(record["path"]).startswith(IDS)
-        tokenizer: Tokenizer = IdsTokenizer(record["path"]) if ready else ByteTokenizer(bos=bos, eos=eos)
+        tokenizer: Tokenizer = IdsTokenizer(record["path"], eos) if ready else ByteTokenizer(bos=bos, eos=eos)
     else:
         content = files.read_bytes(url)
         if content is None:

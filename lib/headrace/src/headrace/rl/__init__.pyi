@@ -1,5 +1,8 @@
 from .advantages import AdvantageSpec as AdvantageSpec
+from .advantages import drop_constant as drop_constant
 from .advantages import group_advantages as group_advantages
+from .advantages import not_constant as not_constant
+from .advantages import whiten as whiten
 from .dataset import NoGroupError as NoGroupError
 from .dataset import RLDataset as RLDataset
 from .dataset import RLSettings as RLSettings
@@ -12,4 +15,6 @@ from .groups import Prompt as Prompt
 from .groups import Prompts as Prompts
 from .groups import Sampler as Sampler
 from .groups import ScoredGroup as ScoredGroup
+from .prompt_order import rollout_shares as rollout_shares
+from .prompt_order import tinker_schedule as tinker_schedule
 from .store import RolloutStore as RolloutStore

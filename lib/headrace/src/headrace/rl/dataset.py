@@ -1,6 +1,6 @@
 """``RLDataset``: pulls groups from a sampler, leaves out those that teach nothing, and packs the rest into batches.
 
-A step takes prompts in the order of :class:`~headrace.rl.prompt_order.PromptOrder`, one after the other, until it
+A step takes prompts in the order of their positions (:mod:`headrace.rl.prompt_order`), one after the other, until it
 has its groups. What a group is left out for is counted:
 
 ===================  =================================================================================================
@@ -39,7 +39,7 @@ from jaxtyping import Float64
 
 from headrace.batch.examples import pack_examples
 from headrace.batch.packed_batch import PackedBatch
-from headrace.errors import ConfigError, HeadraceError, check_at_least, check_not_negative
+from headrace.errors import ConfigError, HeadraceError, check_at_least, check_choice, check_not_negative
 from headrace.rl.advantages import (
     AdvantageSpec,
     Preset,
@@ -50,7 +50,7 @@ from headrace.rl.advantages import (
     resolve,
 )
 from headrace.rl.groups import Prompt, Prompts, Sampler, ScoredGroup
-from headrace.rl.prompt_order import PromptOrder
+from headrace.rl.prompt_order import PROMPT_ORDERS
 from headrace.rl.rollout_records import BatchRecord
 from headrace.rl.store import RolloutStore
 
@@ -98,6 +98,8 @@ class RLSettings:
             shape.
         tokenizer: Names the tokenizer of prompts and completions, so that a store is not continued with another one;
             None: what the prompts say (``tokenizer`` of :class:`~headrace.rl.groups.CachePrompts`), if they do.
+        prompt_order: ``shuffled``, each pass in an order of its own; ``slime``, in slime's, whose seed is ``seed``; or
+            ``listed``, as the prompts are listed.
 
     Raises:
         ConfigError: a number, or a name, that cannot be.
@@ -117,8 +119,10 @@ class RLSettings:
     multiple: int = 1
     max_segments: int | None = None
     tokenizer: str | None = None
+    prompt_order: str = "shuffled"
 
     def __post_init__(self) -> None:
+        check_choice("prompt_order", self.prompt_order, PROMPT_ORDERS)
         counts = ("groups_per_batch", "max_attempts", "threads", "prompts_at_a_time", "seq_len", "multiple", "rows")
         for name in (*counts, "max_segments"):
             check_at_least(name, getattr(self, name))
@@ -165,7 +169,7 @@ class RLDataset:
             cure = "Give a sampler, or a store in a folder that other processes sample into."
             raise ConfigError("nobody could sample", field="sampler", value=None, cure=cure)
         self.prompts, self.sampler, self.settings = prompts, sampler, settings
-        self.order = PromptOrder(len(prompts), seed=settings.seed)
+        self.order = PROMPT_ORDERS[settings.prompt_order](len(prompts), seed=settings.seed)
         self.advantages = resolve(settings.advantages)
         self.store = RolloutStore(None) if store is None else store
         self.store.claim(self._identity())
@@ -175,7 +179,9 @@ class RLDataset:
     def _identity(self) -> dict[str, Any]:
         """What makes a run's rollouts its own."""
         named = self.settings.tokenizer or getattr(self.prompts, "tokenizer", None)
-        identity: dict[str, Any] = {"prompts": len(self.prompts), "seed": self.settings.seed, "tokenizer": named}
+        seed, order = self.settings.seed, self.settings.prompt_order
+        own = seed if order == "shuffled" else f"{order}, {seed}"
+        identity: dict[str, Any] = {"prompts": len(self.prompts), "seed": own, "tokenizer": named}
         if self.store.folder is None:
             return identity
         advantages = {name: value for name, value in asdict(self.advantages).items() if value != _ADVANTAGES[name]}

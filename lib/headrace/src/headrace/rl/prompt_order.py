@@ -39,20 +39,43 @@ class PromptOrder:
         """Prompts at positions, from 0 on without end."""
         positions = np.atleast_1d(np.asarray(positions, np.int64))
         check_not_negative("position", int(positions.min(initial=0)))
-        epoch, within = np.divmod(positions, self.length)
+        return self._at(*np.divmod(positions, self.length))
+
+    def _at(self, epoch: Int64[np.ndarray, " n"], within: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         return permute(within, self.length, derive_keys(self.seed, "prompts", last=epoch))
 
 
-def slime_order(length: int, *, seed: int = 42, epoch: int = 0) -> list[int]:
-    """The order of prompts of an epoch that slime has.
+class SlimeOrder(PromptOrder):
+    """The order of prompts that slime has, an epoch at a time; its seed is 42 unless ``--rollout-seed`` says otherwise.
 
     Example:
-        >>> slime_order(10)
+        >>> SlimeOrder(10, seed=42)(np.arange(10)).tolist()
         [7, 3, 2, 8, 5, 6, 9, 4, 0, 1]
     """
-    order = list(range(length))
-    random.Random(seed + epoch).shuffle(order)
-    return order
+
+    def _at(self, epoch: Int64[np.ndarray, " n"], within: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        prompts = np.empty_like(within)
+        for number in np.unique(epoch).tolist():
+            order = list(range(self.length))
+            random.Random(self.seed + number).shuffle(order)
+            prompts[epoch == number] = np.array(order)[within[epoch == number]]
+        return prompts
+
+
+class ListedOrder(PromptOrder):
+    """Prompts as they are listed, again and again: the list has an order of its own, such as :func:`tinker_schedule`'s.
+
+    Example:
+        >>> ListedOrder(3, seed=0)(np.arange(5)).tolist()
+        [0, 1, 2, 0, 1]
+    """
+
+    def _at(self, epoch: Int64[np.ndarray, " n"], within: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        return within
+
+
+PROMPT_ORDERS = {"shuffled": PromptOrder, "slime": SlimeOrder, "listed": ListedOrder}
+"""By the names that settings use."""
 
 
 def tinker_schedule(

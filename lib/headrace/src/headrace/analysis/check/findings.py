@@ -193,7 +193,7 @@ def _random_reads(plan: RunPlan) -> Iterator[_Advice]:
 @_rule("warning", "not_shuffled")
 def _unshuffled(plan: RunPlan) -> Iterator[_Advice]:
     plain = [c for c in plan.components if c.shuffle == "none" and c.largest_share > 0]
-    if plain:
+    if plain and plan.config.compat is None:
         yield (
             _fields(plain, "shuffle"),
             "is false: rows come in stored order, neighbours of one file in one batch",

@@ -22,6 +22,7 @@ from headrace.data.budgets import OpenBytes
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import PhasedDataset
+from headrace.data.rows import segments_of
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.plan import BlockSpace, global_rows, stored_blocks
 from headrace.mix.blend import is_size_rule
@@ -35,6 +36,7 @@ LOOKED_ROWS = 1 << 17
 """Rows whose reads are forecast, but four batches at least, and four times the strands: a braid opens all its strands
 once before its reads are those of the long run."""
 MOST_ROWS = 1 << 20
+_LOOKED_PACKS = 1 << 10
 HOSTS = (1, 8, 64)
 
 
@@ -63,6 +65,8 @@ class ComponentPlan:
     drawn_rows: int | None  # rows of the whole run; None if its length is not known
     epochs: float | None  # passes over it in the run; None likewise
     replicas: tuple[ReplicaState, ...] = ()  # the places of its cache, if it has several, as they were found
+    row_documents: float | None = None  # documents of a packed row, by its first thousand; None: rows are not packed
+    row_fill: float = 1.0  # share of these rows that holds tokens
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,16 @@ class RunPlan:
     # Components that are to be packed, and are planned as streams since their documents are not there yet
     unpacked: tuple[str, ...]
     config: LmDataConfig = field(repr=False)  # the config
+
+    @property
+    def effective_batch(self) -> tuple[int, int] | None:
+        """Documents and tokens of the first batch, about, where all that it draws is packed; None: it is not."""
+        drawn = [c for c in self.components if c.first_share > 0]
+        documents = [c.row_documents * c.first_share for c in drawn if c.row_documents is not None]
+        if len(documents) < len(drawn):
+            return None
+        fill = sum(c.row_fill * c.first_share for c in drawn)
+        return round(self.batch_size * sum(documents)), round(self.batch_size * self.phases[0][1] * fill)
 
     def held_bytes(self, hosts: int) -> int:
         """Bytes of blocks that one of so many hosts must be able to hold to read each once."""
@@ -295,7 +309,12 @@ def _component(
 ) -> ComponentPlan:
     component = mixture.components[mixture.names.index(name)]
     order, window = component.shuffle_order() or Identity(len(trained)), component.open_window()
-    row_tokens = mixture.tokens_of_rows(name, len(trained))
+    row_tokens, documents = mixture.tokens_of_rows(name, len(trained)), None
+    if config.compat is not None:
+        row_tokens = min(row_tokens, cache.num_tokens)  # its rows are of several passes
+    some = trained.locate(np.arange(min(len(trained), _LOOKED_PACKS)))
+    if (lengths := segments_of(trained.sources, some.source, some.row)) is not None:
+        documents = float((lengths > 0).sum() / len(lengths))
     return ComponentPlan(
         name=name,
         cache=config.components[name].shown_cache,
@@ -318,4 +337,6 @@ def _component(
         drawn_rows=drawn and drawn[0],
         epochs=None if drawn is None or not row_tokens else drawn[1] / row_tokens,
         replicas=cache.states if isinstance(cache, ReplicatedCache) else (),
+        row_documents=documents,
+        row_fill=1.0 if lengths is None else float(lengths.sum()) / (len(lengths) * trained.seq_len),
     )

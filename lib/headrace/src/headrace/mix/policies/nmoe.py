@@ -228,10 +228,6 @@ class StageStream(SequencePolicy[StageState]):
         begins = np.cumsum([0, *self.plan.examples[:-1]])
         return self.batch.step_of(begins).tolist()
 
-    def stage_of(self, index: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Stage of each global example index."""
-        return np.searchsorted(np.cumsum(self.plan.examples), np.asarray(index, np.int64), side="right")
-
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "plan": self.plan.digest}
 

@@ -1,0 +1,147 @@
+"""Rows as Megatron-LM and nmoe cut them: windows over stretches of a cache that are laid end to end in some order.
+
+Megatron's stretches are documents in the order of its index (:mod:`headrace.order.gpt_index`), its windows share a
+token with the next one, and come in an order of their own. nmoe's are the shards as they lie; a window that begins
+before the end of the source goes on at its beginning, and so does the next. The rows of
+:class:`~headrace.data.token_seq.TokenSeqDataset` end with a part instead, which keeps a row within a chunk or two.
+
+Invariant: no token of the stretches is left out but those behind the last full window. Price: 12 bytes a stretch in
+memory, and of Megatron's, a read for each document that a row is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+from headrace.data.columns import Column, ColumnConfig, describe_columns
+from headrace.data.documents import RemovedDocuments
+from headrace.data.rows import Pieces
+from headrace.data.token_seq import CacheDataset, end_of_text
+from headrace.errors import ConfigError
+from headrace.store.array import StoredArray
+from headrace.store.cache import TokenCache
+from headrace.store.layout import TOKENS
+from headrace.store.leaf import starts
+
+
+class Listing(NamedTuple):
+    """Which tokens rows hold.
+
+    Attributes:
+        start: First token of each stretch, in the stream of all parts of the cache. None lies in two parts.
+        size: Its tokens.
+        stride: Tokens from one window to the next.
+        order: Window at each row; None: as they lie.
+        windows: Windows that there are.
+        described: What makes the listing, as JSON values.
+    """
+
+    start: Int64[np.ndarray, " d"]
+    size: Int64[np.ndarray, " d"]
+    stride: int
+    order: Integer[np.ndarray, " w"] | None
+    windows: int
+    described: dict[str, Any]
+
+
+class ListedDataset(CacheDataset["ListedRows"]):
+    """Rows of a listing.
+
+    Args:
+        cache: An open cache.
+        seq_len: Tokens in a row.
+        listing: Which tokens they are.
+        split_documents: Whether a segment ends after each end-of-text token.
+        name: Name for counters and reports.
+        loss_mask: Leaf that says which tokens are trained on; see :mod:`headrace.batch.masks`.
+        columns: What batches hold beside the tokens.
+
+    Raises:
+        ConfigError: ``split_documents`` without an end-of-text token.
+    """
+
+    def __init__(
+        self,
+        cache: TokenCache,
+        seq_len: int,
+        listing: Listing,
+        *,
+        split_documents: bool = False,
+        name: str,
+        loss_mask: str = "auto",
+        columns: Mapping[str, str | ColumnConfig | Column] | None = None,
+    ) -> None:
+        super().__init__(cache, seq_len, None, loss_mask, columns)
+        self._listing = listing
+        self._rows = ListedRows(cache, seq_len, listing, name, self._opened)
+        self._eos_id = end_of_text(cache) if split_documents else None
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._eos_id
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens of the cache that are in no row: of other splits, and behind the last full window."""
+        return max(self.cache.num_tokens - self.length * self._listing.stride, 0)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "listed": self.cache.fingerprint,
+            "seq_len": self.seq_len,
+            "stride": self._listing.stride,
+            **self._listing.described,
+            "eos_id": self.eos_id,
+            **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
+            **describe_columns(self._opened),
+        }
+
+    def check_stored_order(self) -> None:
+        cure = "Leave validation out: compat has a split of its own, or none."
+        raise ConfigError("are in the order of another system, and cannot be split", field="validation", cure=cure)
+
+    def _with(self, seq_len: int, removed: RemovedDocuments) -> Self:
+        raise ConfigError("cannot change in the order of another system", field="seq_len", value=seq_len)
+
+
+class ListedRows:
+    """The windows of a listing: a :class:`~headrace.data.rows.RowSource`."""
+
+    def __init__(
+        self, cache: TokenCache, seq_len: int, listing: Listing, name: str, columns: Mapping[str, Column]
+    ) -> None:
+        self.name, self.row_elements, self.columns = name, seq_len, columns
+        self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
+        self._first_token = starts(cache.part_tokens)
+        self._listing, self._ends = listing, np.cumsum(listing.size)
+
+    @property
+    def num_rows(self) -> int:
+        return self._listing.windows
+
+    def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
+        windows = rows if self._listing.order is None else self._listing.order[rows].astype(np.int64)
+        begin = windows * self._listing.stride
+        first, last = self._stretch_of(begin), self._stretch_of(begin + self.row_elements - 1)
+        count = last - first + 1
+        row = np.repeat(np.arange(rows.size), count)
+        stretch = np.arange(row.size) + np.repeat(first - (np.cumsum(count) - count), count)
+        lap, at = np.divmod(stretch, self._ends.size)
+        size = self._listing.size[at]
+        low = lap * self._ends[-1] + self._ends[at] - size  # where the stretch begins in the endless stream
+        left = np.maximum(low, begin[row])
+        right = np.minimum(low + size, begin[row] + self.row_elements)
+        some = right > left  # a stretch may be empty
+        row, left, size = row[some], left[some], (right - left)[some]
+        start = self._listing.start[at[some]] + left - low[some]
+        array = np.searchsorted(self._first_token, start, side="right") - 1
+        return Pieces(row, left - begin[row], array, start - self._first_token[array], size)
+
+    def _stretch_of(self, token: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """The stretch that holds a token of the endless stream, counted through all laps."""
+        lap, within = np.divmod(token, self._ends[-1])
+        return lap * self._ends.size + np.searchsorted(self._ends, within, side="right")

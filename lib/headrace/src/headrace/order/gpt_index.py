@@ -1,0 +1,90 @@
+"""Megatron-LM's GPT index: which tokens sample k of a corpus holds, for runs that must go on as they began there.
+
+Documents are shuffled, all epochs in one go, and laid end to end; sample k begins at token ``k * stride`` of that
+stream; then samples are shuffled. One ``numpy.random.RandomState`` does both. The last epoch is shuffled apart where
+fewer than 80 % of its samples are asked for, so that these are not spread over the whole run.
+
+The order is one of a number of samples: with more of them it is another one from the first sample on. Price: 4 bytes a
+document and epoch, 4 bytes a sample, and a shuffle of each, 20 ns an element, when a run begins; nothing is written.
+
+Reference: Megatron-LM ``megatron/core/datasets/gpt_dataset.py`` at d98e8a6, whose sample index follows from the lengths
+of the documents in their order and is not kept.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Int32, Int64, UInt
+
+from headrace.errors import ConfigError, check_at_least
+
+_APART = 0.80  # of the last epoch's samples: with fewer it is shuffled apart
+
+
+class GptIndex:
+    """The order of a corpus.
+
+    Args:
+        lengths: Tokens of each document.
+        documents: Numbers of the documents that are sampled, the split's.
+        stride: Tokens from one sample to the next: Megatron's sequence length.
+        samples: Samples that the run asks for; None: those of one epoch.
+        seed: Megatron's ``--seed``.
+        overlap: Tokens that a sample shares with the next one: 1, the token to predict; 0 without
+            ``add_extra_token_to_sequence``.
+
+    Attributes:
+        epochs: Passes over the documents.
+        last_epoch_apart: Whether the last one is shuffled by itself.
+        documents: Documents of all epochs, in order.
+        order: Sample at each position of the run, of which there may be more than were asked for.
+
+    Raises:
+        ConfigError: the documents do not fill a sample; a number that cannot be.
+
+    Example:
+        >>> index = GptIndex(np.array([5, 3, 6]), np.arange(3), stride=4, samples=5, seed=1)
+        >>> index.epochs, index.documents.tolist(), index.order.tolist()
+        (2, [2, 1, 1, 0, 0, 2], [4, 2, 0, 5, 3, 1])
+    """
+
+    def __init__(
+        self,
+        lengths: Int64[np.ndarray, " n"],
+        documents: Int64[np.ndarray, " d"],
+        *,
+        stride: int,
+        samples: int | None,
+        seed: int,
+        overlap: int = 1,
+    ) -> None:
+        check_at_least("stride", stride)
+        if not 0 <= seed < 1 << 32:
+            cure = "Give Megatron's --seed."
+            raise ConfigError("must lie in 0 .. 2**32 - 1 for Megatron's order", field="seed", value=seed, cure=cure)
+        tokens = int(lengths[documents].sum())
+        per_epoch = (tokens - overlap) // stride
+        if per_epoch < 1:
+            problem = f"is longer than the {tokens:,} tokens of the split's {documents.size:,} documents"
+            cure = "Use a shorter seq_len, a larger corpus or another split."
+            raise ConfigError(problem, field="seq_len", value=stride + overlap, cure=cure)
+        self.epochs = 1 if samples is None else max(-(-(samples * stride + overlap) // tokens), 1)
+        self.last_epoch_apart = False
+        total, before = (self.epochs * tokens - overlap) // stride, ((self.epochs - 1) * tokens - overlap) // stride
+        if samples is not None and self.epochs > 1:
+            self.last_epoch_apart = samples - before < int(_APART * per_epoch)
+        state = np.random.RandomState(seed)
+        passes = [self.epochs - 1, 1] if self.last_epoch_apart else [self.epochs]
+        self.documents: Int32[np.ndarray, " d"] = np.concatenate([_shuffled(documents, n, state) for n in passes])
+        parts = [(0, before), (before, total)] if self.last_epoch_apart else [(0, total)]
+        dtype = np.uint32 if total < np.iinfo(np.uint32).max - 1 else np.int64
+        orders = [np.arange(begin, end, dtype=dtype) for begin, end in parts]
+        for order in orders:
+            state.shuffle(order)
+        self.order: UInt[np.ndarray, " s"] = np.concatenate(orders)
+
+
+def _shuffled(documents: Int64[np.ndarray, " d"], passes: int, state: np.random.RandomState) -> Int32[np.ndarray, " e"]:
+    order = np.tile(documents.astype(np.int32), passes)
+    state.shuffle(order)
+    return order
