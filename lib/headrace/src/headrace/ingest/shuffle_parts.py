@@ -32,7 +32,7 @@ from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
 from headrace.store.ledger import part_folder, write_part_record
-from headrace.store.memory import share_one_arena
+from headrace.store.memory import return_freed_memory
 from headrace.store.parts import PartRecord
 from headrace.store.ragged import LeafValues, PartWriter
 from headrace.store.retry import RetryPolicy, policy
@@ -137,7 +137,7 @@ class DealJob(_PassJob):
 
     def part_builder(self) -> BuildPart:
         """Deals runs of the cache, which is opened once."""
-        share_one_arena()
+        return_freed_memory()
         cache = TokenCache.open(self.plan.cache)
         return lambda task, root, report: deal_run(self.plan, cache, task, root, report)
 
@@ -151,7 +151,7 @@ class OrderJob(_PassJob):
 
     def part_builder(self) -> BuildPart:
         """Writes parts out of the runs."""
-        share_one_arena()
+        return_freed_memory()
         return lambda task, root, report: write_part(self.plan, task, root, report)
 
 

@@ -30,7 +30,7 @@ from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
 from headrace.store.leaf import CacheLeaf, fitting
 from headrace.store.lease import check_vacant, lease
 from headrace.store.ledger import Ledger, read_ledger, write_ledger, write_part_record
-from headrace.store.memory import share_one_arena
+from headrace.store.memory import return_freed_memory
 from headrace.store.parts import LeafRecord, PartRecord
 from headrace.store.ragged import ShardWriter, created_array, data_url, name_owner, offsets_url, shard_sizes
 
@@ -71,7 +71,7 @@ def consolidate(
         ...     (len(copy.parts), copy.num_documents)
         (1, 20)
     """
-    share_one_arena()
+    return_freed_memory()
     if layout is None:
         layout = cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)
     wanted = _begun(cache, layout)
