@@ -1,5 +1,6 @@
 """Leaves beside the tokens: what goes in comes out, for any kind, dtype and parts; what does not fit is said."""
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import CacheError, ConfigError, IndexOutOfRangeError
+from headrace.errors import CacheError, ConfigError, IndexOutOfRangeError, ReadError
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
@@ -155,3 +156,20 @@ def test_on_object_stores(request, store, tmp_path):
         files.remove_tree(shard)
         if path.endswith("own"):
             assert [d.file for d in verify(path).damages] == [shard]
+
+
+def test_offsets_that_say_more_than_the_ledger(tmp_path):
+    """Of a cache as of releases without digests: what lies beyond the values is not read."""
+    write_cache(tmp_path, [random_documents(30, seed=1)], layout=CacheLayout("uint8", 8, 2))
+    for file in tmp_path.rglob("zarr.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "attributes": {}}))
+    ledger = json.loads((tmp_path / "ledger.json").read_text())
+    ledger["digest"] = ""
+    ledger["parts"][0]["tokens"] = 16
+    (tmp_path / "ledger.json").write_text(json.dumps(ledger))
+    (tmp_path / "ledger.bin").unlink()
+    cache = TokenCache.open(tmp_path)
+    with pytest.raises(
+        ReadError, match=r"offsets = .*says that values lie at 0 \.\. \d+, and the ledger that there are 16"
+    ):
+        cache.leaf("input_ids").values(0, cache.num_documents)

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.errors import CacheError, IndexOutOfRangeError
+from headrace.errors import CacheError, IndexOutOfRangeError, ReadError
 from headrace.store.array import StoredArray
 from headrace.store.arrays import ArrayList
 from headrace.store.layout import LeafKind
 from headrace.store.pending import ArrayFuture
 
+_COPY_AGAIN = "Copy the cache again, with all its files, or build it again; headrace verify CACHE says what is damaged."
 BLOCK_ELEMENTS = 1 << 22
 """Values that are read at once where all of a leaf is read."""
 
@@ -115,6 +116,10 @@ class CacheLeaf:
             (p, a, b) if end is None else (p, int(end[0].result()[0]), int(end[1].result()[0]))
             for (p, a, b), end in zip(spans, ends, strict=True)
         ]
+        for p, a, b in ranges:
+            if not 0 <= a <= b <= (data := self.parts[p].data).length:
+                problem = f"says that values lie at {a} .. {b}, and the ledger that there are {data.length}"
+                raise ReadError(problem, field="offsets", value=data.url, cure=_COPY_AGAIN)
         values = np.empty(sum(b - a for _, a, b in ranges), self.dtype)
         filled = 0
         for p, a, b in ranges:
