@@ -160,12 +160,13 @@ def runs(draw: st.DrawFn) -> LmDataConfig:
 def other_policies(draw: st.DrawFn) -> LmDataConfig:
     """Runs as other systems order them: constant weights, one stage."""
     policy = draw(st.sampled_from([name for name in POLICIES if name != "quota"]))
+    sizes = st.integers(1, 10)
     number = st.sampled_from([0.3, 1.0, 4.0] if policy in ("swrr", "greedy") else [1.0])
     weights = {n: draw(number) for n in draw(st.permutations("abc"))}
     return LmDataConfig(
         {n: draw(sources()) for n in "abc"},
         seq_len=16,
-        batch_size={0: draw(st.integers(1, 10)), 30: draw(st.integers(1, 10))},
+        batch_size=draw(sizes) if policy == "whole_batches" else {0: draw(sizes), 30: draw(sizes)},
         shuffle=draw(st.sampled_from(SHUFFLES)),
         weights=weights if policy != "greedy" or draw(st.booleans()) else {"x": {"blend": weights}},
         policy=policy,

@@ -391,6 +391,7 @@ def test_counters_of_a_known_reading(tmp_path, mapping):
         bytes_read=32,
         mapped_blocks=2 if mapping else 0,
         bytes_delivered=32,
+        content_tokens=16,
     )
     assert stats.reads_per_example == 0.5
 

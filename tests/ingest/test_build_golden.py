@@ -33,7 +33,7 @@ RECORDS: dict[str, list[dict[str, Any]]] = {
 
 
 def pinned(kind: Any, folder: Path) -> dict[str, Any]:
-    """The fingerprint of a cache and, of each of its files but the ledger, the hash of its bytes."""
+    """The fingerprint of a cache and, of each of its files but the ledgers, the hash of its bytes."""
     for i in range(2):
         lines = "".join(json.dumps(r) + "\n" for r in RECORDS[kind])
         (folder / f"{i}.jsonl").write_text(lines)
@@ -44,7 +44,7 @@ def pinned(kind: Any, folder: Path) -> dict[str, Any]:
     files = {
         str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest()[:16]
         for p in sorted(root.rglob("*"))
-        if p.is_file() and p.name not in ("ledger.json", "zarr.json")
+        if p.is_file() and p.name not in ("ledger.json", "ledger.bin", "zarr.json")
     }
     cache = TokenCache.open(root)
     whole = hashlib.sha256(json.dumps(files).encode()).hexdigest()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import huggingface_hub.constants as hub_constants
+import huggingface_hub.utils as hub_utils
 import pytest
 import tokenizers
 
@@ -91,9 +92,9 @@ def hub_url() -> Iterator[str]:
 def asked(hub_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Requests that the hub was asked."""
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub_constants, "ENDPOINT", hub_url)
-    template = f"{hub_url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(hub_constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setenv("HF_ENDPOINT", hub_url)
+    names = ("reset_sessions", "close_session")  # of releases before 1.0, and since
+    next(getattr(hub_utils, name) for name in names if hasattr(hub_utils, name))()  # that of tests before is offline
     monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(hub_constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
     Hub.asked.clear()
@@ -168,6 +169,6 @@ def test_what_the_hub_does_not_give(asked, name, message):
 
 
 def test_a_hub_that_cannot_be_reached(asked, monkeypatch):
-    monkeypatch.setattr(hub_constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ConfigError, match=r"is not here, and the Hugging Face hub cannot be asked"):
         load_tokenizer(TokenizerConfig("hf://owner/tiny"))

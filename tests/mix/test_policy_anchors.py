@@ -35,6 +35,8 @@ def policies(draw: st.DrawFn) -> Callable[[], MixingPolicy]:
     """Makes equal policies."""
     name = draw(st.sampled_from([*POLICIES, "staged", "quota", "plain quota"]))
     batch = BatchSchedule({0: draw(st.integers(1, 40)), draw(st.integers(1, 900)): draw(st.integers(1, 40))})
+    if name == "whole_batches":  # which has none that change
+        batch = BatchSchedule(draw(st.integers(1, 40)))
     ws, late = draw(weights), draw(weights)
     if name == "staged":
         plan = StagePlan(
@@ -196,6 +198,7 @@ def test_anchors_on_disk_name_policies_by_these_names() -> None:
         "greedy": "GreedyBlend",
         "exhaustive": "ExhaustiveBlend",
         "least_consumed": "LeastConsumedPlan",
+        "whole_batches": "WholeBatches",
         "staged": "StageStream",
         "one blend": "Quota",
     }

@@ -71,7 +71,7 @@ def find_hub_tokenizer(path: str) -> HubTokenizer | None:
 
 @cache
 def _fetch(path: str, repo: str, revision: str | None) -> str:
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     if re.fullmatch("[0-9a-f]{40}", revision or ""):  # a commit stays what it is: if it is here, nobody is asked
@@ -81,7 +81,7 @@ def _fetch(path: str, repo: str, revision: str | None) -> str:
                 return folder
     cure = "Check the name, or give a tokenizer.json, a folder that holds one, or `bytes`."
     try:
-        return snapshot_download(repo, revision=revision, allow_patterns=_FILES, endpoint=constants.ENDPOINT)
+        return snapshot_download(repo, revision=revision, allow_patterns=_FILES, endpoint=os.environ.get("HF_ENDPOINT"))
     except GatedRepoError as error:
         problem = "is gated on the Hugging Face hub"
         cure = f"Ask for access at huggingface.co/{repo}, then run `hf auth login`, or set HF_TOKEN."
