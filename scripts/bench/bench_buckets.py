@@ -20,6 +20,7 @@ import dataclasses
 import tempfile
 import time
 import tracemalloc
+from typing import Any
 
 import numpy as np
 from _common import Report, run_bench
@@ -63,7 +64,7 @@ def measure_reads(report: Report, chunks: int) -> None:
         for road, buckets in ROADS.items():
             source = f"components.web={{cache: {cache.path}, shuffle: {{kind: braid, strands: 16}}, {buckets}}}"
             config = load_config(overrides=[f"seq_len={SEQ_LEN}", f"batch_size={BATCH}", source])
-            dataset = config.dataset()
+            dataset: Any = config.dataset()
             unit = sum(r * s for r, s in zip(REPEATS, (0.3, 0.4, 0.3), strict=True)) if "repeat" in road else 1.0
             steps = int(chunks * CHUNK * unit / (SEQ_LEN * BATCH))
             worth = CHUNK / (SEQ_LEN * BATCH * steps)
@@ -96,7 +97,7 @@ class Forged(StoredArray):
 
     values: np.ndarray
 
-    def read(self, start: int, stop: int) -> Ready:
+    def read(self, start: int, stop: int) -> Ready:  # pyright: ignore[reportIncompatibleMethodOverride]
         return Ready(self.values[start:stop])
 
 

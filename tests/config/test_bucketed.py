@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from headrace.config.parsing import decode
 from headrace.config.writing import given_fields
 from headrace.data.buckets import BucketsConfig
 from headrace.data.columns import ColumnConfig
+from headrace.data.mixture import MixtureDataset
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.mix.stage_config import AmendmentConfig, StageConfig
 from headrace.order.holdout import ValidationConfig
@@ -53,6 +54,11 @@ def config(paths: Mapping[str, str], buckets: BucketsConfig | None, names: str =
     return LmDataConfig(components, **{"seq_len": 8, "batch_size": 8, **changes})
 
 
+def mixture_of(run: LmDataConfig) -> MixtureDataset:
+    """What a run of one phase draws from."""
+    return cast(MixtureDataset, run.dataset())
+
+
 def delivered(run: LmDataConfig, rows: int) -> np.ndarray:
     """Tokens of each document of ``a`` in the first rows of a run."""
     tokens = run.dataset().read(np.arange(rows)).tokens
@@ -62,7 +68,7 @@ def delivered(run: LmDataConfig, rows: int) -> np.ndarray:
 @pytest.mark.parametrize("repeats", [[1, 1, 2, 1], [0, 1, 3, 2], [0.5, 1, 2, 0.5]], ids=str)
 def test_documents_are_seen_as_often_as_their_buckets_repeat(paths, repeats):
     buckets = BucketsConfig("score", edges=[1, 2, 3], repeats=repeats)
-    layers = config(paths, buckets).dataset().components
+    layers = mixture_of(config(paths, buckets)).components
     passes = 2  # so that paces of one half come out even
     rows = sum(
         passes * pace * (layer.rows_of_pass or 0)
@@ -75,7 +81,7 @@ def test_documents_are_seen_as_often_as_their_buckets_repeat(paths, repeats):
 
 def test_documents_are_seen_as_often_as_a_column_says(paths):
     run = config(paths, BucketsConfig("score", levels=[1, 2, 3]), batch_size=1)
-    rows = sum(layer.rows_of_pass or 0 for layer in run.dataset().components)
+    rows = sum(layer.rows_of_pass or 0 for layer in mixture_of(run).components)
     assert delivered(run, rows).tolist() == (SCORES * LENGTHS).tolist()
 
 
@@ -83,7 +89,7 @@ def test_documents_are_seen_as_often_as_a_column_says(paths):
 @settings(max_examples=10)
 def test_passes_are_as_the_weights_repeat_at_every_step(paths, repeats):
     weights = {name: {"repeat": times} for name, times in zip("abc", repeats, strict=False)}
-    mixture = config(paths, None, "abc"[: len(repeats)], weights=weights).dataset()
+    mixture = mixture_of(config(paths, None, "abc"[: len(repeats)], weights=weights))
     sizes = np.asarray([part.rows_of_pass for part in mixture.components])
     target = np.asarray(repeats) * sizes / (np.asarray(repeats) * sizes).sum()
     for step in (1, 7, 50, 333):
@@ -94,14 +100,14 @@ def test_a_group_that_repeats_is_drawn_as_if_its_sources_stood_in_its_place(path
     flat = config(paths, None, "abc", weights={"a": {"repeat": 2}, "b": {"repeat": 4}, "c": {"repeat": 1}})
     group = {"weight": {"repeat": 2}, "blend": {"a": {"repeat": 1}, "b": {"repeat": 2}}}
     nested = config(paths, None, "abc", weights={"g": group, "c": {"repeat": 1}})
-    assert np.allclose(*(run.dataset().weights_at(np.arange(1)) for run in (flat, nested)))
+    assert np.allclose(*(mixture_of(run).weights_at(np.arange(1)) for run in (flat, nested)))
 
 
 def test_shares_of_buckets_follow_their_schedules(paths):
     ramp = {"linear": {0: 0, 40: 3}}
     run = config(paths, BucketsConfig("score", edges=[1, 3], weights=[1, 1, ramp], names=["low", "mid", "high"]), "ab")
     assert [*run.components] == ["a/low", "a/mid", "a/high", "b"]
-    mixture = run.dataset()
+    mixture = mixture_of(run)
     assert mixture.weights_at(np.array([0, 40])).tolist() == [[0.25, 0.25, 0, 0.5], [0.1, 0.1, 0.3, 0.5]]
     batch = mixture.read(np.arange(400))
     for source, scores in enumerate(([0], [1, 2], [3])):
@@ -111,7 +117,7 @@ def test_shares_of_buckets_follow_their_schedules(paths):
 
 def test_without_weights_each_bucket_has_what_it_holds(paths):
     run = config(paths, BucketsConfig("length", quantiles=[0.5]), "ab")
-    mixture = run.dataset()
+    mixture = mixture_of(run)
     rows = [part.rows_of_pass or 0 for part in mixture.components[:2]]
     shares = mixture.weights_at(np.arange(1))[0, :2]
     assert shares.sum() == 0.5

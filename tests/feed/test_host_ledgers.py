@@ -89,7 +89,7 @@ def test_one_reads_for_all(served):
 def test_those_of_whom_nothing_came_read_it_themselves(served, caplog):
     url, proxy = served
     store = KeyValueStore()
-    store.key_value_set_bytes = store.blocking_key_value_get  # a store that takes no pieces
+    store.key_value_set_bytes = store.blocking_key_value_get  # pyright: ignore  # a store that takes no pieces
     assert TokenCache.open(f"{url}/a", read=SharedLedgers(store)).num_documents == 20 * PARTS
     assert TokenCache.open(f"{url}/a", read=SharedLedgers(store)).num_documents == 20 * PARTS
     assert len(opened(proxy)) == 6

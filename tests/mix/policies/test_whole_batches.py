@@ -51,7 +51,9 @@ def test_every_batch_has_one_component_and_batches_keep_to_their_shares(first, s
 @given(st.integers(0, 70), st.integers(1, 30))
 def test_tables_of_several_steps_are_those_of_each(first, steps):
     draws = policy({"a": 3, "b": {"linear": {0: 1, 30: 5}}}, rows=4)
-    component, ordinal = draws.tables_between(first, first + steps)
+    tables = draws.tables_between(first, first + steps)
+    assert tables is not None
+    component, ordinal = tables
     each = [draws.components_at(step) for step in range(first, first + steps)]
     assert component.tolist() == np.concatenate(each).tolist()
     starts = draws.starts_at(first)
