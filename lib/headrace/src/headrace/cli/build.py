@@ -143,6 +143,10 @@ RedirectHostOption = Annotated[
 RepairOption = Annotated[
     bool, typer.Option("--repair", help="Read what is there, and build again the parts that are damaged.")
 ]
+ShuffleOption = Annotated[
+    int | None,
+    typer.Option(help="Shuffle the documents when all are there, as headrace reshuffle does.", metavar="SEED"),
+]
 MemoryOption = Annotated[
     str | None,
     typer.Option(
@@ -183,10 +187,7 @@ def command(
     workers: WorkersOption = None,
     hash_sources: HashSourcesOption = False,
     redirect_host: RedirectHostOption = None,
-    shuffle: Annotated[
-        int | None,
-        typer.Option(help="Shuffle the documents when all are there, as headrace reshuffle does.", metavar="SEED"),
-    ] = None,
+    shuffle: ShuffleOption = None,
     memory: MemoryOption = None,
     repair: RepairOption = False,
     restart: Annotated[bool, typer.Option("--restart", help="Delete what is in DIR and begin anew.")] = False,
@@ -228,8 +229,8 @@ def command(
         max_record_bytes=max_record_bytes,
         special_tokens_in_text=special_tokens_in_text,
     )
-    chunks = {"dtype": dtype, "chunk_tokens": chunk_tokens, "compression": compression, "part_bytes": part_bytes}
-    options = {**chunks, "engine": engine, "workers": workers, "hash_sources": hash_sources, "restart": restart}
+    options = {"dtype": dtype, "chunk_tokens": chunk_tokens, "compression": compression, "part_bytes": part_bytes}
+    options |= {"engine": engine, "workers": workers, "hash_sources": hash_sources, "restart": restart}
     encoder = (tokenizer, bos, eos, tokenizer_engine)
     report = _build(source, encoder, output, repair, shuffle_config(shuffle, memory), options)
     typer.echo(json.dumps(report.to_json()) if as_json else summary(report))

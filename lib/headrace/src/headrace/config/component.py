@@ -203,7 +203,8 @@ def left_out(
 ) -> dict[str, DocumentFilter | RemovedDocuments | None]:
     """The documents that each component leaves out of its cache; see :func:`~headrace.data.buckets.without_others`."""
     removed = {name: component.document_filter(name) for name, component in components.items()}
-    return without_others(caches, {n: c.buckets for n, c in components.items() if c.buckets is not None}, removed)
+    buckets = {n: c.buckets for n, c in components.items() if c.buckets is not None}
+    return without_others(caches, buckets, removed) if buckets else {**removed}
 
 
 def open_caches(

@@ -159,8 +159,8 @@ class LmDataConfig:
         if self.phases[1:] and (subsets := [path for _, path in subsets_of(self.components, self.subset).values()]):
             raise ConfigError(NOT_WITH_PHASES, field=subsets[0], cure="Keep one seq_len, or leave the subset out.")
         check_epochs("max_epochs", self.max_epochs)
-        for name, value in written_out(self).items():
-            object.__setattr__(self, name, value)
+        if any(component.buckets is not None for component in self.components.values()):
+            vars(self).update(written_out(self))  # it is frozen
         check_plan(self.stages, self.amendments)
         check_unit(self.unit, self.policy, self.counted, len(self.phases))
         policy_kind(self.policy).check(self._mixture_config())
