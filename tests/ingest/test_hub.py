@@ -3,7 +3,6 @@
 import http.server
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -19,6 +18,7 @@ from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_tokenizer, tokenizer_folder
 from headrace.store.cache import TokenCache
+from headrace.testing.servers import serve
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -78,14 +78,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def hub_url() -> Iterator[str]:
     """Address of a hub; the library keeps the first that it is given."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serve(Hub) as url:
+        yield url
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import http.server
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +11,7 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.ingest.listing import list_path
 from headrace.store import files, redirects, retry
-from headrace.testing.servers import web_server
+from headrace.testing.servers import serve, web_server
 
 
 @contextmanager
@@ -31,14 +30,8 @@ def sends_to(target: str) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serve(Handler) as url:
+        yield url
 
 
 @pytest.fixture

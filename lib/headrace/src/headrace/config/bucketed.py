@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from headrace.config.component import ComponentConfig
 from headrace.data.buckets import BucketsConfig, expected_repeats
 from headrace.errors import ConfigError
 from headrace.mix.blend import is_size_rule
-from headrace.mix.repeats import REPEAT
+from headrace.mix.repeats import REPEAT, blend_of
 from headrace.mix.stage_config import added_later
 
 if TYPE_CHECKING:
@@ -42,20 +42,20 @@ def written_out(config: LmDataConfig) -> Mapping[str, Any]:
     components: dict[str, ComponentConfig] = {}
     for name, component in config.components.items():
         parts = groups.get(name, {name: (component, None)})
-        for part, (own, _) in parts.items():
+        for part, (part_config, _) in parts.items():
             if part in components or (part != name and part in config.components):
                 cure = "Rename one of them."
                 raise ConfigError(
                     "is the name of two components", field=f"components.{name}.buckets", value=part, cure=cure
                 )
-            components[part] = own
+            components[part] = part_config
     blends = {name: {part: weight for part, (_, weight) in parts.items()} for name, parts in groups.items()}
     weights = config.weights
     _check_places(config, groups)
     if weights is None and not config.stages:
         later = added_later(config.amendments)
-        own = {n: c.weight for n, c in config.components.items()}
-        weights = {n: 1 if w is None else w for n, w in own.items() if w is not None or n not in later}
+        written = {n: c.weight for n, c in config.components.items()}
+        weights = {n: 1 if w is None else w for n, w in written.items() if w is not None or n not in later}
         components = {n: dataclasses.replace(c, weight=None) for n, c in components.items()}
     replace = dataclasses.replace
     return {
@@ -89,9 +89,8 @@ def _grouped(weights: Mapping[str, Any], blends: Mapping[str, Mapping[str, Any]]
     """A (nested) blend in which sources with buckets are groups."""
     grouped: dict[str, Any] = {}
     for name, value in weights.items():
-        inner: object = cast("Mapping[str, Any]", value).get("blend") if isinstance(value, Mapping) else None
-        if isinstance(inner, Mapping):
-            grouped[name] = {**value, "blend": _grouped(cast("Mapping[str, Any]", inner), blends)}
+        if inner := blend_of(value):
+            grouped[name] = {**value, "blend": _grouped(inner, blends)}
         else:
             grouped[name] = {"weight": value, "blend": dict(blends[name])} if name in blends else value
     return grouped
@@ -128,5 +127,5 @@ def _split(name: str, source: ComponentConfig, config: LmDataConfig) -> dict[str
 
 
 def _keeping(source: ComponentConfig, buckets: BucketsConfig, keep: Sequence[int]) -> ComponentConfig:
-    kept = dataclasses.replace(buckets, weights=None, repeats=None, names=None, keep=[*keep])
-    return dataclasses.replace(source, buckets=kept)
+    chosen = dataclasses.replace(buckets, weights=None, repeats=None, names=None, keep=[*keep])
+    return dataclasses.replace(source, buckets=chosen)

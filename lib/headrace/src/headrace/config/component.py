@@ -225,10 +225,11 @@ def open_caches(
             raise ConfigError("is not a component", field=name, cure=did_you_mean(name, components))
     wanted = {n: c for n, c in components.items() if n not in instead}
     replicas = {c.caches[0]: c.replicas for c in wanted.values() if c.replicas}
-    first = {(*c.caches, *(c.replicas or ())): n for n, c in reversed(wanted.items())}  # components may share a cache
+    copies = {n: (*c.caches, *(c.replicas or ())) for n, c in wanted.items()}
+    first = {paths: n for n, paths in reversed(copies.items())}  # components may share a cache
     paths = {n: wanted[n].caches for n in wanted if n in first.values()}
     shared = open_components(paths, catalog, replicas, ledger_reader())
-    caches = {n: shared[first[(*c.caches, *(c.replicas or ()))]] for n, c in wanted.items()}
+    caches = {n: shared[first[copies[n]]] for n in wanted}
     opened = [(name, cache) for name, joined in caches.items() for cache in joined.members]
     if opened and tokenizer is None:
         check_one_tokenizer([(name, c.path, c.ledger.tokenizer) for name, c in opened])

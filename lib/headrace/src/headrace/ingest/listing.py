@@ -98,12 +98,12 @@ def _number_range(text: str) -> list[str] | None:
 
 def has_magic(path: str) -> bool:
     """Whether a path is a pattern. In a web address ``?`` begins the query."""
-    return glob.has_magic(path.split("?")[0] if path.startswith(("http://", "https://")) else path)
+    return glob.has_magic(path.split("?")[0] if files.is_web(path) else path)
 
 
 def file_name(path: str) -> str:
     """The path without the query of a web address: what its ending is read off."""
-    return path.split("?")[0] if path.startswith(("http://", "https://")) else path
+    return path.split("?")[0] if files.is_web(path) else path
 
 
 def list_path(path: str) -> Listing | None:
@@ -188,10 +188,9 @@ def _list_remote(url: str) -> Listing | None:
 
 
 def _ask_remote(fs: Any, path: str, url: str) -> Listing | None:
-    is_web = url.startswith(("http://", "https://"))
     if has_magic(url):
         root = path[: min(path.find(c) for c in "*?[" if c in path)].rpartition("/")[0]
-        if is_web:
+        if files.is_web(url):
             depth = None if "**" in path else path[len(root) :].count("/")
             matches = re.compile(glob_translate(path)).match
             infos = [info for info in _pages(fs, root, depth) if matches(info["name"])]
@@ -199,7 +198,7 @@ def _ask_remote(fs: Any, path: str, url: str) -> Listing | None:
             infos = _kept(root, fs.glob(path, detail=True).values())
         return ("files", list(_remote_entries(fs, infos))) if infos else None
     if fs.isdir(path):
-        infos = _pages(fs, path) if is_web else fs.find(path, detail=True).values()
+        infos = _pages(fs, path) if files.is_web(url) else fs.find(path, detail=True).values()
         return "folder", list(_remote_entries(fs, infos))
     return "files", [_remote_entry(url, fs.info(path))]
 

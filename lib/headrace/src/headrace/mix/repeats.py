@@ -26,7 +26,7 @@ def repeats_somewhere(weights: Mapping[str, Any]) -> bool:
         >>> repeats_somewhere({"a": {"weight": 1, "blend": {"b": {"repeat": 1}}}}), repeats_somewhere({"a": 1})
         (True, False)
     """
-    return any(_repeat_of(value) is not None or repeats_somewhere(_blend_of(value)) for value in weights.values())
+    return any(_repeat_of(value) is not None or repeats_somewhere(blend_of(value)) for value in weights.values())
 
 
 def with_rows(weights: Mapping[str, Any], rows: Callable[[], Mapping[str, int]], path: str) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def without_repeats(weights: Mapping[str, Any]) -> dict[str, Any]:
     """
     plain: dict[str, Any] = {}
     for name, value in weights.items():
-        repeat, blend = _repeat_of(value), _blend_of(value)
+        repeat, blend = _repeat_of(value), blend_of(value)
         if blend:
             plain[name] = {**value, "blend": without_repeats(blend), **({} if repeat is None else {"weight": repeat})}
         else:
@@ -78,7 +78,7 @@ def _resolved(weights: Mapping[str, Any], rows: Mapping[str, int], path: str) ->
         raise ConfigError("stands beside weights that repeat", field=f"{path}.{name}", value=weights[name], cure=cure)
     plain: dict[str, Any] = {}
     for name, value in weights.items():
-        here, blend, repeat = f"{path}.{name}", _blend_of(value), _repeat_of(value)
+        here, blend, repeat = f"{path}.{name}", blend_of(value), _repeat_of(value)
         if blend:
             inner = _resolved(blend, rows, f"{here}.blend")
             of_group = None if repeat is None else _scaled(repeat, _group_rows(blend, inner, here), here)
@@ -97,7 +97,7 @@ def _group_rows(blend: Mapping[str, Any], resolved: Mapping[str, Any], path: str
     if not all(_repeat_of(value) is not None for value in blend.values()):
         cure = "Give the weights of its blend as repeats too, e.g. {repeat: 1}."
         raise ConfigError("repeats, and what is in the group does not", field=path, value=dict(blend), cure=cure)
-    parts = [value["weight"] if _blend_of(value) else value for value in resolved.values()]
+    parts = [value["weight"] if blend_of(value) else value for value in resolved.values()]
     if any(isinstance(part, Mapping) for part in parts):
         cure = "Give one of the two as plain weights."
         raise ConfigError("repeats, and so do schedules in the group", field=path, value=dict(blend), cure=cure)
@@ -108,7 +108,8 @@ def _scaled(repeat: Any, rows: float, path: str) -> Any:
     return weight_from_config(repeat, f"{path}.{REPEAT}").scaled(rows).to_config()
 
 
-def _blend_of(value: object) -> Mapping[str, Any]:
+def blend_of(value: object) -> Mapping[str, Any]:
+    """The blend of a group; empty for a weight."""
     blend: object = cast("Mapping[str, Any]", value).get("blend") if isinstance(value, Mapping) else None
     return cast("Mapping[str, Any]", blend) if isinstance(blend, Mapping) else {}
 
@@ -118,4 +119,4 @@ def _repeat_of(value: object) -> Any:
     if not isinstance(value, Mapping):
         return None
     fields = cast("Mapping[str, Any]", value)
-    return _repeat_of(fields.get("weight")) if _blend_of(fields) else fields.get(REPEAT)
+    return _repeat_of(fields.get("weight")) if blend_of(fields) else fields.get(REPEAT)

@@ -58,7 +58,7 @@ def plan_of_cache(
         >>> plan.counts.packed_tokens == cache.num_tokens
         True
     """
-    if folder is None and cache.path.startswith(("http://", "https://")):
+    if folder is None and files.is_web(cache.path):
         raise ConfigError(
             "cannot be written beside a cache that is read over HTTP", field="plans", cure="Give a folder: plans=..."
         )

@@ -180,8 +180,8 @@ class RLDataset:
         """What makes a run's rollouts its own."""
         named = self.settings.tokenizer or getattr(self.prompts, "tokenizer", None)
         seed, order = self.settings.seed, self.settings.prompt_order
-        own = seed if order == "shuffled" else f"{order}, {seed}"
-        identity: dict[str, Any] = {"prompts": len(self.prompts), "seed": own, "tokenizer": named}
+        named_seed = seed if order == "shuffled" else f"{order}, {seed}"
+        identity: dict[str, Any] = {"prompts": len(self.prompts), "seed": named_seed, "tokenizer": named}
         if self.store.folder is None:
             return identity
         advantages = {name: value for name, value in asdict(self.advantages).items() if value != _ADVANTAGES[name]}

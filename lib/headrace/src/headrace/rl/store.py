@@ -407,10 +407,10 @@ def _check_json(identity: dict[str, Any]) -> None:
     """Raises ConfigError for a value that would not come back from the log as it is."""
     for name, value in identity.items():
         try:
-            kept = json.loads(json.dumps(value))
+            decoded = json.loads(json.dumps(value))
         except (TypeError, ValueError):
-            kept = ...
-        if kept != value:
+            decoded = ...
+        if decoded != value:
             cure = "Give text, numbers, booleans, None, and lists and mappings of them, with text for keys."
             raise ConfigError("cannot be stored as JSON", field=f"identity.{name}", value=value, cure=cure)
 

@@ -149,13 +149,13 @@ class AppendLog:
         """Names of segments, with URL, where to go on, and the bytes from there. Objects, one a record, are read
         several at a time.
         """
-        places = [(name, files.join(folder, name), self._ends.get(name, 0)) for name in names]
+        segments = [(name, files.join(folder, name), self._ends.get(name, 0)) for name in names]
         if files.is_local(folder):
-            yield from ((*place, read_from(place[1], place[2])) for place in places)
+            yield from ((*place, read_from(place[1], place[2])) for place in segments)
             return
         with ThreadPoolExecutor(_READS, thread_name_prefix="headrace-log") as pool:
-            for begin in range(0, len(places), _READ_AHEAD):
-                window = places[begin : begin + _READ_AHEAD]
+            for begin in range(0, len(segments), _READ_AHEAD):
+                window = segments[begin : begin + _READ_AHEAD]
                 yield from (
                     (*place, data)
                     for place, data in zip(window, pool.map(lambda p: read_from(p[1], p[2]), window), strict=True)

@@ -34,6 +34,11 @@ def is_local(url: str) -> bool:
     return protocol in (None, "file", "local")
 
 
+def is_web(url: str) -> bool:
+    """Whether ``url`` is of a web server, which can only be read."""
+    return url.startswith(("http://", "https://"))
+
+
 def local_path(url: str) -> Path:
     """The local path of a plain path or ``file://`` URL."""
     return Path(split_protocol(url)[1]).expanduser()
@@ -62,7 +67,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     """
     try:
         # Listings are not kept: TensorStore writes into the same folders, and other machines do.
-        options = {"client_kwargs": redirects.client_options()} if url.startswith(("http://", "https://")) else {}
+        options = {"client_kwargs": redirects.client_options()} if is_web(url) else {}
         fs, path = cast("tuple[Any, str]", url_to_fs(url, use_listings_cache=False, **options))
     except ImportError as error:
         scheme = split_protocol(url)[0] or ""
@@ -167,8 +172,6 @@ def _refuses(error: Exception) -> bool:
 
 
 _FINAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError, FileExistsError, HeadraceError)
-
-
 _PASSING = {"ClientError", "HTTPClientError", "FSTimeoutError", "FlexibleChecksumError", "ChecksumError"}
 
 
@@ -239,7 +242,7 @@ def read_as(url: str, parse: Callable[[bytes], T]) -> T | None:
 
 def check_writable(output: str) -> None:
     """Raises ConfigError for a place that can only be read."""
-    if output.startswith(("http://", "https://")):
+    if is_web(output):
         raise ConfigError(
             "can be read from, not written to", field="output", value=output, cure="Use a local path, gs:// or s3://."
         )
@@ -298,10 +301,8 @@ def exists(url: str) -> bool:
     if is_local(url):
         return local_path(url).exists()
     try:
-        if split_protocol(url)[0] in ("http", "https"):  # fsspec's own answer hides why not
-            _asked(url, "cat_file", start=0, end=1)
-        else:
-            _asked(url, "info")
+        # fsspec's own answer hides why a web server gave none
+        _asked(url, "cat_file", start=0, end=1) if is_web(url) else _asked(url, "info")
     except FileNotFoundError:
         return False
     return True
@@ -333,9 +334,7 @@ def tree_bytes(url: str) -> int:
 
 def open_source(path: str) -> IO[bytes]:
     """A source file, opened for reading; remote ones are read with patience (:class:`PatientFile`)."""
-    if is_local(path):
-        return open_read(path)
-    return cast("IO[bytes]", PatientFile(lambda: open_read(path)))
+    return open_read(path) if is_local(path) else cast("IO[bytes]", PatientFile(lambda: open_read(path)))
 
 
 def _may_pass(error: Exception) -> bool:

@@ -338,7 +338,7 @@ def shard_sizes(url: str, shards: int) -> dict[int, int]:
         except (FileNotFoundError, NotADirectoryError):
             return {}
     fs, path = files.filesystem(files.join(url, "c"))
-    if url.startswith(("http://", "https://")):  # no listings
+    if files.is_web(url):  # no listings
         existing = [number for number in range(shards) if fs.exists(f"{path}/{number}")]
         return {number: int(fs.info(f"{path}/{number}")["size"]) for number in existing}
     try:

@@ -17,10 +17,10 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,17 @@ def web_server(folder: str | Path) -> Iterator[str]:
     Yields:
         Its address, ``http://127.0.0.1:port``.
     """
-    handler = partial(_RangeHandler, directory=str(folder))
+    with serve(partial(_RangeHandler, directory=str(folder))) as url:
+        yield url
+
+
+@contextmanager
+def serve(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
+    """A web server whose requests a handler answers, for as long as the block runs.
+
+    Yields:
+        Its address, ``http://127.0.0.1:port``.
+    """
     with _Server(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
