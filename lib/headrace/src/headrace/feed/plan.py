@@ -6,6 +6,7 @@ a step costs well under a microsecond a row.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -97,7 +98,8 @@ class BlockSpace:
 
     def place_of(self, block: int) -> tuple[int, int]:
         """The array that a block belongs to, and the chunk of it that it is."""
-        array = int(self.first_block.searchsorted(block, side="right")) - 1
+        # NumPy's search would give the interpreter's lock away, and wait to have it back
+        array = bisect_right(self.first_block, block) - 1
         return array, block - int(self.first_block[array])
 
 

@@ -49,7 +49,8 @@ class BlockCache:
         self.max_bytes = max_bytes
         for kind in self.kinds:
             kind.allocate(self.num_slots)
-        self._pending: dict[int, tuple[int, list[tuple[Slots, Pending]]]] = {}  # by block: its slot, what it waits for
+        self._pending: dict[int, tuple[tuple[int, int, int], list[tuple[Slots, Pending]]]] = {}
+        """By block: its array, chunk and slot, and what it waits for."""
         self._interrupted = threading.Event()
 
     def start(self, block: int, slot: int) -> None:
@@ -57,12 +58,13 @@ class BlockCache:
         number, chunk = self.space.place_of(block)
         self.stats.block_fetches += 1
         started = [(kind, kind.start(number, chunk, slot)) for kind in self.kinds]
-        self._pending[block] = slot, [(kind, pending) for kind, pending in started if pending is not None]
+        waiting = [(kind, pending) for kind, pending in started if pending is not None]
+        self._pending[block] = (number, chunk, slot), waiting
 
     def ready(self, blocks: list[int]) -> bool:
         """Whether :meth:`wait` would return at once, and without an error."""
         for block in blocks:
-            for _, pending in self._pending.get(block, (0, []))[1]:
+            for _, pending in self._pending.get(block, (None, []))[1]:
                 try:
                     if pending.result(0) is False:
                         return False
@@ -75,8 +77,7 @@ class BlockCache:
         for block in blocks:
             if block not in self._pending:
                 continue
-            slot, waiting = self._pending[block]
-            number, chunk = self.space.place_of(block)
+            (number, chunk, slot), waiting = self._pending[block]
             for kind, pending in waiting:
                 try:
                     if self._arrived(pending) is False:  # not what its checksum says: TensorStore tells, or reads it
