@@ -29,7 +29,7 @@ from headrace.errors import CacheError, ConfigError, HeadraceError, ReadError
 from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.array_files import file_findings
-from headrace.store.cache import TokenCache
+from headrace.store.cache import CachePart, TokenCache
 from headrace.store.layout import TOKENS
 from headrace.store.leaf import BLOCK_ELEMENTS, LeafPart
 from headrace.store.ledger import (
@@ -137,10 +137,11 @@ def verify(
     sources: dict[str, list[str]] = {}
     for source in cache.ledger.sources:
         sources.setdefault(str(source.get("part")), []).append(str(source["path"]))
+    ends = np.cumsum(cache.part_documents)
     damages = [
-        replace(d, sources=list(dict.fromkeys(sources.get(d.part, []))), documents=_documents(cache, k, d))
-        for k, part in enumerate(found)
-        for d in part
+        replace(d, sources=list(dict.fromkeys(sources.get(d.part, []))), documents=_documents(part, int(end), d))
+        for part, end, of_part in zip(cache.parts, ends, found, strict=True)
+        for d in of_part
     ]
     damages += _look_at_tokenizer(cache)
     if own and finished and (problem := table_problem(path)):
@@ -257,11 +258,10 @@ def _look_at_tokenizer(cache: TokenCache) -> list[Damage]:
     return [Damage("", problem, file=url)] if problem else []
 
 
-def _documents(cache: TokenCache, number: int, damage: Damage) -> list[list[int]]:
-    """The documents that a damage touches: those of the chunks, if they can be told, or of the part."""
-    part = cache.parts[number]
-    first = sum(p.record.documents for p in cache.parts[:number])
+def _documents(part: CachePart, end: int, damage: Damage) -> list[list[int]]:
+    """The documents that a damage touches: those of the chunks, if they can be told, or of the part, which ends so."""
     count = part.record.documents
+    first = end - count
     if damage.chunks and damage.array == part.data.url:
         with suppress(HeadraceError):
             ends = part.offsets.read(1, count + 1).result()
