@@ -32,6 +32,7 @@ from headrace.pack.stream import PackStream, drop_underfilled
 
 _LOG = logging.getLogger(__name__)
 _CHUNK = 1 << 14  # documents, or items, that are handled at a time where memory is to be bounded
+_WINDOWED = 1 << 20  # documents, of which windows are packed together
 
 
 class PlanDigest:
@@ -61,12 +62,16 @@ class PackPlan:
         bounds: Where the items of each pack begin; one more than there are packs.
         items: Documents, or pieces of them.
         counts: What became of all documents.
+        start: Where each item begins, in tokens of all documents end to end; None: it was not saved with the plan.
+
+    Of a large plan that is read from disk each vector is a :class:`~headrace.store.vectors.PiecedVector`.
     """
 
     spec: PackSpec
     bounds: Int64[np.ndarray, " p1"]
     items: Items
     counts: PackCounts
+    start: Int64[np.ndarray, " m"] | None = None
 
     def __len__(self) -> int:
         return self.bounds.size - 1
@@ -88,7 +93,7 @@ class PackPlan:
         """Share of the capacity of all packs that holds tokens."""
         return self.counts.packed_tokens / (len(self) * self.spec.capacity) if len(self) else 0.0
 
-    @property
+    @cached_property
     def max_items(self) -> int:
         """Items of the pack that has the most."""
         return int(np.diff(self.bounds).max(initial=0))
@@ -280,7 +285,8 @@ def plan_of(spec: PackSpec, lengths: Int64[np.ndarray, " n"], array_documents: o
     """:func:`plan_packs` for a spec and checked lengths."""
     if spec.in_order:
         stream = PackStream(spec, array_documents)
-        parts = list(stream.plan(lengths[at : at + _CHUNK] for at in range(0, lengths.size, _CHUNK)))
+        added = _WINDOWED if spec.algorithm == "windowed" else _CHUNK
+        parts = list(stream.plan(lengths[at : at + added] for at in range(0, lengths.size, added)))
         packed, counts = Packed.join(parts), stream.counts
     else:
         packed, counts = _sorted_packs(lengths, spec)

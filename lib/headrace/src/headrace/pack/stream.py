@@ -18,8 +18,10 @@ Invariant: what comes out, chunk after chunk, is the plan of all documents at on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import pairwise
 
 import numpy as np
@@ -31,6 +33,7 @@ from headrace.pack.spec import PackSpec
 
 _TOLERANCE = 64  # a pack may stay empty to one part in so many; if more is, its documents wait for the next window
 _MIN_PACKS = 8  # packs that a window holds at least: with fewer, too many of them carry something over
+_MANY = 1 << 19  # items for which compiled code is loaded, which takes seconds
 _CANDIDATES = 512  # items whose sums are tried for one pack; beyond them, whatever fits is taken
 
 
@@ -251,27 +254,20 @@ class WindowedPacks:
         held = Items.join([self._held, items])
         window_of = np.concatenate([self._window_of, (array << 40) + begins])
         runs_over = np.concatenate([self._runs_over, (start + items.size - 1) // self.window > begins])
-        sizes: list[int] = held.size.tolist()
-        carried = list(range(self._carried))
         fresh = self._carried + np.flatnonzero(np.diff(window_of[self._carried :], prepend=-1))
-        bounds = [*fresh.tolist(), len(sizes)]
-        packs: list[list[int]] = []
-        for first, stop in list(pairwise(bounds))[: None if last else -1]:
-            over = bool(runs_over[stop - 1])
-            final = last and stop == len(sizes)
-            carried = _pack_window(carried, range(first, stop), sizes, self.capacity, packs, over=over, last=final)
-        if last and carried:
-            carried = _pack_window(carried, range(0), sizes, self.capacity, packs, over=False, last=True)
-        open_from = len(sizes) if last or len(bounds) < 2 else bounds[-2]
-        left = np.concatenate([np.array(carried, np.int64), np.arange(open_from, len(sizes))])
-        self._held, self._carried = held.at(left), len(carried)
+        bounds = np.append(fresh, held.size.size)
+        bounds = bounds if last else bounds[: max(bounds.size - 1, 1)]  # the last window may go on
+        over = runs_over[bounds[1:] - 1]
+        pack = _compiled(held.size) or _pack_windows
+        settings = (self._carried, self.capacity, _TOLERANCE, _CANDIDATES)
+        number, count, carried = pack(held.size, bounds, over, settings, last)
+        left = np.concatenate([carried, np.arange(bounds[-1], held.size.size)])
+        self._held, self._carried = held.at(left), carried.size
         self._window_of, self._runs_over = window_of[left], runs_over[left]
-        return self._in_order(held, packs)
+        return self._in_order(held, number, count)
 
-    def _in_order(self, items: Items, packs: list[list[int]]) -> Packed:
+    def _in_order(self, items: Items, number: np.ndarray, count: np.ndarray) -> Packed:
         """Packs that may go, those that wait included, by their first items."""
-        number = np.array([k for pack in packs for k in sorted(pack)], np.int64)
-        count = np.array([len(pack) for pack in packs], np.int64)
         every = Items.join([self._waiting.items, items.at(number)])
         count = np.concatenate([self._waiting.held, count])
         begin = np.cumsum(count) - count
@@ -293,6 +289,28 @@ def _select(items: Items, begin: np.ndarray, count: np.ndarray, packs: np.ndarra
     return Packed(items.at(places), size)
 
 
+def _compiled(sizes: np.ndarray) -> Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]] | None:
+    """The compiled form of :func:`_pack_windows`, where there is one and it is worth it."""
+    if sizes.size < _MANY or find_spec("numba") is None or int(sizes.max()) >> 31:
+        return None
+    return import_module("headrace.pack.window_kernel").pack_windows
+
+
+def _pack_windows(
+    sizes: np.ndarray, bounds: np.ndarray, over: np.ndarray, settings: tuple[int, int, int, int], last: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """See :func:`headrace.pack.window_kernel.pack_windows`."""
+    size: list[int] = sizes.tolist()
+    carried, packs = list(range(settings[0])), list[list[int]]()
+    for (first, stop), runs_over in zip(pairwise(bounds.tolist()), over.tolist(), strict=True):
+        final = last and stop == len(size)
+        carried = _pack_window(carried, range(first, stop), size, settings[1], packs, over=runs_over, last=final)
+    if last and carried:
+        carried = _pack_window(carried, range(0), size, settings[1], packs, over=False, last=True)
+    number = np.array([k for pack in packs for k in sorted(pack)], np.int64)
+    return number, np.array([len(pack) for pack in packs], np.int64), np.array(carried, np.int64)
+
+
 def _pack_window(
     carried: list[int], fresh: range, sizes: list[int], capacity: int, packs: list[list[int]], *, over: bool, last: bool
 ) -> list[int]:
@@ -305,53 +323,50 @@ def _pack_window(
     left = sorted(carried, key=sizes.__getitem__, reverse=True)
     due = len(left)  # so many in front must be packed
     left += sorted(here, key=sizes.__getitem__, reverse=True)
-    total = sum(sizes[k] for k in left)
+    size = [sizes[k] for k in left]
+    total = sum(size)
     while left and (last or due or total >= capacity):
-        chosen, gap = _choose(left, due, sizes, capacity)
+        chosen, gap = _choose(size, due, capacity)
         if not (last or due) and gap * _TOLERANCE > capacity:
             break
         packs.append([left[k] for k in chosen])
-        due -= sum(k < due for k in chosen)
+        due -= sum(k < due for k in chosen) if due else 0
         total -= capacity - gap
         for k in sorted(chosen, reverse=True):
-            del left[k]
+            del left[k], size[k]
     return sorted(left) + running
 
 
-def _choose(items: list[int], due: int, sizes: list[int], capacity: int) -> tuple[list[int], int]:
-    """A pack: as many of the first ``due`` items as fit, or the first, then what fills it best. As places in ``items``,
+def _choose(sizes: list[int], due: int, capacity: int) -> tuple[list[int], int]:
+    """A pack: as many of the first ``due`` items as fit, or the first, then what fills it best. As places in ``sizes``,
     and the space that is left (negative for an item larger than a pack).
     """
-    space = capacity - sizes[items[0]]
+    space = capacity - sizes[0]
     chosen = [0]
     for k in range(1, due):
-        if sizes[items[k]] <= space:
+        if sizes[k] <= space:
             chosen.append(k)
-            space -= sizes[items[k]]
+            space -= sizes[k]
     if space <= 0:
         return chosen, space
-    wanted = 1 << space
-    mask = 2 * wanted - 1
-    sums = 1  # bit s: some of the items tried so far add up to s
-    history = [sums]
-    start = at = max(due, 1)
-    end = min(len(items), start + _CANDIDATES)
-    while at < end and not sums & wanted:
-        sums |= (sums << sizes[items[at]]) & mask
-        history.append(sums)
-        at += 1
-    total = sums.bit_length() - 1
-    space -= total
-    while total:
-        if history[-2] >> total & 1:
-            history.pop()
-            continue
-        history.pop()
-        taken = start + len(history) - 1
-        chosen.append(taken)
-        total -= sizes[items[taken]]
-    for k in range(at, len(items)):
-        if sizes[items[k]] <= space:
+    gaps = 1 << space  # bit g: some of the items tried so far leave a gap of g
+    history = [gaps]
+    start = max(due, 1)
+    for size in sizes[start : start + _CANDIDATES]:
+        gaps |= gaps >> size
+        history.append(gaps)
+        if gaps & 1:
+            break
+    at = start + len(history) - 1
+    left = gap = (gaps & -gaps).bit_length() - 1
+    tried = len(history) - 1
+    while gap < space:  # back to the gap before anything was taken
+        tried -= 1
+        if not history[tried] >> gap & 1:
+            chosen.append(start + tried)
+            gap += sizes[start + tried]
+    for k in range(at, len(sizes) if left else at):
+        if sizes[k] <= left:
             chosen.append(k)
-            space -= sizes[items[k]]
-    return chosen, space
+            left -= sizes[k]
+    return chosen, left
