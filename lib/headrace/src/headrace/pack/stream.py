@@ -352,7 +352,10 @@ def _choose(sizes: list[int], due: int, capacity: int) -> tuple[list[int], int]:
     gaps = 1 << space  # bit g: some of the items tried so far leave a gap of g
     history = [gaps]
     start = max(due, 1)
-    for size in sizes[start : start + _CANDIDATES]:
+    most = min(len(sizes), start + _CANDIDATES)
+    while start < most and sizes[start] > space:
+        start += 1
+    for size in sizes[start:most]:
         gaps |= gaps >> size
         history.append(gaps)
         if gaps & 1:

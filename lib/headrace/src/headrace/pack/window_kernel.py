@@ -120,9 +120,12 @@ def _choose(
     if space <= 0:
         return number, space
     words, start, tried = space // 64 + 1, max(due, 1), 0
+    most = min(sizes.size, start + candidates)
+    while start < most and sizes[start] > space:
+        start += 1
     history[0, :words] = 0
     history[0, space // 64] = np.uint64(1) << np.uint64(space % 64)
-    while start + tried < min(sizes.size, start + candidates) and not history[tried, 0] & np.uint64(1):
+    while start + tried < most and not history[tried, 0] & np.uint64(1):
         _shift(history[tried], history[tried + 1], words, sizes[start + tried])
         tried += 1
     row, gap = tried, 0
