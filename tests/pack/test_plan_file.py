@@ -90,7 +90,9 @@ def test_a_damaged_piece_is_refused_when_it_is_read(tmp_path, monkeypatch):
     data[8] ^= 1
     path.write_bytes(data)
     plan = open_plan(str(tmp_path), request_for(), never)
-    with pytest.raises(CacheCorruptError, match=r"size\.bin.*is not what was written .piece 0.*Delete the plan's folder"):
+    with pytest.raises(
+        CacheCorruptError, match=r"size\.bin.*is not what was written .piece 0.*Delete the plan's folder"
+    ):
         plan.items.size[np.array([5])]
 
 
