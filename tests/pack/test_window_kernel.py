@@ -1,6 +1,7 @@
 """What is compiled packs windows as what is not."""
 
 import importlib.util
+import re
 
 import numpy as np
 import pytest
@@ -62,11 +63,29 @@ def test_packs_of_documents_as_long_as_in_use(interpreted):
 
 
 def test_few_items_and_huge_ones_are_left_to_python(monkeypatch):
+    monkeypatch.setattr(stream, "_kernel", lambda: "compiled")
     assert stream._compiled(np.ones(1 << 10, np.int64)) is None
     monkeypatch.setattr(stream, "_MANY", 2)
+    assert stream._compiled(np.ones(1 << 10, np.int64)) == "compiled"
     assert stream._compiled(np.array([1, 1 << 31])) is None
-    monkeypatch.setattr(stream, "find_spec", lambda name: None)
-    assert stream._compiled(np.ones(1 << 10, np.int64)) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ModuleNotFoundError("No module named 'numba'"), r"headrace\[numba\]"),
+        (ImportError("Numba needs NumPy 2.4 or less"), "needs NumPy 2.4 or less"),
+        (RuntimeError("cannot cache function: no locator available"), "no locator"),
+    ],
+)
+def test_without_numba_windows_are_packed_by_python(monkeypatch, caplog, error, says):
+    def broken(name):
+        raise error
+
+    monkeypatch.setattr(stream, "import_module", broken)
+    with caplog.at_level("INFO"):
+        assert stream._kernel.__wrapped__() is None
+    assert re.search(says, caplog.text)
 
 
 @pytest.mark.slow

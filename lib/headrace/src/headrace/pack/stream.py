@@ -19,19 +19,23 @@ Invariant: what comes out, chunk after chunk, is the plan of all documents at on
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, install_command
 from headrace.pack.items import Items, PackCounts, Packed, check_lengths, cut_documents
 from headrace.pack.spec import PackSpec
 
+_LOG = logging.getLogger(__name__)
+_PackWindows: TypeAlias = Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]
 _TOLERANCE = 64  # a pack may stay empty to one part in so many; if more is, its documents wait for the next window
 _MIN_PACKS = 8  # packs that a window holds at least: with fewer, too many of them carry something over
 _MANY = 1 << 19  # items for which compiled code is loaded, which takes seconds
@@ -290,11 +294,19 @@ def _select(items: Items, begin: np.ndarray, count: np.ndarray, packs: np.ndarra
     return Packed(items.at(places), size)
 
 
-def _compiled(sizes: np.ndarray) -> Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]] | None:
+def _compiled(sizes: np.ndarray) -> _PackWindows | None:
     """The compiled form of :func:`_pack_windows`, where there is one and it is worth it."""
-    if sizes.size < _MANY or find_spec("numba") is None or int(sizes.max()) >> 31:
+    return _kernel() if sizes.size >= _MANY and not int(sizes.max()) >> 31 else None
+
+
+@cache
+def _kernel() -> _PackWindows | None:
+    try:
+        return import_module("headrace.pack.window_kernel").pack_windows
+    except (ImportError, RuntimeError) as error:  # numba raises the second where it may write its cache nowhere
+        cure = install_command("headrace[numba]") if isinstance(error, ModuleNotFoundError) else str(error)
+        _LOG.info("windows are packed without numba, which takes ten times as long: %s", cure)
         return None
-    return import_module("headrace.pack.window_kernel").pack_windows
 
 
 def _pack_windows(
