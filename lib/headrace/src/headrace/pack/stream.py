@@ -7,14 +7,14 @@ Windowed packs are packs of neighbours: almost full, and each read from little m
 taken window by window, a window being one I/O block (or a few, if blocks are small): those that begin in it. A pack
 begins with the largest document that is left, and the rest of it is filled by exact subset sums over the others, the
 larger ones first: a set of reachable sums is one whole number, and adding a document one shift, so that a pack costs
-some 10 us, and 1 us where ``numba`` is installed (:mod:`headrace.pack.window_kernel`). What is left of a window, about
+some 10 us, and 2 us where ``numba`` is installed (:mod:`headrace.pack.window_kernel`). What is left of a window, about
 half a pack, and the document that runs over its end go together into the first pack of the next one: a document is
 never packed later than that. Measured (scripts/bench/bench_packing.py): on
 documents of 600 tokens in the median, packs of 4096 and blocks of 65,536 tokens, fill 0.9997 and 1.09 blocks a pack,
 where best fit decreasing over all documents has 0.9999 and 4.9.
 
 Invariant: what comes out, chunk after chunk, is the plan of all documents at once. Price: 0.2 us an item for next fit,
-1 us for wrap, 3 to 8 us for windowed packs, 0.3 to 0.6 us compiled.
+1 us for wrap, 3 to 8 us for windowed packs, 0.4 to 0.6 us compiled.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ def _kernel() -> _PackWindows | None:
         return import_module("headrace.pack.window_kernel").pack_windows
     except (ImportError, RuntimeError) as error:  # numba raises the second where it may write its cache nowhere
         cure = install_command("headrace[numba]") if isinstance(error, ModuleNotFoundError) else str(error)
-        _LOG.info("windows are packed without numba, which takes ten times as long: %s", cure)
+        _LOG.info("windows are packed without numba, which takes seven times as long: %s", cure)
         return None
 
 

@@ -1,4 +1,4 @@
-"""The packs of :class:`~headrace.pack.stream.WindowedPacks`, compiled: the same to the bit, ten times as fast.
+"""The packs of :class:`~headrace.pack.stream.WindowedPacks`, compiled: the same to the bit, seven times as fast.
 
 Used where ``numba`` is installed (``headrace[numba]``) and there are many documents. It runs without Python's lock, so
 that lengths are read and files written meanwhile. Price: 0.5 s to compile once; it is kept in ``__pycache__``.
