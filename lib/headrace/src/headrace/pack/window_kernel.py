@@ -1,7 +1,8 @@
 """The packs of :class:`~headrace.pack.stream.WindowedPacks`, compiled: the same to the bit, seven times as fast.
 
 Used where ``numba`` is installed (``headrace[numba]``) and there are many documents. It runs without Python's lock, so
-that lengths are read and files written meanwhile. Price: 0.5 s to compile once; it is kept in ``__pycache__``.
+that lengths are read and files written meanwhile. Price: ten to twenty seconds to compile it once, for which it is kept
+in ``__pycache__``; a few seconds to load it.
 """
 
 from __future__ import annotations
