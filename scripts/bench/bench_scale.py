@@ -11,8 +11,10 @@ with a cache, arrays and a reader of its own; the plan that all hosts make alike
 hosts of a job open it, one for all, through a key-value store in memory in place of JAX's. All requests are counted at
 the server: those to open the cache, and all over the blocks that were read. ``forecast`` is what
 ``headrace.analysis.simulate`` says beforehand of all requests. The last row is a cache without ``ledger.bin``, as
-earlier releases wrote them, of which each host asks for descriptions and indices too. ``--quick`` has 256 hosts instead
-of 1,024, and fewer steps.
+earlier releases wrote them, of which each host asks for descriptions and indices too.
+
+Tables 4 and 5: pack plans, see :mod:`_scaling_plans`. ``--quick`` has 256 hosts instead of 1,024 and fewer steps, makes
+plans of 1e7 documents and opens some of 1e8. ``--only`` leaves the other tables out.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
+import _scaling_plans
 import google_crc32c
 import jax
 import numpy as np
@@ -306,6 +309,13 @@ def hosts_row(report: Report, root: str, hosts: int, run: Run) -> list[Any]:
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
+    if args.only in (None, "parts"):
+        measure_parts(args, report)
+    if args.only in (None, "plans"):
+        _scaling_plans.measure_plans(args, apart, report)
+
+
+def measure_parts(args: argparse.Namespace, report: Report) -> None:
     rows: list[list[Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for parts, most_s, most_mib in ((100_000, 0.1, None), (1_000_000, 1.0, 150)):
@@ -345,10 +355,19 @@ def measure(args: argparse.Namespace, report: Report) -> None:
     report.table(f"Hosts on {PARTS:,} parts over HTTP", columns, rows)
 
 
-JOBS = {"open": job_open, "first_batch": job_first_batch}
+JOBS = {"open": job_open, "first_batch": job_first_batch, **_scaling_plans.JOBS}
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", choices=["parts", "plans"], help="measure these tables alone")
+    parser.add_argument("--folder", help="where plans of 1e9 documents are forged: 36 GB; the system's own by default")
+    parser.add_argument(
+        "--planned", type=int, nargs="+", default=[100_000_000, 300_000_000], help="documents that are planned"
+    )
+
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--job"]:
         print(json.dumps(JOBS[sys.argv[2]](*sys.argv[3:])))
     else:
-        run_bench("bench_scale", __doc__, measure)
+        run_bench("bench_scale", __doc__, measure, add_arguments=flags)

@@ -114,9 +114,10 @@ def _facts(dataset: PackedTokenDataset, ranks: int | None, drop_last: bool) -> d
     import numpy as np
 
     plan = dataset.plan
-    share = plan.lengths / plan.spec.capacity
-    place = np.digitize(share, _EDGES[1:])
-    packs = np.bincount(place, minlength=len(_EDGES)).tolist()
+    histogram = np.zeros(len(_EDGES), np.int64)
+    for packed in plan.chunks():
+        tokens = np.add.reduceat(packed.items.size, np.cumsum(packed.held) - packed.held, dtype=np.int64)
+        histogram += np.bincount(np.digitize(tokens / plan.spec.capacity, _EDGES[1:]), minlength=len(_EDGES))
     facts: dict[str, Any] = {
         "path": dataset.cache.path,
         "plan": dataset.plan_path,
@@ -130,7 +131,7 @@ def _facts(dataset: PackedTokenDataset, ranks: int | None, drop_last: bool) -> d
         "documents_a_pack": {"mean": plan.items.size.size / len(plan), "max": plan.max_items},
         "blocks_a_pack": dataset.blocks_per_row(),
         "fill_histogram": [
-            {"from": low, "packs": n, "share": n / len(plan)} for low, n in zip(_EDGES, packs, strict=True)
+            {"from": low, "packs": n, "share": n / len(plan)} for low, n in zip(_EDGES, histogram.tolist(), strict=True)
         ],
     }
     return facts if ranks is None else {**facts, "aligned": plan.aligned_plan(ranks, drop_last).record()}

@@ -67,7 +67,7 @@ def no_offsets(n: int) -> Int64[np.ndarray, " n"]:
 
 
 def _is_shared(offset: np.ndarray) -> bool:
-    return offset.strides == (0,)
+    return isinstance(offset, np.ndarray) and offset.strides == (0,)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ and packs are ordered by their first document. Shuffling, mixing and resuming th
 
 Invariant: every document is in exactly one pack (in pieces where it was cut), or counted in ``PackPlan.counts``. Price:
 under 1 us and 41 bytes a document (60 if some are split) for the algorithms that sort: ``bfd``, ``wfd``, ``ffd``
-and ``bfd_split``; for the others 0.2 us (``next_fit``), 1 us (``wrap``) or 3 to 8 us (``windowed``), and in chunks
-(:mod:`headrace.pack.stream`) bounded memory. Measured: scripts/bench/bench_packing.py.
+and ``bfd_split``; for the others 0.2 us (``next_fit``), 1 us (``wrap``) or 3 to 8 us (``windowed``; a seventh of it
+where ``numba`` compiles it), and in chunks (:mod:`headrace.pack.stream`) bounded memory. Measured:
+scripts/bench/bench_packing.py.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from headrace.pack.stream import PackStream, drop_underfilled
 
 _LOG = logging.getLogger(__name__)
 _CHUNK = 1 << 14  # documents, or items, that are handled at a time where memory is to be bounded
+_WINDOWED = 1 << 20  # documents, of which windows are packed together
 
 
 class PlanDigest:
@@ -61,12 +63,16 @@ class PackPlan:
         bounds: Where the items of each pack begin; one more than there are packs.
         items: Documents, or pieces of them.
         counts: What became of all documents.
+        start: Where each item begins, in tokens of all documents end to end; None: it was not saved with the plan.
+
+    Of a large plan that is read from disk each vector is a :class:`~headrace.store.vectors.PiecedVector`.
     """
 
     spec: PackSpec
     bounds: Int64[np.ndarray, " p1"]
     items: Items
     counts: PackCounts
+    start: Int64[np.ndarray, " m"] | None = None
 
     def __len__(self) -> int:
         return self.bounds.size - 1
@@ -88,7 +94,7 @@ class PackPlan:
         """Share of the capacity of all packs that holds tokens."""
         return self.counts.packed_tokens / (len(self) * self.spec.capacity) if len(self) else 0.0
 
-    @property
+    @cached_property
     def max_items(self) -> int:
         """Items of the pack that has the most."""
         return int(np.diff(self.bounds).max(initial=0))
@@ -280,7 +286,8 @@ def plan_of(spec: PackSpec, lengths: Int64[np.ndarray, " n"], array_documents: o
     """:func:`plan_packs` for a spec and checked lengths."""
     if spec.in_order:
         stream = PackStream(spec, array_documents)
-        parts = list(stream.plan(lengths[at : at + _CHUNK] for at in range(0, lengths.size, _CHUNK)))
+        added = _WINDOWED if spec.algorithm == "windowed" else _CHUNK
+        parts = list(stream.plan(lengths[at : at + added] for at in range(0, lengths.size, added)))
         packed, counts = Packed.join(parts), stream.counts
     else:
         packed, counts = _sorted_packs(lengths, spec)

@@ -1,13 +1,17 @@
-"""Pack plans on disk, beside the cache: raw arrays, written as they are planned and mapped into memory when opened.
+"""Pack plans on disk, beside the cache: written as they are planned, and read in pieces.
 
-``<folder>/<fingerprint>/`` holds ``held.bin`` (items of each pack), ``document.bin``, ``size.bin`` and, where documents
-were cut, ``offset.bin``: little-endian integers; and, written last, ``plan.json``: what the plan was made from, its
-counts, a digest of every file, and one of itself (which plans of 0.2 lack). The fingerprint covers the content, the
-algorithm's version and every flag, so one request has one plan file, and another request never finds it.
+``<folder>/<fingerprint>/`` holds vectors of whole numbers, each with digests of its pieces
+(:mod:`headrace.store.vectors`): ``bounds.bin`` (where the items of each pack begin), ``document.bin``, ``size.bin``,
+``start.bin`` (where each item begins, in tokens of the whole cache) and, where documents were cut, ``offset.bin``; and,
+written last, ``plan.json``: what the plan was made from, its counts, a digest of every file, and one of itself (which
+plans of 0.2 lack). The fingerprint covers the content, the algorithm's version and every flag, so one request has one
+plan file, and another request never finds it. Plans of earlier releases have ``held.bin`` (items of each pack) in place
+of ``bounds.bin``, no ``start.bin``, and one digest a file: they are compared as a whole when they are opened.
 
-Invariant: an opened plan is, byte for byte, the plan that was asked for, or there is an error. Price: 8 to 12 bytes a
-document on disk, read once to check its digests (1.5 GB/s); in memory 8 bytes a pack. Planning 1e8 documents holds a
-chunk of them with ``windowed``, ``next_fit`` and ``wrap``; the algorithms that sort need 60 bytes a document, 6 GB.
+Invariant: what is read of an opened plan is, byte for byte, the plan that was asked for, or there is an error. Price:
+16 to 20 bytes a document on disk, and 8 a pack. Opening reads the record and 32 bytes for each 64 KiB of these, 9 MB
+for a billion documents; a plan of up to 64 MiB is compared at once. Planning holds a chunk of the documents with
+``windowed``, ``next_fit`` and ``wrap``; the algorithms that sort need 70 bytes a document.
 """
 
 from __future__ import annotations
@@ -15,11 +19,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
+import queue
+import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import IO, Any, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from jaxtyping import Int64
@@ -28,15 +33,19 @@ from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMism
 from headrace.pack.items import Items, PackCounts, Packed, check_lengths, no_offsets
 from headrace.pack.plan import PackPlan, PlanDigest, no_packs, plan_of
 from headrace.pack.spec import PackSpec
+from headrace.pack.starts import DocumentStarts
 from headrace.pack.stream import PackStream
-from headrace.store import durable, files
+from headrace.store import files
+from headrace.store.vectors import PiecedVector, VectorWriter, damaged
 
 PLAN_NAME = "plan.json"
 FORMAT_VERSION = 1
 
+T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _CHUNK = 1 << 20  # packs written at a time
-_ARRAYS = ("held", "document", "offset", "size")
+_ARRAYS = ("bounds", "held", "document", "offset", "size", "start")  # held: of earlier releases, in place of bounds
+_SMALL = 1 << 26  # bytes of a plan that is compared, and elsewhere than on a local disk read, when it is opened
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,7 @@ def open_plan(
     lengths: Callable[[], Iterable[Int64[np.ndarray, " n"]]],
     array_documents: object = None,
     *,
+    starts: DocumentStarts | None = None,
     rebuild: bool = True,
 ) -> PackPlan:
     """The plan in a folder of plans; made, and saved there, unless it is there.
@@ -91,6 +101,7 @@ def open_plan(
         request: What is asked for.
         lengths: Gives the lengths of all documents, chunk after chunk; called only if the plan has to be made.
         array_documents: See :func:`~headrace.pack.plan.plan_packs`.
+        starts: Where documents begin, told by ``lengths`` as it goes; saved with the plan. None: they are looked up.
         rebuild: Whether a damaged plan is made again, with a warning; otherwise it is an error.
 
     Raises:
@@ -108,7 +119,7 @@ def open_plan(
         found = None
     if found is not None:
         return found
-    write_plan(folder, request, lengths(), array_documents)
+    write_plan(folder, request, lengths(), array_documents, starts)
     made = read_plan(folder, request)
     if made is None:
         raise CacheError("was deleted while it was made", field="plan", value=files.join(folder, request.fingerprint))
@@ -116,38 +127,55 @@ def open_plan(
 
 
 def read_plan(folder: str, request: PlanRequest) -> PackPlan | None:
-    """The plan of a request; None if there is none. On a local disk its arrays are mapped, elsewhere read.
+    """The plan of a request; None if there is none. On a local disk its arrays are mapped; elsewhere a small plan is
+    read, and of a large one what is asked for.
 
     Raises:
-        CacheCorruptError: a file is missing or damaged.
+        CacheCorruptError: a file is missing or damaged; of a large plan, also when a damaged piece is asked for.
         PlanMismatchError: the plan is of another request.
     """
     root = files.join(folder, request.fingerprint)
     raw = files.read_bytes(files.join(root, PLAN_NAME))
     if raw is None:
         return None
-    made_for, counts, checksum, arrays = _parsed(raw, root)
-    if made_for != json.loads(json.dumps(request.describe())):
+    record = _parsed(raw, root)
+    if record.request != json.loads(json.dumps(request.describe())):
         raise PlanMismatchError(
-            f"is the plan of another request: {made_for}, not {request.describe()}",
+            f"is the plan of another request: {record.request}, not {request.describe()}",
             field="plan",
             value=root,
             cure="Delete the folder; it is made again.",
         )
+    vectors = _vectors(root, record)
+    bounds = vectors.get("bounds")
+    if bounds is None:
+        bounds = np.zeros(vectors["held"].size + 1, np.int64)
+        np.cumsum(vectors["held"], out=bounds[1:])
+    offset = vectors.get("offset", no_offsets(vectors["document"].size))
+    items = Items(vectors["document"], offset, vectors["size"])
+    start = vectors.get("start")
+    sizes = {vector.size for vector in (*items, items.size if start is None else start)}
+    if not bounds.size or sizes != {int(bounds[-1])}:
+        raise _damaged(root, "its arrays are not of one length")
+    plan = PackPlan(request.spec, bounds, items, record.counts, start)
+    # what cached_property would keep: the record's digest, and those of the vectors, vouch for it
+    vars(plan)["checksum"] = record.checksum
+    if record.max_items is not None:
+        vars(plan)["max_items"] = record.max_items
+    return plan
+
+
+def _vectors(root: str, record: _Record) -> dict[str, np.ndarray]:
+    """The vectors of a plan, as arrays, or, of a large plan, as what is indexed and converted as arrays are."""
     try:
-        loaded = {name: _load(files.join(root, f"{name}.bin"), arrays[name]) for name in _ARRAYS if name in arrays}
+        vectors = {name: _load(files.join(root, f"{name}.bin"), one) for name, one in record.arrays.items()}
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise _damaged(root, f"{PLAN_NAME} does not describe its arrays ({error})") from error
-    if missing := {"held", "document", "size"} - set(loaded):
+    if missing := {"bounds" if "held" not in vectors else "held", "document", "size"} - set(vectors):
         raise _damaged(root, f"{PLAN_NAME} does not list {sorted(missing)}")
-    bounds = np.zeros(loaded["held"].size + 1, np.int64)
-    np.cumsum(loaded["held"], out=bounds[1:])
-    items = Items(loaded["document"], loaded.get("offset", no_offsets(loaded["document"].size)), loaded["size"])
-    if not bounds[-1] == items.document.size == items.offset.size == items.size.size:
-        raise _damaged(root, "its arrays are not of one length")
-    plan = PackPlan(request.spec, bounds, items, counts)
-    vars(plan)["checksum"] = checksum  # what cached_property would keep; the files' digests were compared
-    return plan
+    if sum(vector.size * vector.dtype.itemsize for vector in vectors.values()) <= _SMALL:
+        vectors = {name: v.loaded() if isinstance(v, PiecedVector) else v for name, v in vectors.items()}
+    return cast("dict[str, np.ndarray]", vectors)
 
 
 def plan_findings(folder: str) -> list[tuple[str, str]]:
@@ -170,12 +198,11 @@ def plan_findings(folder: str) -> list[tuple[str, str]]:
         if (raw := files.read_bytes(files.join(root, PLAN_NAME))) is None:
             continue
         try:
-            request, _, _, arrays = _parsed(raw, root)
-            if _fingerprint(request) != name:
+            record = _parsed(raw, root)
+            if _fingerprint(record.request) != name:
                 raise _damaged(root, "is the plan of another request: somebody moved it there")
-            for array in _ARRAYS:
-                if array in arrays:
-                    _load(files.join(root, f"{array}.bin"), arrays[array])
+            for array, one in record.arrays.items():
+                np.asarray(_load(files.join(root, f"{array}.bin"), one))
         except CacheCorruptError as error:
             found.append((str(error.value), error.problem))
         except (ValueError, KeyError, TypeError, OverflowError) as error:
@@ -183,23 +210,34 @@ def plan_findings(folder: str) -> list[tuple[str, str]]:
     return found
 
 
-def _parsed(raw: bytes, root: str) -> tuple[dict[str, Any], PackCounts, str, dict[str, Any]]:
-    """Request, counts, checksum and arrays of a plan's record."""
+class _Record(NamedTuple):
+    """What ``plan.json`` says."""
+
+    request: dict[str, Any]
+    counts: PackCounts
+    checksum: str
+    arrays: dict[str, dict[str, Any]]
+    max_items: int | None  # None: of an earlier release
+
+
+def _parsed(raw: bytes, root: str) -> _Record:
     url = files.join(root, PLAN_NAME)
     try:
-        record = json.loads(raw)
-        digest = record.pop("digest", None)
-        parsed = (
-            dict(record["request"]),
-            PackCounts(**record["counts"]),
-            str(record["checksum"]),
-            dict(record["arrays"]),
+        values = json.loads(raw)
+        digest = values.pop("digest", None)
+        most = values.get("max_items")
+        record = _Record(
+            dict(values["request"]),
+            PackCounts(**values["counts"]),
+            str(values["checksum"]),
+            {name: dict(values["arrays"][name]) for name in _ARRAYS if name in values["arrays"]},
+            None if most is None else int(most),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(url, f"{PLAN_NAME} is not a plan's record ({error})") from error
-    if digest is not None and digest != _fingerprint(record):
+    if digest is not None and digest != _fingerprint(values):
         raise _damaged(url, "is not as it was written: its digest is of another text")
-    return parsed
+    return record
 
 
 def _fingerprint(values: dict[str, Any]) -> str:
@@ -208,21 +246,26 @@ def _fingerprint(values: dict[str, Any]) -> str:
 
 
 def write_plan(
-    folder: str, request: PlanRequest, lengths: Iterable[Int64[np.ndarray, " n"]], array_documents: object = None
+    folder: str,
+    request: PlanRequest,
+    lengths: Iterable[Int64[np.ndarray, " n"]],
+    array_documents: object = None,
+    starts: DocumentStarts | None = None,
 ) -> None:
-    """Makes the plan of a request and saves it, in bounded memory if the algorithm allows that.
+    """Makes the plan of a request and saves it, in bounded memory if the algorithm allows that: lengths are read,
+    packs planned and files written at the same time.
 
     Raises:
         ConfigError: the documents give no packs, or are not as many as the request says.
         CacheError: the folder cannot be written.
     """
-    checked = map(check_lengths, lengths)
+    checked = ahead(map(check_lengths, lengths))
     root = files.join(folder, request.fingerprint)
-    writer = _Writer(root, request.num_documents)
+    writer = _Writer(root, request.num_documents, starts)
     try:
         if request.spec.in_order:
             stream = PackStream(request.spec, array_documents)
-            for packed in stream.plan(checked):
+            for packed in ahead(stream.plan(checked)):
                 writer.append(packed)
             counts = stream.counts
         else:
@@ -236,106 +279,104 @@ def write_plan(
             )
         if counts.packs == 0:
             raise no_packs(counts)
-        arrays, checksum = writer.finish()
+        packs = writer.finish()
     except BaseException:
         writer.abort()
         raise
-    record = {"request": request.describe(), "counts": asdict(counts), "checksum": checksum, "arrays": arrays}
+    record = {"request": request.describe(), "counts": asdict(counts), **packs}
     text = json.dumps({**record, "digest": _fingerprint(record)}, indent=1, sort_keys=True) + "\n"
     files.write_atomic(files.join(root, PLAN_NAME), text.encode(), writer=f".{uuid.uuid4().hex}")
+
+
+def ahead(values: Iterable[T], count: int = 2) -> Iterator[T]:
+    """What an iterable gives, taken from it by a thread of its own, up to ``count`` values before they are asked for.
+
+    Example:
+        >>> list(ahead(n * n for n in range(4)))
+        [0, 1, 4, 9]
+    """
+    ready: queue.Queue[tuple[Any, BaseException | None, bool]] = queue.Queue(count)
+    left = threading.Event()  # whoever asks is gone
+
+    def put(value: Any, error: BaseException | None, last: bool) -> None:
+        while not left.is_set():
+            try:
+                ready.put((value, error, last), timeout=0.1)
+            except queue.Full:
+                continue
+            break
+
+    def work() -> None:
+        try:
+            for value in values:
+                put(value, None, False)
+                if left.is_set():
+                    return
+            put(None, None, True)
+        except BaseException as error:  # noqa: BLE001 - raised where it is asked for
+            put(None, error, True)
+
+    threading.Thread(target=work, name="headrace-plan", daemon=True).start()
+    try:
+        while True:
+            value, error, last = ready.get()
+            if error is not None:
+                raise error
+            if last:
+                return
+            yield value
+    finally:
+        left.set()
 
 
 class _Writer:
     """Files of a plan: complete ones replace what is there, all at the end."""
 
-    def __init__(self, root: str, num_documents: int) -> None:
+    def __init__(self, root: str, num_documents: int, starts: DocumentStarts | None) -> None:
         self._digest = PlanDigest()
+        self._starts = starts
         self._cut = False
-        dtype = "<u4" if num_documents <= 1 << 32 else "<i8"
-        self._files = {name: _ArrayFile(files.join(root, f"{name}.bin"), "<u4") for name in _ARRAYS}
-        self._files["document"].dtype = dtype
+        self._items = self._most = 0
+        dtypes = {"bounds": "<i8", "document": "<u4" if num_documents <= 1 << 32 else "<i8", "offset": "<u4"}
+        dtypes |= {"size": "<u4"} | ({} if starts is None else {"start": "<i8"})
+        self._files = {name: VectorWriter(files.join(root, f"{name}.bin"), d, "plan") for name, d in dtypes.items()}
+        self._files["bounds"].append(np.zeros(1, np.int64))
 
     def append(self, packed: Packed) -> None:
         items = packed.items
-        self._cut = self._cut or bool(items.offset.any())
         self._digest.add(packed)
-        for name, values in zip(_ARRAYS, (packed.held, *items), strict=True):
-            self._files[name].append(values)
-
-    def finish(self) -> tuple[dict[str, Any], str]:
+        vectors = {"bounds": np.cumsum(packed.held) + self._items, **items._asdict()}
+        if not self._cut and items.offset.any():
+            self._cut = True
+            for at in range(0, self._items, _CHUNK):
+                self._files["offset"].append(np.zeros(min(_CHUNK, self._items - at), np.int64))
         if not self._cut:
-            self._files.pop("offset").abort()
-        return {name: f.finish() for name, f in self._files.items()}, self._digest.hexdigest()
+            del vectors["offset"]
+        if self._starts is not None:
+            vectors["start"] = self._starts.of(items.document) + items.offset
+            if packed.held.size:  # packs come by their first documents
+                self._starts.forget(int(items.document[-packed.held[-1]]))
+        for name, values in vectors.items():
+            self._files[name].append(values)
+        self._items += items.document.size
+        self._most = max(self._most, int(packed.held.max(initial=0)))
+
+    def finish(self) -> dict[str, Any]:
+        """What the record says of the packs."""
+        if not self._cut:
+            del self._files["offset"]
+        arrays = {name: f.finish() for name, f in self._files.items()}
+        return {"arrays": arrays, "checksum": self._digest.hexdigest(), "max_items": self._most}
 
     def abort(self) -> None:
         for f in self._files.values():
             f.abort()
 
 
-class _ArrayFile:
-    def __init__(self, url: str, dtype: str) -> None:
-        self.url, self.dtype = url, dtype
-        self._local = files.is_local(url)
-        self._target = f"{url}.{uuid.uuid4().hex}.tmp" if self._local else url
-        self._length = 0
-        self._digest = hashlib.sha256()
-        self._file: IO[bytes] | None = None
-
-    def append(self, values: np.ndarray) -> None:
-        if values.size and int(values.max()) > np.iinfo(self.dtype).max:
-            raise ConfigError(
-                "is more than a plan file holds", field="lengths", value=int(values.max()), cure="Split long documents."
-            )
-        data = np.ascontiguousarray(values, self.dtype).data.cast("B") if values.size else b""
-        try:
-            self._opened().write(data)
-        except OSError as error:
-            raise self._failed(error) from error
-        self._digest.update(data)
-        self._length += values.size
-
-    def finish(self) -> dict[str, Any]:
-        try:
-            file = self._opened()
-            if self._local:
-                file.flush()
-                os.fsync(file.fileno())
-            file.close()
-            if self._local:
-                durable.rename(files.local_path(self._target), files.local_path(self.url))
-        except OSError as error:
-            raise self._failed(error) from error
-        return {"dtype": self.dtype, "length": self._length, "sha256": self._digest.hexdigest()}
-
-    def abort(self) -> None:
-        if self._file is None:
-            return
-        self._file.close()
-        if self._local:
-            files.local_path(self._target).unlink(missing_ok=True)
-
-    def _opened(self) -> IO[bytes]:
-        if self._file is None:
-            if self._local:
-                path = files.local_path(self._target)
-                durable.make_folder(path.parent)
-                self._file = path.open("wb")
-            else:
-                fs, path = files.filesystem(self.url)
-                with files.client_errors(self.url):
-                    self._file = cast("IO[bytes]", fs.open(path, "wb"))
-        return self._file
-
-    def _failed(self, error: OSError) -> CacheError:
-        return CacheError(
-            f"cannot be written ({error.strerror or error})",
-            field="file",
-            value=self.url,
-            cure="Check permissions and free space, or give another folder for plans.",
-        )
-
-
-def _load(url: str, record: dict[str, Any]) -> np.ndarray:
+def _load(url: str, record: dict[str, Any]) -> np.ndarray | PiecedVector:
+    """A vector of a plan: in pieces, or one that an earlier release wrote, which is compared at once."""
+    if "piece" in record:
+        return PiecedVector(url, record, "plan")
     dtype, length = np.dtype(record["dtype"]), int(record["length"])
     path = files.local_path(url) if files.is_local(url) else None
     raw = files.read_bytes(url) if path is None else b""
@@ -354,4 +395,4 @@ def _load(url: str, record: dict[str, Any]) -> np.ndarray:
 
 
 def _damaged(url: str, problem: str) -> CacheCorruptError:
-    return CacheCorruptError(problem, field="plan", value=url, cure="Delete the plan's folder; it is made again.")
+    return damaged(url, problem, "plan")

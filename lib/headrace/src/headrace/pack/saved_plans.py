@@ -3,7 +3,7 @@
 Documents that belong together (the two answers of a preference pair) are one *unit*: the plan that is saved packs
 units, and the one that is given back has their documents, so that a pack never parts them.
 
-Price: the offsets of all documents are read, 8 bytes each.
+Price: to make a plan, the offsets of all documents are read, 8 bytes each; to open one, next to nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import logging
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from headrace.pack.items import Items, PackCounts, no_offsets
 from headrace.pack.plan import PackPlan
 from headrace.pack.plan_file import PlanRequest, open_plan
 from headrace.pack.spec import PackSpec
+from headrace.pack.starts import DocumentStarts
 from headrace.store import files
 from headrace.store.cache import TokenCache
 
@@ -70,15 +72,21 @@ def plan_of_cache(
         flags["removed"] = hashlib.sha256(np.stack([gone.start, gone.stop]).astype("<i8").tobytes()).hexdigest()
     request = PlanRequest(cache.fingerprint, cache.num_documents // unit, spec, flags)
     root = folder or files.join(cache.path, PLANS_FOLDER)
-    plan = open_plan(root, request, lambda: unit_lengths(cache, gone, unit), [n // unit for n in per_array])
+    starts = DocumentStarts() if unit == 1 else None
+    lengths = partial(unit_lengths, cache, gone, unit, starts)
+    plan = open_plan(root, request, lengths, [n // unit for n in per_array], starts=starts)
     plan = of_documents(plan, cache, unit)
     _LOG.info("packed %s: %s", cache.path, plan.record())
     return plan, files.join(root, request.fingerprint)
 
 
-def unit_lengths(cache: TokenCache, gone: Intervals, unit: int = 1) -> Iterator[Int64[np.ndarray, " n"]]:
-    """Tokens of all units, chunk after chunk; those that are left out are empty, so that numbers stay."""
-    for of_unit in _lengths_in_units(cache, gone, unit):
+def unit_lengths(
+    cache: TokenCache, gone: Intervals, unit: int = 1, starts: DocumentStarts | None = None
+) -> Iterator[Int64[np.ndarray, " n"]]:
+    """Tokens of all units, chunk after chunk; those that are left out are empty, so that numbers stay. Says to
+    ``starts`` where documents begin.
+    """
+    for of_unit in _lengths_in_units(cache, gone, unit, starts):
         yield np.where((of_unit > 0).all(axis=1), of_unit.sum(axis=1), 0) if unit > 1 else of_unit[:, 0]
 
 
@@ -95,12 +103,16 @@ def incomplete_documents(cache: TokenCache, gone: Intervals, unit: int) -> int:
     return sum(int(of_unit[~of_unit.all(axis=1)].sum()) for of_unit in held)
 
 
-def _lengths_in_units(cache: TokenCache, gone: Intervals, unit: int) -> Iterator[Int64[np.ndarray, "n unit"]]:
+def _lengths_in_units(
+    cache: TokenCache, gone: Intervals, unit: int, starts: DocumentStarts | None = None
+) -> Iterator[Int64[np.ndarray, "n unit"]]:
     """Tokens of all documents, a row a unit, chunk after chunk; 0 for those that are left out."""
     step = _CHUNK // unit * unit
     for at in range(0, cache.num_documents, step):
         stop = min(at + step, cache.num_documents)
         lengths = cache.lengths(at, stop)
+        if starts is not None:
+            starts.add(lengths)
         if gone.total:
             number = np.arange(at, stop)
             behind = np.searchsorted(gone.start, number, side="right")
@@ -123,12 +135,12 @@ def of_documents(plan: PackPlan, cache: TokenCache, unit: int) -> PackPlan:
     """A plan of units as one of their documents."""
     if unit == 1:
         return plan
-    document = (plan.items.document.astype(np.int64)[:, None] * unit + np.arange(unit)).reshape(-1)
+    document = (np.asarray(plan.items.document, np.int64)[:, None] * unit + np.arange(unit)).reshape(-1)
     size = np.diff(first_tokens(cache))[document]
     of_units = vars(plan.counts)
     counts = PackCounts(**{n: v * unit if n.endswith(("documents", "items")) else v for n, v in of_units.items()})
     items = Items(document, no_offsets(document.size), size)
-    return dataclasses.replace(plan, bounds=plan.bounds * unit, items=items, counts=counts)
+    return dataclasses.replace(plan, bounds=np.asarray(plan.bounds) * unit, items=items, counts=counts)
 
 
 def _check_units(per_array: list[int], unit: int, path: str) -> None:

@@ -7,30 +7,38 @@ Windowed packs are packs of neighbours: almost full, and each read from little m
 taken window by window, a window being one I/O block (or a few, if blocks are small): those that begin in it. A pack
 begins with the largest document that is left, and the rest of it is filled by exact subset sums over the others, the
 larger ones first: a set of reachable sums is one whole number, and adding a document one shift, so that a pack costs
-some 10 us. What is left of a window, about half a pack, and the document that runs over its end go together into the
-first pack of the next one: a document is never packed later than that. Measured (scripts/bench/bench_packing.py): on
+some 10 us, and 2 us where ``numba`` is installed (:mod:`headrace.pack.window_kernel`). What is left of a window, about
+half a pack, and the document that runs over its end go together into the first pack of the next one: a document is
+never packed later than that. Measured (scripts/bench/bench_packing.py): on
 documents of 600 tokens in the median, packs of 4096 and blocks of 65,536 tokens, fill 0.9997 and 1.09 blocks a pack,
 where best fit decreasing over all documents has 0.9999 and 4.9.
 
 Invariant: what comes out, chunk after chunk, is the plan of all documents at once. Price: 0.2 us an item for next fit,
-1 us for wrap, 3 to 8 us for windowed packs.
+1 us for wrap, 3 to 8 us for windowed packs, 0.4 to 0.6 us compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import cache
+from importlib import import_module
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, install_command
 from headrace.pack.items import Items, PackCounts, Packed, check_lengths, cut_documents
 from headrace.pack.spec import PackSpec
 
+_LOG = logging.getLogger(__name__)
+_PackWindows: TypeAlias = Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]
 _TOLERANCE = 64  # a pack may stay empty to one part in so many; if more is, its documents wait for the next window
 _MIN_PACKS = 8  # packs that a window holds at least: with fewer, too many of them carry something over
+_MANY = 1 << 19  # items for which compiled code is loaded, which takes seconds
 _CANDIDATES = 512  # items whose sums are tried for one pack; beyond them, whatever fits is taken
 
 
@@ -251,27 +259,20 @@ class WindowedPacks:
         held = Items.join([self._held, items])
         window_of = np.concatenate([self._window_of, (array << 40) + begins])
         runs_over = np.concatenate([self._runs_over, (start + items.size - 1) // self.window > begins])
-        sizes: list[int] = held.size.tolist()
-        carried = list(range(self._carried))
         fresh = self._carried + np.flatnonzero(np.diff(window_of[self._carried :], prepend=-1))
-        bounds = [*fresh.tolist(), len(sizes)]
-        packs: list[list[int]] = []
-        for first, stop in list(pairwise(bounds))[: None if last else -1]:
-            over = bool(runs_over[stop - 1])
-            final = last and stop == len(sizes)
-            carried = _pack_window(carried, range(first, stop), sizes, self.capacity, packs, over=over, last=final)
-        if last and carried:
-            carried = _pack_window(carried, range(0), sizes, self.capacity, packs, over=False, last=True)
-        open_from = len(sizes) if last or len(bounds) < 2 else bounds[-2]
-        left = np.concatenate([np.array(carried, np.int64), np.arange(open_from, len(sizes))])
-        self._held, self._carried = held.at(left), len(carried)
+        bounds = np.append(fresh, held.size.size)
+        bounds = bounds if last else bounds[: max(bounds.size - 1, 1)]  # the last window may go on
+        over = runs_over[bounds[1:] - 1]
+        pack = _compiled(held.size) or _pack_windows
+        settings = (self._carried, self.capacity, _TOLERANCE, _CANDIDATES)
+        number, count, carried = pack(held.size, bounds, over, settings, last)
+        left = np.concatenate([carried, np.arange(bounds[-1], held.size.size)])
+        self._held, self._carried = held.at(left), carried.size
         self._window_of, self._runs_over = window_of[left], runs_over[left]
-        return self._in_order(held, packs)
+        return self._in_order(held, number, count)
 
-    def _in_order(self, items: Items, packs: list[list[int]]) -> Packed:
+    def _in_order(self, items: Items, number: np.ndarray, count: np.ndarray) -> Packed:
         """Packs that may go, those that wait included, by their first items."""
-        number = np.array([k for pack in packs for k in sorted(pack)], np.int64)
-        count = np.array([len(pack) for pack in packs], np.int64)
         every = Items.join([self._waiting.items, items.at(number)])
         count = np.concatenate([self._waiting.held, count])
         begin = np.cumsum(count) - count
@@ -293,6 +294,36 @@ def _select(items: Items, begin: np.ndarray, count: np.ndarray, packs: np.ndarra
     return Packed(items.at(places), size)
 
 
+def _compiled(sizes: np.ndarray) -> _PackWindows | None:
+    """The compiled form of :func:`_pack_windows`, where there is one and it is worth it."""
+    return _kernel() if sizes.size >= _MANY and not int(sizes.max()) >> 31 else None
+
+
+@cache
+def _kernel() -> _PackWindows | None:
+    try:
+        return import_module("headrace.pack.window_kernel").pack_windows
+    except (ImportError, RuntimeError) as error:  # numba raises the second where it may write its cache nowhere
+        cure = install_command("headrace[numba]") if isinstance(error, ModuleNotFoundError) else str(error)
+        _LOG.info("windows are packed without numba, which takes seven times as long: %s", cure)
+        return None
+
+
+def _pack_windows(
+    sizes: np.ndarray, bounds: np.ndarray, over: np.ndarray, settings: tuple[int, int, int, int], last: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """See :func:`headrace.pack.window_kernel.pack_windows`."""
+    size: list[int] = sizes.tolist()
+    carried, packs = list(range(settings[0])), list[list[int]]()
+    for (first, stop), runs_over in zip(pairwise(bounds.tolist()), over.tolist(), strict=True):
+        final = last and stop == len(size)
+        carried = _pack_window(carried, range(first, stop), size, settings[1], packs, over=runs_over, last=final)
+    if last and carried:
+        carried = _pack_window(carried, range(0), size, settings[1], packs, over=False, last=True)
+    number = np.array([k for pack in packs for k in sorted(pack)], np.int64)
+    return number, np.array([len(pack) for pack in packs], np.int64), np.array(carried, np.int64)
+
+
 def _pack_window(
     carried: list[int], fresh: range, sizes: list[int], capacity: int, packs: list[list[int]], *, over: bool, last: bool
 ) -> list[int]:
@@ -305,53 +336,53 @@ def _pack_window(
     left = sorted(carried, key=sizes.__getitem__, reverse=True)
     due = len(left)  # so many in front must be packed
     left += sorted(here, key=sizes.__getitem__, reverse=True)
-    total = sum(sizes[k] for k in left)
+    size = [sizes[k] for k in left]
+    total = sum(size)
     while left and (last or due or total >= capacity):
-        chosen, gap = _choose(left, due, sizes, capacity)
+        chosen, gap = _choose(size, due, capacity)
         if not (last or due) and gap * _TOLERANCE > capacity:
             break
         packs.append([left[k] for k in chosen])
-        due -= sum(k < due for k in chosen)
+        due -= sum(k < due for k in chosen) if due else 0
         total -= capacity - gap
         for k in sorted(chosen, reverse=True):
-            del left[k]
+            del left[k], size[k]
     return sorted(left) + running
 
 
-def _choose(items: list[int], due: int, sizes: list[int], capacity: int) -> tuple[list[int], int]:
-    """A pack: as many of the first ``due`` items as fit, or the first, then what fills it best. As places in ``items``,
+def _choose(sizes: list[int], due: int, capacity: int) -> tuple[list[int], int]:
+    """A pack: as many of the first ``due`` items as fit, or the first, then what fills it best. As places in ``sizes``,
     and the space that is left (negative for an item larger than a pack).
     """
-    space = capacity - sizes[items[0]]
+    space = capacity - sizes[0]
     chosen = [0]
     for k in range(1, due):
-        if sizes[items[k]] <= space:
+        if sizes[k] <= space:
             chosen.append(k)
-            space -= sizes[items[k]]
+            space -= sizes[k]
     if space <= 0:
         return chosen, space
-    wanted = 1 << space
-    mask = 2 * wanted - 1
-    sums = 1  # bit s: some of the items tried so far add up to s
-    history = [sums]
-    start = at = max(due, 1)
-    end = min(len(items), start + _CANDIDATES)
-    while at < end and not sums & wanted:
-        sums |= (sums << sizes[items[at]]) & mask
-        history.append(sums)
-        at += 1
-    total = sums.bit_length() - 1
-    space -= total
-    while total:
-        if history[-2] >> total & 1:
-            history.pop()
-            continue
-        history.pop()
-        taken = start + len(history) - 1
-        chosen.append(taken)
-        total -= sizes[items[taken]]
-    for k in range(at, len(items)):
-        if sizes[items[k]] <= space:
+    gaps = 1 << space  # bit g: some of the items tried so far leave a gap of g
+    history = [gaps]
+    start = max(due, 1)
+    most = min(len(sizes), start + _CANDIDATES)
+    while start < most and sizes[start] > space:
+        start += 1
+    for size in sizes[start:most]:
+        gaps |= gaps >> size
+        history.append(gaps)
+        if gaps & 1:
+            break
+    at = start + len(history) - 1
+    left = gap = (gaps & -gaps).bit_length() - 1
+    tried = len(history) - 1
+    while gap < space:  # back to the gap before anything was taken
+        tried -= 1
+        if not history[tried] >> gap & 1:
+            chosen.append(start + tried)
+            gap += sizes[start + tried]
+    for k in range(at, len(sizes) if left else at):
+        if sizes[k] <= left:
             chosen.append(k)
-            space -= sizes[items[k]]
-    return chosen, space
+            left -= sizes[k]
+    return chosen, left

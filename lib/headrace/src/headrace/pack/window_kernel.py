@@ -1,0 +1,171 @@
+"""The packs of :class:`~headrace.pack.stream.WindowedPacks`, compiled: the same to the bit, seven times as fast.
+
+Used where ``numba`` is installed (``headrace[numba]``) and there are many documents. It runs without Python's lock, so
+that lengths are read and files written meanwhile. Price: ten to twenty seconds to compile it once, for which it is kept
+in ``__pycache__``; a few seconds to load it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, Int64
+from numba import njit  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+
+
+@njit(nogil=True, cache=True)
+def pack_windows(
+    sizes: Int64[np.ndarray, " n"],
+    bounds: Int64[np.ndarray, " w1"],
+    over: Bool[np.ndarray, " w"],
+    settings: tuple[int, int, int, int],
+    last: bool,
+) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " p"], Int64[np.ndarray, " c"]]:
+    """Packs of windows, one after the other.
+
+    Args:
+        sizes: Tokens of all items, each below 2**31: first those that were carried over, then those of the windows.
+        bounds: Where the windows' items begin, and where the last one's end.
+        over: Whether each window's last item runs over its end.
+        settings: Items that were carried over, the capacity, the tolerance, and the most candidates.
+        last: Whether nothing may be left after the last window.
+
+    Returns:
+        Items of all packs, rising in each, how many each pack holds, and the items that are carried over.
+    """
+    carried, capacity, tolerance, candidates = settings
+    order, held = np.empty(sizes.size, np.int64), np.empty(sizes.size, np.int64)
+    carry, left, size = np.empty(sizes.size, np.int64), np.empty(sizes.size, np.int64), np.empty(sizes.size, np.int64)
+    carry[:carried] = np.arange(carried)
+    history = np.empty((candidates + 1, capacity // 64 + 1), np.uint64)
+    chosen, used = np.empty(sizes.size, np.int64), np.zeros(sizes.size, np.bool_)
+    items = packs = 0
+    for window in range(over.size + 1):
+        if window == over.size and not (last and carried):
+            break
+        first, stop = (bounds[window], bounds[window + 1]) if window < over.size else (sizes.size, sizes.size)
+        final = last and stop == sizes.size
+        running = stop > first and not final and over[window]
+        due = carried
+        count = _ranked(carry[:carried], sizes, left, size, 0)
+        count = _ranked(np.arange(first, stop - running), sizes, left, size, count)
+        total = size[:count].sum()
+        while count and (final or due or total >= capacity):
+            number, gap = _choose(size[:count], due, capacity, candidates, history, chosen)
+            if not (final or due) and gap * tolerance > capacity:
+                break
+            due -= _mark(chosen[:number], left, due, used, order[items : items + number])
+            held[packs] = number
+            items, packs, total = items + number, packs + 1, total - capacity + gap
+            count = _without(left, size, used, count)
+        carry[:count] = np.sort(left[:count])
+        carried = count
+        if running:
+            carry[carried] = stop - 1
+            carried += 1
+    return order[:items], held[:packs], carry[:carried].copy()
+
+
+@njit(nogil=True, cache=True)
+def _ranked(items: np.ndarray, sizes: np.ndarray, left: np.ndarray, size: np.ndarray, count: int) -> int:
+    """Adds items to those that are left, the largest first, those of one size in order. Returns how many are left."""
+    keys = np.sort((-sizes[items] << 32) + np.arange(items.size))
+    for key in keys:
+        item = items[key & 0xFFFFFFFF]
+        left[count], size[count] = item, sizes[item]
+        count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _mark(chosen: np.ndarray, left: np.ndarray, due: int, used: np.ndarray, pack: np.ndarray) -> int:
+    """Writes the items of a pack, sorted, and returns how many of them were due."""
+    were_due = 0
+    for nth in range(chosen.size):
+        used[chosen[nth]] = True
+        were_due += chosen[nth] < due
+        item, place = left[chosen[nth]], nth
+        while place and pack[place - 1] > item:  # there are few
+            pack[place] = pack[place - 1]
+            place -= 1
+        pack[place] = item
+    return were_due
+
+
+@njit(nogil=True, cache=True)
+def _without(left: np.ndarray, size: np.ndarray, used: np.ndarray, count: int) -> int:
+    """Takes out the items that are used. Returns how many are left."""
+    kept = 0
+    for place in range(count):
+        if used[place]:
+            used[place] = False
+        else:
+            left[kept], size[kept] = left[place], size[place]
+            kept += 1
+    return kept
+
+
+@njit(nogil=True, cache=True)
+def _choose(
+    sizes: np.ndarray, due: int, capacity: int, candidates: int, history: np.ndarray, chosen: np.ndarray
+) -> tuple[int, int]:
+    """As :func:`headrace.pack.stream._choose`: how many places it wrote to ``chosen``, and the space that is left.
+    Row k of ``history`` has a bit for each gap that some of the first k items leave.
+    """
+    space, number = capacity - sizes[0], 1
+    chosen[0] = 0
+    for place in range(1, due):
+        if sizes[place] <= space:
+            chosen[number] = place
+            number += 1
+            space -= sizes[place]
+    if space <= 0:
+        return number, space
+    words, start, tried = space // 64 + 1, max(due, 1), 0
+    most = min(sizes.size, start + candidates)
+    while start < most and sizes[start] > space:
+        start += 1
+    history[0, :words] = 0
+    history[0, space // 64] = np.uint64(1) << np.uint64(space % 64)
+    while start + tried < most and not history[tried, 0] & np.uint64(1):
+        _shift(history[tried], history[tried + 1], words, sizes[start + tried])
+        tried += 1
+    row, gap = tried, 0
+    while not _has(history[row], gap):
+        gap += 1
+    left = gap
+    while gap < space:  # back to the gap before anything was taken
+        row -= 1
+        if not _has(history[row], gap):
+            chosen[number] = start + row
+            number += 1
+            gap += sizes[start + row]
+    if left:
+        for place in range(start + tried, sizes.size):
+            if sizes[place] <= left:
+                chosen[number] = place
+                number += 1
+                left -= sizes[place]
+    return number, left
+
+
+@njit(nogil=True, cache=True)
+def _has(bits: np.ndarray, bit: int) -> bool:
+    return (bits[bit // 64] >> np.uint64(bit % 64)) & np.uint64(1) != 0
+
+
+@njit(nogil=True, cache=True)
+def _shift(bits: np.ndarray, out: np.ndarray, words: int, size: int) -> None:
+    """``out = bits | bits >> size``, for bits in so many words of 64."""
+    skip, rest = size // 64, np.uint64(size % 64)
+    whole = max(words - skip, 0)  # words into which something is shifted
+    low = bits[skip:]
+    if rest == 0:
+        for k in range(whole):
+            out[k] = bits[k] | low[k]
+    elif whole:
+        high = low[1:]  # slices of one row: so this is compiled to vectors
+        for k in range(whole - 1):
+            out[k] = bits[k] | low[k] >> rest | high[k] << (np.uint64(64) - rest)
+        out[whole - 1] = bits[whole - 1] | low[whole - 1] >> rest
+    for k in range(whole, words):
+        out[k] = bits[k]

@@ -1,0 +1,311 @@
+"""Long vectors of whole numbers, one file each, of which pieces are read when they are first asked for.
+
+A file holds the numbers, little-endian, and behind them the SHA-256 of each piece of 64 KiB. Whoever lists the file in
+a record of its own keeps the SHA-256 of these digests, so that the record vouches for every number. A local file is
+mapped: what is in memory is the system's page cache. Of others pieces are read by range, many at a time, and the last
+ones are kept.
+
+Invariant: every number that is given out is the one that was written, or there is an error. Price: opening reads 32
+bytes a piece, 4 MB for a billion numbers of 8 bytes; a piece is read and compared once (1.5 GB/s), and of stores that
+are no local disk again when 64 MiB of others were read since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, Any, cast
+
+import numpy as np
+from jaxtyping import Integer
+
+from headrace.errors import CacheCorruptError, CacheError, ConfigError
+from headrace.store import durable, files, retry
+
+_PIECE_BYTES = 1 << 16
+_DIGEST = hashlib.sha256().digest_size
+_KEPT_BYTES = 1 << 26  # of one vector that is no local file
+_RUN = 16  # neighbouring pieces that are read with one request
+_REQUESTS = 32  # at a time
+
+
+def damaged(url: str, problem: str, what: str) -> CacheCorruptError:
+    """The error of a file that is not as it was written; ``what`` it belongs to, such as a plan."""
+    return CacheCorruptError(problem, field=what, value=url, cure=f"Delete the {what}'s folder; it is made again.")
+
+
+class VectorWriter:
+    """Writes a vector; a complete one replaces what is there when it is finished.
+
+    Args:
+        url: The file.
+        dtype: Of the numbers, little-endian.
+        what: What the vector belongs to, for errors.
+
+    Example:
+        >>> import tempfile
+        >>> url = tempfile.mkdtemp() + "/squares.bin"
+        >>> writer = VectorWriter(url, "<u4", "table")
+        >>> writer.append(np.arange(100) ** 2)
+        >>> PiecedVector(url, writer.finish(), "table")[np.array([3, 99])].tolist()
+        [9, 9801]
+    """
+
+    def __init__(self, url: str, dtype: str, what: str) -> None:
+        self.url, self._dtype, self._what = url, np.dtype(dtype), what
+        self._local = files.is_local(url)
+        self._target = f"{url}.{uuid.uuid4().hex}.tmp" if self._local else url
+        self._length = 0
+        self._digests: list[bytes] = []
+        self._piece = hashlib.sha256()  # of the piece that is not full yet
+        self._room = _PIECE_BYTES
+        self._file: IO[bytes] | None = None
+
+    def append(self, values: Integer[np.ndarray, " n"]) -> None:
+        """The next numbers.
+
+        Raises:
+            ConfigError: one is too large.
+            CacheError: the file cannot be written.
+        """
+        if values.size == 0:
+            return
+        if int(values.max()) > np.iinfo(self._dtype).max:
+            raise ConfigError(
+                f"is more than a {self._what} file holds",
+                field="lengths",
+                value=int(values.max()),
+                cure="Split long documents.",
+            )
+        data = np.ascontiguousarray(values, self._dtype).data.cast("B")
+        self._write(data)
+        self._length += values.size
+        while len(data) >= self._room:
+            self._piece.update(data[: self._room])
+            data = data[self._room :]
+            self._digests.append(self._piece.digest())
+            self._piece, self._room = hashlib.sha256(), _PIECE_BYTES
+        self._piece.update(data)
+        self._room -= len(data)
+
+    def finish(self) -> dict[str, Any]:
+        """Puts the file into its place, for good, and returns its record: JSON values that :class:`PiecedVector` takes.
+
+        Raises:
+            CacheError: the file cannot be written.
+        """
+        if self._room < _PIECE_BYTES:
+            self._digests.append(self._piece.digest())
+        digests = b"".join(self._digests)
+        self._write(digests)
+        try:
+            file = self._opened()
+            if self._local:
+                file.flush()
+                os.fsync(file.fileno())
+            file.close()
+            if self._local:
+                durable.rename(files.local_path(self._target), files.local_path(self.url))
+        except OSError as error:
+            raise self._failed(error) from error
+        piece = _PIECE_BYTES // self._dtype.itemsize
+        sha256 = hashlib.sha256(digests).hexdigest()
+        return {"dtype": self._dtype.str, "length": self._length, "piece": piece, "sha256": sha256}
+
+    def abort(self) -> None:
+        """Leaves nothing behind."""
+        if self._file is None:
+            return
+        self._file.close()
+        if self._local:
+            files.local_path(self._target).unlink(missing_ok=True)
+
+    def _write(self, data: bytes | memoryview) -> None:
+        try:
+            self._opened().write(data)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _opened(self) -> IO[bytes]:
+        if self._file is None:
+            if self._local:
+                path = files.local_path(self._target)
+                durable.make_folder(path.parent)
+                self._file = path.open("wb")
+            else:
+                fs, path = files.filesystem(self.url)
+                with files.client_errors(self.url):
+                    self._file = cast("IO[bytes]", fs.open(path, "wb"))
+        return self._file
+
+    def _failed(self, error: OSError) -> CacheError:
+        return CacheError(
+            f"cannot be written ({error.strerror or error})",
+            field="file",
+            value=self.url,
+            cure=f"Check permissions and free space, or give another folder for {self._what}s.",
+        )
+
+
+class PiecedVector:
+    """A vector as :class:`VectorWriter` wrote it, indexed like an array: by integer arrays and by ranges.
+
+    Args:
+        url: The file.
+        record: What its writer returned.
+        what: What it belongs to, for errors.
+
+    Attributes:
+        dtype: Of the numbers.
+        size: How many there are.
+
+    Raises:
+        CacheCorruptError: the file is missing, of another size, or its digests are damaged; when numbers are asked for:
+            these are.
+        ValueError, KeyError, TypeError: the record is none.
+    """
+
+    def __init__(self, url: str, record: Mapping[str, Any], what: str) -> None:
+        self._url, self._what = url, what
+        self.dtype, self.size, self._piece = np.dtype(record["dtype"]), int(record["length"]), int(record["piece"])
+        if self._piece < 1 or self.size < 0:
+            raise ValueError("lengths that are not positive")
+        self._pieces = -(-self.size // self._piece)
+        self._mapped = self._map() if files.is_local(url) else None
+        begin = self.size * self.dtype.itemsize
+        try:
+            digests = files.read_range(url, begin, begin + self._pieces * _DIGEST + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._damaged("is missing") from None
+        if len(digests) != self._pieces * _DIGEST:
+            raise self._damaged("has another size than it was written with")
+        if hashlib.sha256(digests).hexdigest() != record["sha256"]:
+            raise self._damaged("is not what was written (another digest)")
+        self._digests = digests
+        self._checked = np.zeros(self._pieces, bool)  # of a mapped file
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[int, np.ndarray] = OrderedDict()  # pieces of another one, the last used behind
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, places: Any) -> Any:
+        if isinstance(places, slice):
+            begin, stop, step = places.indices(self.size)
+            return self._range(begin, max(stop, begin)) if step == 1 else np.asarray(self)[places]
+        if np.ndim(places) == 0:
+            at = int(places) + (self.size if places < 0 else 0)
+            return self._range(at, at + 1)[0]
+        places = np.asarray(places)
+        places = np.flatnonzero(places) if places.dtype == np.bool_ else places
+        piece = places // self._piece
+        distinct = np.unique(piece)
+        if self._mapped is not None:
+            self._check(distinct)
+            return np.asarray(self._mapped[places])
+        numbers = np.empty((distinct.size, self._piece), self.dtype)
+        for row, values in zip(numbers, self._fetch(distinct.tolist()), strict=True):
+            row[: values.size] = values
+        return numbers[np.searchsorted(distinct, piece), places % self._piece]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        values = self.loaded()
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def loaded(self) -> np.ndarray:
+        """All numbers, each piece compared: mapped if the file is local, else in memory."""
+        if self._mapped is None:
+            return self._range(0, self.size)
+        self._check(np.arange(self._pieces))
+        return self._mapped
+
+    def _map(self) -> np.ndarray:
+        path = files.local_path(self._url)
+        try:
+            size = path.stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._damaged("is missing") from None
+        if size != (wanted := self.size * self.dtype.itemsize + self._pieces * _DIGEST):
+            raise self._damaged(f"has {size} bytes instead of {wanted}")
+        return np.memmap(path, self.dtype, "r", shape=(self.size,)) if self.size else np.zeros(0, self.dtype)
+
+    def _range(self, begin: int, stop: int) -> np.ndarray:
+        first, last = begin // self._piece, -(-stop // self._piece)
+        if self._mapped is not None:
+            self._check(np.arange(first, last))
+            return np.asarray(self._mapped[begin:stop])
+        numbers = np.empty(stop - begin, self.dtype)
+        batch = _RUN * _REQUESTS
+        for at in range(first, last, batch):
+            values = np.concatenate(self._fetch(list(range(at, min(at + batch, last)))))
+            skip, place = max(begin - at * self._piece, 0), max(at * self._piece - begin, 0)
+            values = values[skip : skip + numbers.size - place]
+            numbers[place : place + values.size] = values
+        return numbers
+
+    def _check(self, pieces: np.ndarray) -> None:
+        """Compares pieces of a mapped file that were not compared yet. Threads that meet do the same twice."""
+        assert self._mapped is not None
+        for number in pieces[~self._checked[pieces]].tolist():
+            self._compare(number, self._mapped[number * self._piece : (number + 1) * self._piece].data.cast("B"))
+            self._checked[number] = True
+
+    def _compare(self, number: int, data: bytes | memoryview) -> None:
+        if hashlib.sha256(data).digest() != self._digests[number * _DIGEST : (number + 1) * _DIGEST]:
+            raise self._damaged(f"is not what was written (piece {number} has another digest)")
+
+    def _fetch(self, pieces: list[int]) -> list[np.ndarray]:
+        """Pieces of a file that is not local, by rising number."""
+        with self._lock:
+            have = {number: self._kept[number] for number in pieces if number in self._kept}
+        runs: list[list[int]] = []
+        for number in pieces:
+            if number in have:
+                continue
+            if runs and runs[-1][-1] == number - 1 and len(runs[-1]) < _RUN:
+                runs[-1].append(number)
+            else:
+                runs.append([number])
+        for values in _each(self._read, runs):
+            have |= values
+        with self._lock:
+            for number in pieces:
+                self._kept[number] = have[number]
+                self._kept.move_to_end(number)
+            while len(self._kept) * self._piece * self.dtype.itemsize > _KEPT_BYTES:
+                self._kept.popitem(last=False)
+        return [have[number] for number in pieces]
+
+    def _read(self, run: list[int]) -> dict[int, np.ndarray]:
+        """Neighbouring pieces, with one request; asked for again if they are not what was written."""
+        width = self._piece * self.dtype.itemsize
+        begin, stop = run[0] * width, min((run[-1] + 1) * width, self.size * self.dtype.itemsize)
+
+        def ask() -> dict[int, np.ndarray]:
+            try:
+                data = memoryview(files.read_range(self._url, begin, stop))
+            except FileNotFoundError:
+                raise self._damaged("is missing") from None
+            values: dict[int, np.ndarray] = {}
+            for nth, number in enumerate(run):
+                self._compare(number, data[nth * width : (nth + 1) * width])
+                values[number] = np.frombuffer(bytes(data[nth * width : (nth + 1) * width]), self.dtype)
+            return values
+
+        again = retry.policy().damaged_attempts
+        return retry.with_retries(ask, lambda error: isinstance(error, CacheCorruptError), again)
+
+    def _damaged(self, problem: str) -> CacheCorruptError:
+        return damaged(self._url, problem, self._what)
+
+
+def _each(work: Callable[[list[int]], dict[int, np.ndarray]], runs: list[list[int]]) -> list[dict[int, np.ndarray]]:
+    if len(runs) < 2:
+        return [work(run) for run in runs]
+    with ThreadPoolExecutor(min(len(runs), _REQUESTS), thread_name_prefix="headrace-pieces") as pool:
+        return list(pool.map(work, runs))
