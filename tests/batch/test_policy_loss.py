@@ -188,10 +188,11 @@ def test_reinforce_is_the_unified_loss(losses):
     def by_policy_loss(hidden):
         return policy_loss(hidden_stats(hidden, matrix, batch.labels, chunk=5).log_probs, batch, "reinforce")[0]
 
-    expected = jax.value_and_grad(lambda h: unified_loss_from_hidden(h, jnp.asarray(matrix), batch, "tokens"))(
-        jnp.asarray(hidden)
-    )
-    for a, b in zip(jax.value_and_grad(by_policy_loss)(jnp.asarray(hidden)), expected, strict=True):
+    def by_unified_loss(hidden):
+        return unified_loss_from_hidden(hidden, jnp.asarray(matrix), batch, "tokens")
+
+    found, wanted = (jax.jit(jax.value_and_grad(f))(jnp.asarray(hidden)) for f in (by_policy_loss, by_unified_loss))
+    for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
@@ -199,7 +200,7 @@ def test_on_fresh_samples_every_gradient_is_the_policy_gradient(losses):
     layout = golden_layout(losses, "packed", "advantages")
     at = jnp.asarray(layout.lay(ROLLOUTS["old"]))
     gradients = {
-        name: jax.grad(lambda x, loss=loss: policy_loss(x, layout.batch, loss, old_log_probs=at)[0])(at)
+        name: jax.jit(jax.grad(lambda x, loss=loss: policy_loss(x, layout.batch, loss, old_log_probs=at)[0]))(at)
         for name, loss in PRESETS.items()
         if loss.denominator == "tokens"
     }
@@ -224,12 +225,12 @@ def test_ratios_do_not_overflow_and_labels_that_are_not_trained_on_are_not_looke
     log_probs = jnp.array([[-1.0, -1.0, np.nan, np.inf]])
     old = jnp.array([[-500.0, -1.0, np.nan, -np.inf]])
     for level in ("token", "sequence", "sequence_token", "product"):
-        value, gradient = jax.value_and_grad(lambda x, lv=level: importance_ratio(x, old, batch, lv).sum())(log_probs)
+        ratio = jax.value_and_grad(lambda x, lv=level: importance_ratio(x, old, batch, lv).sum())
+        value, gradient = jax.jit(ratio)(log_probs)
         assert np.isfinite(value)
         assert np.isfinite(gradient).all()
-    (_, metrics), gradient = jax.value_and_grad(
-        lambda x: policy_loss(x, batch, "ppo", old_log_probs=old), has_aux=True
-    )(log_probs)
+    ppo = jax.value_and_grad(lambda x: policy_loss(x, batch, "ppo", old_log_probs=old), has_aux=True)
+    (_, metrics), gradient = jax.jit(ppo)(log_probs)
     assert np.isfinite(gradient).all()
     assert float(metrics["ratio_max"]) == pytest.approx(np.exp(20), rel=1e-5)
     assert float(metrics["ratio_min"]) == 1

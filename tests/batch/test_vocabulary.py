@@ -45,11 +45,10 @@ def test_values_and_gradients_are_those_of_a_plain_softmax(chunk):
     def expected(hidden, matrix):
         return along(plain(hidden, matrix, labels), directions)
 
-    right = jax.value_and_grad(expected, (0, 1))(hidden, matrix)
+    right = jax.jit(jax.value_and_grad(expected, (0, 1)))(hidden, matrix)
     for loss in (by_hidden, by_logits):
-        for a, b in zip(
-            jax.tree.leaves(jax.value_and_grad(loss, (0, 1))(hidden, matrix)), jax.tree.leaves(right), strict=True
-        ):
+        found = jax.jit(jax.value_and_grad(loss, (0, 1)))(hidden, matrix)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True):
             np.testing.assert_allclose(a, b, atol=3e-5, rtol=1e-5)
 
 
@@ -78,7 +77,8 @@ def test_one_label_a_position_or_several():
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_on_a_mesh(kind):
     hidden, matrix, labels, directions = some_model()
-    expected = jax.value_and_grad(lambda h: along(hidden_stats(h, matrix, labels, chunk=10), directions))(hidden)
+    alone = jax.value_and_grad(lambda h: along(hidden_stats(h, matrix, labels, chunk=10), directions))
+    expected = jax.jit(alone)(hidden)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
     with jax.set_mesh(mesh):
         split = NamedSharding(mesh, PartitionSpec("data"))
