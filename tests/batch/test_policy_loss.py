@@ -62,7 +62,7 @@ def golden_losses(losses, name):
     done = {}
     for token_level, cases in of.items():
         layout = golden_layout(losses, name, "token_advantages" if token_level else "advantages", [3, 0, 5, 1, 2, 4])
-        run = losses.compiled(partial(losses_of, tuple(cases)))
+        run = jax.jit(partial(losses_of, tuple(cases)))
         done[token_level] = layout, iter(run(layout.batch.expand(), *(layout.lay(ROLLOUTS[n]) for n in NAMES)))
     return [(done[t][0], next(done[t][1])) for t in ("token_level" in case["trl"] for case in GOLDEN["policy"])]
 
@@ -102,7 +102,7 @@ def test_losses_and_gradients_are_those_that_tinker_documents(losses):
         "old": layout.batch.log_probs,
         "reference": layout.batch.log_probs,
     }
-    found = losses.compiled(partial(losses_of, tuple(cases)))(layout.batch, **laid)
+    found = jax.jit(partial(losses_of, tuple(cases)))(layout.batch, **laid)
     for case, ((loss, _), (gradient, _)) in zip(GOLDEN["tinker"]["losses"], found, strict=True):
         np.testing.assert_allclose(loss, case["loss"], rtol=1e-6, err_msg=case["name"])
         np.testing.assert_allclose(layout.take(gradient), case["gradient"], atol=1e-6, rtol=1e-6, err_msg=case["name"])
@@ -128,8 +128,8 @@ EVERY = tuple(
 
 
 @pytest.fixture(scope="module")
-def run_every(losses):
-    return losses.compiled(partial(losses_of, EVERY))
+def run_every():
+    return jax.jit(partial(losses_of, EVERY))
 
 
 def random_layout(losses, rng):
@@ -172,9 +172,7 @@ def test_losses_do_not_depend_on_the_devices(losses, run_every, kind):
     expected = run_every(*arrays)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
     with jax.set_mesh(mesh):
-        found = losses.compiled(partial(losses_of, EVERY))(
-            *jax.device_put(arrays, NamedSharding(mesh, PartitionSpec("data")))
-        )
+        found = jax.jit(partial(losses_of, EVERY))(*jax.device_put(arrays, NamedSharding(mesh, PartitionSpec("data"))))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6, rtol=1e-5)
 

@@ -30,8 +30,8 @@ def losses_of(cases, batch, log_probs, reference):
 
 
 @pytest.fixture(scope="module")
-def run_cases(losses):
-    return losses.compiled(partial(losses_of, tuple(CASES)))
+def run_cases():
+    return jax.jit(partial(losses_of, tuple(CASES)))
 
 
 def test_losses_and_gradients_are_those_of_trl(losses, run_cases):
@@ -110,7 +110,7 @@ def test_losses_do_not_depend_on_the_devices(losses, run_cases, kind):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
     expected = run_cases(*arrays)
     with jax.set_mesh(mesh):
-        found = losses.compiled(partial(losses_of, tuple(CASES)))(
+        found = jax.jit(partial(losses_of, tuple(CASES)))(
             *jax.device_put(arrays, NamedSharding(mesh, PartitionSpec("data")))
         )
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
