@@ -6,6 +6,7 @@ A test that starts a process of its own hands it these variables too; the proces
 
 import importlib.util
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,6 +15,10 @@ if sys.dont_write_bytecode:  # each of the hundreds of processes that tests star
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.pycache_prefix = str(Path(__file__).with_name(".pytest_cache") / "bytecode")
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+
+_MEMORY = Path("/dev/shm")  # caches are written thousands of times, and each waits for the disk that keeps its files
+if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 8 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 _DEVICES = "--xla_force_host_platform_device_count"
 
