@@ -1,4 +1,4 @@
-"""What must be set before anything imports jax: tests and doctests run on eight CPU devices.
+"""What must be set before anything is imported: bytecode is kept, and tests and doctests run on eight CPU devices.
 
 jax itself is imported only by the tests that need it, so that the tests of the order start in under a second.
 A test that starts a process of its own hands it these variables too; the process may override them.
@@ -6,6 +6,19 @@ A test that starts a process of its own hands it these variables too; the proces
 
 import importlib.util
 import os
+import shutil
+import sys
+from pathlib import Path
+
+if sys.dont_write_bytecode:  # each of the hundreds of processes that tests start would compile the sources of JAX anew
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.pycache_prefix = str(Path(__file__).with_name(".pytest_cache") / "bytecode")
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+
+_MEMORY = Path("/dev/shm")  # caches are written thousands of times, and each waits for the disk that keeps its files
+if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 8 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 _DEVICES = "--xla_force_host_platform_device_count"
 

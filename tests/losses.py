@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -11,12 +10,6 @@ from headrace.batch.examples import Example, pack_examples
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "losses.json").read_text())
 LAYOUTS = {"packed": (20, 4), "one a row": (8, 8)}  # tokens of a row, and rows
-
-
-def compiled(function):
-    """``jax.jit`` that hurries: what is measured here is no speed."""
-    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    return jax.jit(function, compiler_options=options)
 
 
 def largest_float32(jaxpr):

@@ -1,6 +1,7 @@
 """Distillation against trl's and a plain sum, z-loss, and labels of several next tokens."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -39,7 +40,7 @@ def test_over_the_whole_vocabulary_it_is_trls(case):
         return token_mean(top_k_divergence(stats.log_probs, of_teacher, case["direction"], rest=rest), batch)
 
     for rest in (False, True):  # nothing is left of the mass
-        loss, gradient = jax.value_and_grad(loss_of)(jnp.asarray(student), rest)
+        loss, gradient = jax.jit(jax.value_and_grad(partial(loss_of, rest=rest)))(jnp.asarray(student))
         assert float(loss) == pytest.approx(case["loss"], rel=1e-6, abs=2e-6 if rest else 1e-6)
         np.testing.assert_allclose(gradient, case["gradient"], atol=2e-6 if rest else 1e-6)
 
@@ -64,7 +65,7 @@ def test_the_rest_is_one_more_outcome(direction, k):
         return (t * jnp.log(t / p)).sum() if direction == "forward" else (p * jnp.log(p / t)).sum()
 
     at = jnp.asarray(hidden, jnp.float32)
-    found, expected = (jax.value_and_grad(loss)(at) for loss in (loss_of, plain))
+    found, expected = (jax.jit(jax.value_and_grad(loss))(at) for loss in (loss_of, plain))
     assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-5)
     # what is left of the mass is a difference of numbers near 1, in the plain sum too
     np.testing.assert_allclose(found[1], expected[1], atol=1e-5, rtol=1e-4)
@@ -95,7 +96,7 @@ def test_z_loss():
     def ours(logits):
         return z_loss(token_stats(logits, batch.labels, chunk=5).log_normalizer, batch)
 
-    for a, b in zip(jax.value_and_grad(ours)(logits), jax.value_and_grad(plain)(logits), strict=True):
+    for a, b in zip(*(jax.jit(jax.value_and_grad(loss))(logits) for loss in (ours, plain)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -212,7 +213,7 @@ def test_losses_over_columns_of_a_cache_are_plain_sums(tmp_path, direction):
         trained = weight > 0
         return (weight * (divergence + 0.5 * nll)).sum() / weight.sum() + 1e-2 * (normalizer**2)[trained].mean()
 
-    found, expected = (jax.value_and_grad(loss)(logits) for loss in (jax.jit(ours), plain))
+    found, expected = (jax.jit(jax.value_and_grad(loss))(logits) for loss in (ours, plain))
     assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-5)
     np.testing.assert_allclose(found[1], expected[1], atol=2e-6, rtol=1e-4)
 

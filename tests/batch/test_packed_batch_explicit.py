@@ -120,7 +120,7 @@ def test_gradients_of_sharded_sequences(denominator):
     rng = np.random.default_rng(1)
     hidden, matrix = (rng.normal(size=shape).astype(np.float32) for shape in ((4, 16, 6), (VOCAB, 6)))
     loss = jax.value_and_grad(partial(unified_loss_from_hidden, denominator=denominator), (0, 1))
-    wanted = loss(jnp.asarray(hidden), jnp.asarray(matrix), batch)
+    wanted = jax.jit(partial(loss, batch=batch))(jnp.asarray(hidden), jnp.asarray(matrix))
     placed = jax.device_put((hidden, matrix), (NamedSharding(mesh, spec), NamedSharding(mesh, P())))
     found = jax.jit(loss)(*placed, on_mesh(mesh, spec, batch).expand())  # the loss reads it as it reads a batch
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):

@@ -62,7 +62,7 @@ def golden_losses(losses, name):
     done = {}
     for token_level, cases in of.items():
         layout = golden_layout(losses, name, "token_advantages" if token_level else "advantages", [3, 0, 5, 1, 2, 4])
-        run = losses.compiled(partial(losses_of, tuple(cases)))
+        run = jax.jit(partial(losses_of, tuple(cases)))
         done[token_level] = layout, iter(run(layout.batch.expand(), *(layout.lay(ROLLOUTS[n]) for n in NAMES)))
     return [(done[t][0], next(done[t][1])) for t in ("token_level" in case["trl"] for case in GOLDEN["policy"])]
 
@@ -102,7 +102,7 @@ def test_losses_and_gradients_are_those_that_tinker_documents(losses):
         "old": layout.batch.log_probs,
         "reference": layout.batch.log_probs,
     }
-    found = losses.compiled(partial(losses_of, tuple(cases)))(layout.batch, **laid)
+    found = jax.jit(partial(losses_of, tuple(cases)))(layout.batch, **laid)
     for case, ((loss, _), (gradient, _)) in zip(GOLDEN["tinker"]["losses"], found, strict=True):
         np.testing.assert_allclose(loss, case["loss"], rtol=1e-6, err_msg=case["name"])
         np.testing.assert_allclose(layout.take(gradient), case["gradient"], atol=1e-6, rtol=1e-6, err_msg=case["name"])
@@ -128,8 +128,8 @@ EVERY = tuple(
 
 
 @pytest.fixture(scope="module")
-def run_every(losses):
-    return losses.compiled(partial(losses_of, EVERY))
+def run_every():
+    return jax.jit(partial(losses_of, EVERY))
 
 
 def random_layout(losses, rng):
@@ -172,9 +172,7 @@ def test_losses_do_not_depend_on_the_devices(losses, run_every, kind):
     expected = run_every(*arrays)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
     with jax.set_mesh(mesh):
-        found = losses.compiled(partial(losses_of, EVERY))(
-            *jax.device_put(arrays, NamedSharding(mesh, PartitionSpec("data")))
-        )
+        found = jax.jit(partial(losses_of, EVERY))(*jax.device_put(arrays, NamedSharding(mesh, PartitionSpec("data"))))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6, rtol=1e-5)
 
@@ -188,10 +186,11 @@ def test_reinforce_is_the_unified_loss(losses):
     def by_policy_loss(hidden):
         return policy_loss(hidden_stats(hidden, matrix, batch.labels, chunk=5).log_probs, batch, "reinforce")[0]
 
-    expected = jax.value_and_grad(lambda h: unified_loss_from_hidden(h, jnp.asarray(matrix), batch, "tokens"))(
-        jnp.asarray(hidden)
-    )
-    for a, b in zip(jax.value_and_grad(by_policy_loss)(jnp.asarray(hidden)), expected, strict=True):
+    def by_unified_loss(hidden):
+        return unified_loss_from_hidden(hidden, jnp.asarray(matrix), batch, "tokens")
+
+    found, wanted = (jax.jit(jax.value_and_grad(f))(jnp.asarray(hidden)) for f in (by_policy_loss, by_unified_loss))
+    for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
@@ -199,7 +198,7 @@ def test_on_fresh_samples_every_gradient_is_the_policy_gradient(losses):
     layout = golden_layout(losses, "packed", "advantages")
     at = jnp.asarray(layout.lay(ROLLOUTS["old"]))
     gradients = {
-        name: jax.grad(lambda x, loss=loss: policy_loss(x, layout.batch, loss, old_log_probs=at)[0])(at)
+        name: jax.jit(jax.grad(lambda x, loss=loss: policy_loss(x, layout.batch, loss, old_log_probs=at)[0]))(at)
         for name, loss in PRESETS.items()
         if loss.denominator == "tokens"
     }
@@ -224,12 +223,12 @@ def test_ratios_do_not_overflow_and_labels_that_are_not_trained_on_are_not_looke
     log_probs = jnp.array([[-1.0, -1.0, np.nan, np.inf]])
     old = jnp.array([[-500.0, -1.0, np.nan, -np.inf]])
     for level in ("token", "sequence", "sequence_token", "product"):
-        value, gradient = jax.value_and_grad(lambda x, lv=level: importance_ratio(x, old, batch, lv).sum())(log_probs)
+        ratio = jax.value_and_grad(lambda x, lv=level: importance_ratio(x, old, batch, lv).sum())
+        value, gradient = jax.jit(ratio)(log_probs)
         assert np.isfinite(value)
         assert np.isfinite(gradient).all()
-    (_, metrics), gradient = jax.value_and_grad(
-        lambda x: policy_loss(x, batch, "ppo", old_log_probs=old), has_aux=True
-    )(log_probs)
+    ppo = jax.value_and_grad(lambda x: policy_loss(x, batch, "ppo", old_log_probs=old), has_aux=True)
+    (_, metrics), gradient = jax.jit(ppo)(log_probs)
     assert np.isfinite(gradient).all()
     assert float(metrics["ratio_max"]) == pytest.approx(np.exp(20), rel=1e-5)
     assert float(metrics["ratio_min"]) == 1

@@ -83,8 +83,8 @@ def test_the_gradient_is_that_of_dpo():
     weights = dpo_weights(*map(np.asarray, (*of_pairs(logits), *of_pairs(reference))), beta=beta)
     weighted = pack_pairs(pairs, 16, weights)
     assert np.array_equal(weighted.token_ids, pairs_batch.token_ids)
-    found = jax.grad(lambda z: unified_loss(z, weighted, count))(logits)
-    np.testing.assert_allclose(found, jax.grad(dpo)(logits), atol=1e-6)
+    found = jax.jit(jax.grad(lambda z: unified_loss(z, weighted, count)))(logits)
+    np.testing.assert_allclose(found, jax.jit(jax.grad(dpo))(logits), atol=1e-6)
 
 
 def test_the_gradient_is_that_of_dpo_on_devices_with_rows_of_a_cache(tmp_path):
@@ -108,7 +108,7 @@ def test_the_gradient_is_that_of_dpo_on_devices_with_rows_of_a_cache(tmp_path):
         return jnp.where(batch.segment_lengths[:, 1::2] > 0, loss, 0).sum() / 5
 
     assert (np.asarray(batch.segment_lengths) > 0).sum() == 10
-    np.testing.assert_allclose(weighted(batch, logits, reference), jax.grad(dpo)(logits), atol=1e-6)
+    np.testing.assert_allclose(weighted(batch, logits, reference), jax.jit(jax.grad(dpo))(logits), atol=1e-6)
     on_host = rows.read(np.arange(len(rows)))
     sums = [pair_log_probs(b, np.asarray(logits[..., 0])) for b in (on_host, jax.device_get(batch))]
     for found, wanted in zip(*sums, strict=True):

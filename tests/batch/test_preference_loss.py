@@ -30,8 +30,8 @@ def losses_of(cases, batch, log_probs, reference):
 
 
 @pytest.fixture(scope="module")
-def run_cases(losses):
-    return losses.compiled(partial(losses_of, tuple(CASES)))
+def run_cases():
+    return jax.jit(partial(losses_of, tuple(CASES)))
 
 
 def test_losses_and_gradients_are_those_of_trl(losses, run_cases):
@@ -71,8 +71,8 @@ def test_the_gradient_of_dpo_is_that_of_weighted_pairs(losses):
     sums = [pair_log_probs(layout.batch, -token_nll(z, layout.batch.labels)) for z in (logits, reference)]
     weights = pair_weights(layout.batch, dpo_weights(*map(np.asarray, (*sums[0], *sums[1])), beta=0.1))
     weighted = dataclasses.replace(layout.batch, weights=weights)
-    expected = jax.grad(lambda z: unified_loss(z, weighted, 3))(logits)
-    np.testing.assert_allclose(jax.grad(dpo)(logits), expected, atol=1e-6)
+    expected = jax.jit(jax.grad(lambda z: unified_loss(z, weighted, 3)))(logits)
+    np.testing.assert_allclose(jax.jit(jax.grad(dpo))(logits), expected, atol=1e-6)
 
 
 def test_kto_is_trls(losses):
@@ -110,7 +110,7 @@ def test_losses_do_not_depend_on_the_devices(losses, run_cases, kind):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
     expected = run_cases(*arrays)
     with jax.set_mesh(mesh):
-        found = losses.compiled(partial(losses_of, tuple(CASES)))(
+        found = jax.jit(partial(losses_of, tuple(CASES)))(
             *jax.device_put(arrays, NamedSharding(mesh, PartitionSpec("data")))
         )
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -124,7 +124,8 @@ def test_an_empty_batch_and_answers_that_are_certain_have_finite_losses(losses):
         value, _ = preference_loss(zeros, layout.batch, loss, reference_log_probs=zeros if loss.reference else None)
         assert float(value) == 0
     sure = losses.Layout(np.ones((2, 7), int), "packed", pairs=True)
-    value, gradient = jax.value_and_grad(lambda x: preference_loss(x, sure.batch, "orpo")[0])(zeros)
+    orpo = jax.value_and_grad(lambda x: preference_loss(x, sure.batch, "orpo")[0])
+    value, gradient = jax.jit(orpo)(zeros)
     assert np.isfinite(value)
     assert np.isfinite(gradient).all()
 

@@ -1,8 +1,7 @@
 """Reading rows with few requests: as asked, whatever the order and the repeats."""
 
 import asyncio
-import os
-import tempfile
+import functools
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +16,19 @@ from headrace.metrics import ReadStats
 from headrace.store.layout import CacheLayout
 from headrace.testing import CountingArray, random_documents, with_arrays, write_cache
 
-SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory):
+    """Documents and their cache by its number, parts and dtype: few, for many examples."""
+    root = tmp_path_factory.mktemp("caches")
+
+    @functools.cache
+    def written(number, parts, dtype):
+        documents = [random_documents(30, seed=10 * number + p) for p in range(parts)]
+        layout = CacheLayout(dtype, 50, 3)
+        return documents, write_cache(root / f"{number}-{parts}-{dtype}", documents, layout=layout)
+
+    return written
 
 
 @given(
@@ -26,30 +37,28 @@ SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
     seq_len=st.integers(2, 60),
     dtypes=st.permutations(["uint8", "uint16", "uint32"]),
 )
-def test_rows_of_several_sources_in_any_order(rows, parts, seq_len, dtypes):
+def test_rows_of_several_sources_in_any_order(caches, rows, parts, seq_len, dtypes):
     """The number of requests is that of the runs of neighbouring rows, counted by hand."""
-    with tempfile.TemporaryDirectory(dir=SCRATCH) as root:
-        datasets, tables = [], []
-        for k, dtype in enumerate(dtypes):
-            documents = [random_documents(30, seed=10 * k + p) for p in range(parts)]
-            cache = write_cache(f"{root}/{k}", documents, layout=CacheLayout(dtype, 50, 3))
-            datasets.append(TokenSeqDataset(with_arrays(cache, CountingArray), seq_len))
-            tables.append(slow_rows(documents, seq_len))
-        sources = [d.sources[0] for d in datasets]
-        source = np.array([r % 3 for r in rows], np.int64)
-        row = np.array([r % len(tables[r % 3]) for r in rows], np.int64)
-        stats = ReadStats()
-        found = asyncio.run(read_rows(sources, Rows(source, row, np.zeros(len(rows))), stats))
-        wanted = [tables[s][r][1] for s, r in zip(source, row, strict=True)]
-        assert found.dtype == np.uint32  # the widest, whichever rows were asked for
-        assert np.array_equal(found, wanted)
-        distinct = sorted({(s, tables[s][r][0], r) for s, r in zip(source.tolist(), row.tolist(), strict=True)})
-        runs = 1 + sum(b != (a[0], a[1], a[2] + 1) for a, b in pairwise(distinct))
-        assert stats.tensorstore_reads_issued == stats.coalesced_ranges == runs
-        assert sum(a.reads for s in sources for a in s.arrays if isinstance(a, CountingArray)) == runs
-        assert (stats.examples_requested, stats.unique_examples) == (len(rows), len(distinct))
-        itemsizes = [np.dtype(d).itemsize for d in dtypes]
-        assert stats.bytes_read == sum(seq_len * itemsizes[s] for s, _, _ in distinct)
+    datasets, tables = [], []
+    for k, dtype in enumerate(dtypes):
+        documents, cache = caches(k, parts, dtype)
+        datasets.append(TokenSeqDataset(with_arrays(cache, CountingArray), seq_len))
+        tables.append(slow_rows(documents, seq_len))
+    sources = [d.sources[0] for d in datasets]
+    source = np.array([r % 3 for r in rows], np.int64)
+    row = np.array([r % len(tables[r % 3]) for r in rows], np.int64)
+    stats = ReadStats()
+    found = asyncio.run(read_rows(sources, Rows(source, row, np.zeros(len(rows))), stats))
+    wanted = [tables[s][r][1] for s, r in zip(source, row, strict=True)]
+    assert found.dtype == np.uint32  # the widest, whichever rows were asked for
+    assert np.array_equal(found, wanted)
+    distinct = sorted({(s, tables[s][r][0], r) for s, r in zip(source.tolist(), row.tolist(), strict=True)})
+    runs = 1 + sum(b != (a[0], a[1], a[2] + 1) for a, b in pairwise(distinct))
+    assert stats.tensorstore_reads_issued == stats.coalesced_ranges == runs
+    assert sum(a.reads for s in sources for a in s.arrays if isinstance(a, CountingArray)) == runs
+    assert (stats.examples_requested, stats.unique_examples) == (len(rows), len(distinct))
+    itemsizes = [np.dtype(d).itemsize for d in dtypes]
+    assert stats.bytes_read == sum(seq_len * itemsizes[s] for s, _, _ in distinct)
 
 
 def slow_rows(documents, seq_len):

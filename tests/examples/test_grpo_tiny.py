@@ -55,6 +55,7 @@ def test_the_reward_rises_with_several_updates_a_batch(example, loss):
     assert last > first + 0.25
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_goes_on_as_if_nothing_had_been(example):
     with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         whole = example.run(Path(folder) / "whole", steps=4, quiet=True)

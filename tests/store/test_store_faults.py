@@ -393,7 +393,7 @@ def test_batches_under_faults_are_those_without(remote, tmp_path, policy, compre
     layout = dataclasses.replace(LAYOUT, compression=compression)
     there, here = (write_cache(p, [rows()], vocab_size=1 << 16, layout=layout) for p in (remote.root, tmp_path))
     without = ("redirect_rate",) if remote.root.startswith("gs") else ()
-    seen, spikes = run_under_faults(remote.proxy, there, here, one_in(0.01, *without), 300)
+    seen, spikes = run_under_faults(remote.proxy, there, here, one_in(0.02, *without), 150)
     assert min(*seen, spikes) >= 1
 
 
@@ -401,7 +401,7 @@ def test_batches_of_a_web_server_under_faults_too(tmp_path, policy):
     here = write_cache(tmp_path / "cache", [rows()], vocab_size=1 << 16, layout=LAYOUT)
     with web_server(tmp_path) as server, FaultProxy(server) as proxy:
         there = TokenCache.open(f"{proxy.url}/cache")
-        seen, spikes = run_under_faults(proxy, there, here, one_in(0.01), 300)
+        seen, spikes = run_under_faults(proxy, there, here, one_in(0.02), 150)
         assert min(*seen, spikes) >= 1
 
 
