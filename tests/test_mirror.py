@@ -24,6 +24,7 @@ COVERED = {  # modules without a file of their own, by the file that tests them 
     "demo/test_checks.py": "demo/screen",
     "demo/test_demo.py": "cli/demo demo/run",
     "feed/test_feed_stalls.py": "stalls",
+    "feed/test_loader_rollouts.py": "feed/async_reader",
     "feed/test_reader.py": "feed/gathering feed/plan feed/read_ahead",
     "ingest/readers/test_readers.py": "ingest/readers/columnar ingest/readers/shards"
     " ingest/readers/datasets ingest/readers/streams",
@@ -41,8 +42,9 @@ COVERED = {  # modules without a file of their own, by the file that tests them 
     "pack/test_plan.py": "pack/items pack/spec",
     "report/test_page.py": "report/blocks report/charts report/facts report/numbers"
     " report/plan_sections report/run_sections",
-    "rl/test_dataset.py": "rl/groups",
-    "rl/test_store.py": "rl/rollout_records",
+    "rl/test_dataset.py": "rl/groups rl/selection rl/settings",
+    "rl/test_feeder.py": "rl/sampler_calls rl/step_batch",
+    "rl/test_store.py": "rl/rollout_index rl/rollout_records",
     "store/test_append_log.py": "store/log_segments",
     "store/levanter/test_levanter.py": "store/levanter/export store/levanter/layout",
     "store/test_array_forks.py": "store/pending",

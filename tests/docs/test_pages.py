@@ -22,6 +22,7 @@ PAGES = (
     "metrics",
     "columns",
     "buckets",
+    "rollouts",
 )
 _FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -75,24 +75,24 @@ def costs_of(costs: Costs, sizes: Int64[np.ndarray, " n"]) -> list[Any]:
 
 
 class _Differences:
-    """Sets that will be partitions, largest first; two of these are merged until one is left."""
+    """Sets that will be ``parts`` partitions, largest first, without those that are empty; two of these are merged
+    until one is left.
+    """
 
-    __slots__ = ("sets",)
+    __slots__ = ("parts", "sets", "spread")
 
-    def __init__(self, sets: list[tuple[Any, int, list[int]]]) -> None:
-        self.sets = sorted(sets, reverse=True)  # by sum, number of items, items
-
-    @property
-    def spread(self) -> Any:
-        return self.sets[0][0] - self.sets[-1][0]
+    def __init__(self, sets: list[tuple[Any, int, list[int]]], parts: int) -> None:
+        self.sets, self.parts = sorted(sets, reverse=True), parts  # by sum, number of items, items
+        self.spread = self.sets[0][0] - (self.sets[-1][0] if len(sets) == parts else 0)
 
     def __lt__(self, other: _Differences) -> bool:
         return self.spread > other.spread or (self.spread == other.spread and self.sets[0] > other.sets[0])
 
     def merged(self, other: _Differences) -> _Differences:
         """The largest set of one with the smallest of the other, and so on."""
-        pairs = zip(self.sets, reversed(other.sets), strict=True)
-        return _Differences([(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in pairs])
+        alone, smallest = self.parts - len(other.sets), other.sets[::-1]
+        pairs = [(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in zip(self.sets[alone:], smallest, strict=False)]
+        return _Differences([*self.sets[:alone], *pairs, *smallest[len(pairs) :]], self.parts)
 
 
 def karmarkar_karp(costs: Sequence[Any] | np.ndarray, k: int, *, equal_size: bool = False) -> Bins:
@@ -126,13 +126,13 @@ def _differenced(values: list[Any], k: int, equal_size: bool = False) -> Bins:
     order = sorted(range(len(values)), key=lambda i: (values[i], i))
     each = k if equal_size else 1
     heap: list[_Differences] = []
-    empty: list[tuple[Any, int, list[int]]] = [(0, 0, [])] * (k - each)
     for at in range(0, len(order), each):
-        heapq.heappush(heap, _Differences([(values[i], 1, [i]) for i in order[at : at + each]] + empty))
+        heapq.heappush(heap, _Differences([(values[i], 1, [i]) for i in order[at : at + each]], k))
     while len(heap) > 1:
         first, second = heapq.heappop(heap), heapq.heappop(heap)
         heapq.heappush(heap, first.merged(second))
-    return [sorted(items) for _, _, items in heap[0].sets]
+    sets = heap[0].sets
+    return [sorted(items) for _, _, items in sets] + [[] for _ in range(k - len(sets))]
 
 
 def first_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:

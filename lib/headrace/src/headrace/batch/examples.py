@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, Integer
 
+from headrace.batch.balance import Bins
 from headrace.batch.packed_batch import PackedBatch
 from headrace.batch.sample_numbers import checked_count
 from headrace.errors import ConfigError
@@ -113,7 +114,7 @@ def _check_length(name: str, values: np.ndarray, tokens: int, ndim: int | None =
 def _check_values(name: str, values: np.ndarray, dtype: np.dtype[Any], cure: str) -> None:
     """Raises ConfigError unless a batch can hold the values: whole numbers in range, or finite ones."""
     whole = dtype.kind in "iu"
-    if whole and np.can_cast(values.dtype, dtype):
+    if np.can_cast(values.dtype, dtype) and (whole or np.isfinite(values).all()):
         return
     exact = values.astype(np.float64)
     limits = np.iinfo(dtype) if whole else np.finfo(dtype)
@@ -138,6 +139,7 @@ def pack_examples(
     rows: int | None = None,
     multiple: int = 1,
     max_segments: int | None = None,
+    bins: Bins | None = None,
 ) -> PackedBatch:
     """A batch of examples, each a segment, packed by best fit decreasing.
 
@@ -151,6 +153,8 @@ def pack_examples(
         rows: Rows of the batch, the rest of them empty; None: as many as are needed.
         multiple: Then rows are a multiple of this.
         max_segments: Width of ``segment_lengths``, for batches of one shape; None: as wide as is needed.
+        bins: Which examples each row holds, in their order, as :func:`~headrace.batch.balance.micro_batches` says for a
+            rank; None: best fit.
 
     Raises:
         ConfigError: a unit is longer than a row, or not complete; more rows or segments are needed than there may be;
@@ -167,7 +171,7 @@ def pack_examples(
     multiple = checked_count("multiple", multiple)
     rows = None if rows is None else checked_count("rows", rows, 0)
     max_segments = None if max_segments is None else checked_count("max_segments", max_segments)
-    order, row_of = _placed(examples, seq_len, unit)
+    order, row_of = _placed(examples, seq_len, unit) if bins is None else _in_bins(examples, seq_len, bins)
     needed = int(row_of.max(initial=-1)) + 1
     height = -(-max(needed, 1) // multiple) * multiple if rows is None else rows
     if needed > height:
@@ -188,14 +192,15 @@ def pack_examples(
         )
     segments = np.zeros((height, width), np.int32)
     segments[row_of, column] = length
-    at = _places(segments, row_of, column, length, seq_len)
+    begin = row_of * seq_len + (np.cumsum(segments, axis=1, dtype=np.int64) - segments)[row_of, column]
     dtype = np.result_type(*{e.tokens.dtype for e in examples}) if examples else np.dtype(np.int32)
+    shape = height, seq_len
     batch = PackedBatch(
-        token_ids=_laid([e.tokens for e in sorted_examples], at, (height, seq_len), dtype),
-        source_id=np.where(np.arange(height) < needed, 0, -1).astype(np.int32),
+        token_ids=_laid([e.tokens for e in sorted_examples], begin, length, shape, dtype),
+        source_id=np.where(held > 0, 0, -1).astype(np.int32),
         segment_lengths=segments,
     )
-    return dataclasses.replace(batch, **_leaves(sorted_examples, at, (height, seq_len), (row_of, column), segments))
+    return dataclasses.replace(batch, **_leaves(sorted_examples, begin, length, shape, (row_of, column), segments))
 
 
 def _placed(examples: Sequence[Example], seq_len: int, unit: int) -> tuple[Int64[np.ndarray, " n"], np.ndarray]:
@@ -224,49 +229,57 @@ def _placed(examples: Sequence[Example], seq_len: int, unit: int) -> tuple[Int64
     return order, np.repeat(np.arange(len(plan)), np.diff(plan.bounds) * unit)
 
 
-def _places(
-    segments: np.ndarray, row: np.ndarray, column: np.ndarray, length: np.ndarray, seq_len: int
-) -> Int64[np.ndarray, " T"]:
-    """Where each token of all examples lies in the flat batch."""
-    begin = np.cumsum(segments, axis=1, dtype=np.int64) - segments
-    first = row * seq_len + begin[row, column]
-    within = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
-    return np.repeat(first, length) + within
+def _in_bins(examples: Sequence[Example], seq_len: int, bins: Bins) -> tuple[Int64[np.ndarray, " n"], np.ndarray]:
+    """Examples in the order of bins, and the bin of each."""
+    order = np.array([item for row in bins for item in row], np.int64)
+    if not np.array_equal(np.sort(order), np.arange(len(examples))):
+        cure = "Name each example once."
+        raise ConfigError(f"are not the {len(examples)} examples", field="bins", value=order.size, cure=cure)
+    row_of = np.repeat(np.arange(len(bins)), [len(row) for row in bins])
+    tokens = np.bincount(row_of, [examples[i].length for i in order], len(bins))
+    if tokens.max(initial=0) > seq_len:
+        at = int(tokens.argmax())
+        cure = f"Cap its tokens, as micro_batches(lengths, {seq_len}) does."
+        raise ConfigError(f"has more than {seq_len} tokens", field=f"bins[{at}]", value=int(tokens[at]), cure=cure)
+    return order, row_of
 
 
 def _laid(
-    values: Sequence[np.ndarray], at: np.ndarray, shape: tuple[int, int], dtype: Any, empty: float = 0
+    values: Sequence[Any],
+    begin: np.ndarray,
+    length: np.ndarray,
+    shape: tuple[int, int],
+    dtype: Any,
+    empty: float = 0,
+    *,
+    of_labels: int = 0,
 ) -> np.ndarray:
-    """Values of all tokens where the tokens are."""
-    trailing = values[0].shape[1:] if values else ()
+    """Values of the tokens of each example where these are; with ``of_labels`` = 1, where their labels are. One that
+    is no array is that of all of them.
+    """
+    trailing = next((v.shape[1:] for v in values if isinstance(v, np.ndarray)), ())
     out = np.full((shape[0] * shape[1], *trailing), empty, dtype)
-    if values:
-        out[at] = np.concatenate(values)
+    for row, at, tokens in zip(values, begin.tolist(), length.tolist(), strict=True):
+        out[at : at + tokens - of_labels] = row[of_labels:] if isinstance(row, np.ndarray) else row
     return out.reshape(*shape, *trailing)
 
 
 def _leaves(
     examples: Sequence[Example],
-    at: np.ndarray,
+    begin: np.ndarray,
+    length: np.ndarray,
     shape: tuple[int, int],
     place: tuple[np.ndarray, np.ndarray],
     segments: np.ndarray,
 ) -> dict[str, Any]:
     """The leaves that some example has, as the batch holds them: what concerns a token stands one position before."""
     leaves: dict[str, Any] = {}
-    last = np.cumsum([e.length for e in examples]).astype(np.int64) - 1
     for name, dtype, empty in _OF_TOKENS:
         given = [getattr(e, name) for e in examples]
-        if all(v is None for v in given):
-            continue
-        neutral = 1 if name in ("loss_mask", "weights") else empty
-        full = [
-            np.full(e.length, neutral if v is None else v, dtype) if not isinstance(v, np.ndarray) else v.astype(dtype)
-            for e, v in zip(examples, given, strict=True)
-        ]
-        of_label = np.append(np.concatenate(full)[1:], np.asarray(empty, dtype))
-        of_label[last] = empty
-        leaves[name] = _laid([of_label], at, shape, dtype, empty)
+        if any(v is not None for v in given):
+            neutral = 1 if name in ("loss_mask", "weights") else empty
+            values = [neutral if v is None else v for v in given]
+            leaves[name] = _laid(values, begin, length, shape, dtype, empty, of_labels=1)
     for of_segment, name, dtype in _OF_SEGMENTS:
         said = [getattr(e, of_segment) for e in examples]
         if any(v is not None for v in said):
@@ -276,7 +289,7 @@ def _leaves(
     if extras:
         given = {name: _extra(examples, name) for name in extras}
         leaves["extras"] = {
-            name: _laid(v, at, shape, np.result_type(*{x.dtype for x in v})) for name, v in given.items()
+            name: _laid(v, begin, length, shape, np.result_type(*{x.dtype for x in v})) for name, v in given.items()
         }
     return leaves
 

@@ -64,6 +64,11 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         """The dataset whose reads a loader plans: this one below its functions; None if it does not know its rows."""
         return None
 
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        """Tokens in a row, of each phase; nothing if rows are not of tokens."""
+        return ()
+
     earlier: Callable[[], AsyncDataset[T_co]] | None = None
     """Makes this dataset with version 1 of the braid, with which a run may have begun; None: it names its version."""
 
@@ -322,6 +327,10 @@ class MappedDataset(AsyncDataset[U]):
     @property
     def own_schedule(self) -> BatchSchedule | None:
         return self.base.own_schedule
+
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        return self.base.seq_lens
 
     @property
     def length(self) -> int | None:

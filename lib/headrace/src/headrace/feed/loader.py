@@ -24,12 +24,13 @@ from headrace.batch.context_parallel import SequenceLayout, sequence_layout
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError, HeadraceError, IndexOutOfRangeError, check_at_least
+from headrace.feed.async_reader import BatchReader
 from headrace.feed.exchange import PooledRows, RowExchange, check_exchange, exchange_rows, holders_of
 from headrace.feed.host_gate import HostBarrier, open_gate
 from headrace.feed.hosts import check_same, gather
 from headrace.feed.placement import Delivery, Placement, batch_sharding
 from headrace.feed.prefetch import Prefetched
-from headrace.feed.reader import GATHERING, GROUP, BatchReader, Grouping, open_reader
+from headrace.feed.reader import GATHERING, GROUP, Grouping, open_reader
 from headrace.metrics import IterationStats, LoaderStats, ReadStats
 from headrace.mix.schedule import BatchSchedule, ExchangeSetting, RowOrder
 from headrace.order.residency import checked_budget
@@ -126,10 +127,10 @@ class DataLoader(BatchOrder):
         self.placement = Placement(sharding if sharding is not None else batch_sharding(mesh, batch_axis))
         self.prefetch_bytes = checked_budget(prefetch_bytes)
         for size in self.schedule.unique_sizes:
-            for seq_len in self._seq_lens() or [0]:
+            for seq_len in self.dataset.seq_lens or (0,):
                 self.placement.check(size, seq_len)
         layout = options.get("sequence_layout", "contiguous")
-        self.functions += sequence_layout(layout, self.placement.sequence_ranks, self._seq_lens())
+        self.functions += sequence_layout(layout, self.placement.sequence_ranks, self.dataset.seq_lens)
         self._mapping = options.get("memory_map", True)
         self._stall_rule = options.get("stall_rule") or StallRule()
         self._check_hosts = options.get("check_hosts", True)
@@ -247,7 +248,7 @@ class DataLoader(BatchOrder):
 
     def _compare_hosts(self, step: int) -> None:
         if self._check_hosts and jax.process_count() > 1:
-            seq_lens = self._seq_lens()
+            seq_lens = self.dataset.seq_lens
             first = {
                 "step": operator.index(step),
                 "seq_len": seq_lens[0] if len(seq_lens) == 1 else seq_lens,
@@ -333,7 +334,7 @@ class DataLoader(BatchOrder):
         shape = np.shape(leaf)
         for size in sizes:
             if shape and self.placement.local_rows(size).size == shape[0]:
-                lengths = self._seq_lens()
+                lengths = self.dataset.seq_lens
                 other = len(shape) > 1 and bool(lengths) and shape[1] not in lengths  # no columns of tokens
                 return self.placement.to_global(np.asarray(leaf), size, along_rows=other)
         raise ConfigError(
@@ -349,9 +350,6 @@ class DataLoader(BatchOrder):
             row_bytes = self.planned.row_bytes * (end - begin) // max(self.planned.seq_len, 1)
         batch_bytes = max(self.placement.local_rows(self.schedule.max_size).size * row_bytes, 1)
         return int(np.clip(self.prefetch_bytes // 8 // batch_bytes, 1, _MAX_READY))
-
-    def _seq_lens(self) -> list[int]:
-        return [] if self.planned is None else list(self.planned.seq_lens)
 
     def _checked_step(self, step: int) -> int:
         try:

@@ -2,27 +2,24 @@
 
 Fetches run ahead of the batches (feed/read_ahead.py), and while some batches are on their way to the devices the next
 ones are gathered in a thread. Where a dataset is planned below functions of ``map``, ``MappedReader`` has it read as
-planned and passes the batches through them. ``AsyncReader`` serves any dataset: one call of ``get_batch`` a step.
+planned and passes the batches through them. Other datasets are read by ``AsyncReader`` (feed/async_reader.py).
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from headrace.batch.packed_batch import PackedBatch
-from headrace.data.async_dataset import AsyncDataset, function_name, run_blocking
+from headrace.data.async_dataset import function_name
 from headrace.data.columns import of_batch
 from headrace.data.dataset import BatchOrder, PlannedDataset
 from headrace.errors import ConfigError
+from headrace.feed.async_reader import AsyncReader, BatchReader, pad_batch
 from headrace.feed.exchange import PooledRows, RowExchange
 from headrace.feed.gathering import ALIGNMENT, Buffers, Gathering, Job, Workers
 from headrace.feed.placement import HostRows, Placement
@@ -55,31 +52,6 @@ _THRASHING = 3.0
 _UNTRAINED = 0.2
 _MANY = 256
 _FIRST = 16
-
-
-class BatchReader(ABC):
-    """Yields this process's part of each batch, those that are made together as one group."""
-
-    @abstractmethod
-    def groups(self, first_step: int, stop_step: int | None) -> Iterator[list[Any]]:
-        """The steps ``first_step .. stop_step`` (without end if None), in order. To be called once."""
-
-    def batches(self, first_step: int, stop_step: int | None) -> Iterator[Any]:
-        """The same, one by one."""
-        for group in self.groups(first_step, stop_step):
-            while group:  # what was taken is not kept
-                yield group.pop(0)
-
-    def interrupt(self) -> None:  # noqa: B027  # a reader need not be able to
-        """Makes a read that is waited for fail, so that :meth:`groups` ends. For any thread."""
-
-    def close(self) -> None:  # noqa: B027  # there need be nothing to close
-        """Abandons reads in flight and gives the memory back."""
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of stored blocks in memory."""
-        return 0
 
 
 class _Group(NamedTuple):
@@ -337,7 +309,7 @@ class MappedReader(BatchReader):
                 if not jax.tree.leaves(batch):
                     cure = "Has it lost its `return`?"
                     raise ConfigError("gives no arrays", field=name, value=batch, cure=cure)
-            batch = _padded(batch, inside, self._dataset.length, self._schedule, step)
+            batch = pad_batch(batch, inside, self._dataset.length, self._schedule, step)
             yield [read._replace(arrays=batch) if isinstance(read, PooledRows) else batch]
 
     def interrupt(self) -> None:
@@ -345,60 +317,6 @@ class MappedReader(BatchReader):
 
     def close(self) -> None:
         self._reader.close()
-
-
-class AsyncReader(BatchReader):
-    """Reads any dataset with ``get_batch``: one call a batch, for the rows of this process.
-
-    The batch must be a pytree of arrays with the requested rows along the first axis. ``get_batch`` is not ours to
-    interrupt; nothing is open between batches.
-    """
-
-    def __init__(
-        self,
-        dataset: AsyncDataset[Any],
-        schedule: BatchSchedule,
-        placement: Placement,
-        stats: IterationStats,
-    ) -> None:
-        self._dataset, self._schedule, self._placement = dataset, schedule, placement
-        self._stats, self._watch, self._waits = stats.reads, stats.watch, stats.waits
-
-    def groups(self, first_step: int, stop_step: int | None) -> Iterator[list[Any]]:
-        for step in itertools.count(first_step) if stop_step is None else range(first_step, stop_step):
-            yield [self._batch(step)]
-
-    def _batch(self, step: int) -> Any:
-        begin, size = self._schedule.rows_at(step)
-        rows = begin + self._placement.local_rows(size)
-        length = self._dataset.length
-        inside = np.ones(rows.size, bool) if length is None else rows < length
-        with self._watch.phase("read"), self._waits.during("dataset", f"get_batch of {type(self._dataset).__name__}"):
-            batch = run_blocking(self._dataset.get_batch(np.where(inside, rows, 0)))
-        self._stats.examples_requested += int(inside.sum())
-        self._stats.unique_examples += int(inside.sum())
-        return _padded(batch, inside, length, self._schedule, step)
-
-
-def _padded(batch: Any, inside: np.ndarray, length: int | None, schedule: BatchSchedule, step: int) -> Any:
-    """The batch of a step, with rows that are not ``inside`` the dataset marked as padding.
-
-    That batches cannot mark it is said at any step: a run is not to fail at the end of its data.
-    """
-    if length is None:
-        return batch
-    last = int(schedule.step_of(np.asarray([length - 1]))[0])
-    begin, size = schedule.rows_at(last)
-    if begin + size <= length:
-        return batch
-    if not isinstance(batch, PackedBatch):
-        raise ConfigError(
-            f"fills its last batch, step {last}, only to {length - begin} of {size} rows, and its batches cannot mark"
-            " padding",
-            field="dataset",
-            cure=f"Use .take({begin}), or map to a PackedBatch.",
-        )
-    return batch if step < last else replace(batch, source_id=np.where(inside, batch.source_id, -1).astype(np.int32))
 
 
 def open_reader(

@@ -24,115 +24,46 @@ Price: the sampler's. With a store, one ``fsync`` a group; packing takes 20 us a
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import operator
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import asdict
+from itertools import takewhile
+from typing import Any, NoReturn
 
+import jax
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Int64
 
-from headrace.batch.examples import pack_examples
 from headrace.batch.packed_batch import PackedBatch
-from headrace.errors import ConfigError, HeadraceError, check_at_least, check_choice, check_not_negative
-from headrace.rl.advantages import (
-    AdvantageSpec,
-    Preset,
-    Verdict,
-    group_advantages,
-    group_moments,
-    nonzero_std,
-    resolve,
-)
+from headrace.data.async_dataset import AsyncDataset
+from headrace.errors import ConfigError, check_at_least, check_not_negative
+from headrace.mix.schedule import BatchSchedule
+from headrace.order.order import Order
+from headrace.rl.advantages import AdvantageSpec, resolve
+from headrace.rl.feeder import Feeder
 from headrace.rl.groups import Prompt, Prompts, Sampler, ScoredGroup
 from headrace.rl.prompt_order import PROMPT_ORDERS
 from headrace.rl.rollout_records import BatchRecord
+from headrace.rl.sampler_calls import SamplerCalls
+from headrace.rl.selection import COUNTERS, NoGroupError, Selection
+from headrace.rl.settings import RLSettings
+from headrace.rl.step_batch import Patience, pack_groups
 from headrace.rl.store import RolloutStore
 
+__all__ = ["NoGroupError", "RLDataset", "RLSettings"]
+
 logger = logging.getLogger(__name__)
-
-RewardFilter = Callable[[Float64[np.ndarray, " N"]], Verdict]
-_COUNTERS: tuple[str, ...] = (
-    "valid_groups", "attempts_per_batch", "zero_var_groups", "single_groups", "filtered_groups", "too_long_groups",
-    "untrained_groups", "stale_groups",
-)  # fmt: skip
-Stale = Literal["resample", "mask"]
-_CURES = {  # by the reason that groups were left out for; any other is about their rewards
-    "stale": "Give the sampler the trainer's weights and version, or raise max_staleness.",
-    "too_long": "Raise seq_len, or sample shorter completions.",
-    "untrained": "Look at prompt_len and loss_masks: no token after the first of a completion is trained on.",
-}
-_POLL_S, _WARN_S = 0.1, 10.0  # how often other producers are looked at; when it is said that they are waited for
-_OF_REWARDS = "Look at the rewards: a task that is always or never solved, or sampled once, teaches nothing."
+_POLL_S, _ASYNC_POLL_S = 0.1, 0.005  # how often what is waited for is looked at
 
 
-class NoGroupError(HeadraceError):
-    """So many groups in a row were left out that the run cannot go on."""
-
-
-@dataclass(frozen=True)
-class RLSettings:
-    """How rollouts become batches.
-
-    Attributes:
-        seq_len: Tokens in a row.
-        groups_per_batch: Groups that a step trains on.
-        seed: Chooses the order of prompts.
-        advantages: A preset (see :mod:`headrace.rl.advantages`), or a spec.
-        keep: Says of a group's rewards whether it is trained on; None: every group is.
-        max_attempts: So many groups left out in a row are an error.
-        prompts_at_a_time: Prompts that are sampled at once, if any is missing; those too many are kept for the next
-            step (oversampling).
-        threads: Threads that the sampler is called from.
-        max_staleness: Versions that the policy may have gone on since a token was sampled; None: any number.
-        stale: What becomes of a group that is too old: its prompt is sampled again (``resample``), or the tokens that
-            are too old are not trained on (``mask``).
-        rows: Rows of a batch, see :func:`~headrace.batch.examples.pack_examples`.
-        multiple: Else they are a multiple of this.
-        max_segments: Segments of a row, at most; None: as many as there are. Given with ``rows``, all batches have one
-            shape.
-        tokenizer: Names the tokenizer of prompts and completions, so that a store is not continued with another one;
-            None: what the prompts say (``tokenizer`` of :class:`~headrace.rl.groups.CachePrompts`), if they do.
-        prompt_order: ``shuffled``, each pass in an order of its own; ``slime``, in slime's, whose seed is ``seed``; or
-            ``listed``, as the prompts are listed.
-
-    Raises:
-        ConfigError: a number, or a name, that cannot be.
-    """
-
-    seq_len: int
-    groups_per_batch: int
-    seed: int
-    advantages: Preset | AdvantageSpec = "slime"
-    keep: RewardFilter | None = nonzero_std
-    max_attempts: int = 10_000
-    prompts_at_a_time: int = 1
-    threads: int = 1
-    max_staleness: int | None = None
-    stale: Stale = "resample"
-    rows: int | None = None
-    multiple: int = 1
-    max_segments: int | None = None
-    tokenizer: str | None = None
-    prompt_order: str = "shuffled"
-
-    def __post_init__(self) -> None:
-        check_choice("prompt_order", self.prompt_order, PROMPT_ORDERS)
-        counts = ("groups_per_batch", "max_attempts", "threads", "prompts_at_a_time", "seq_len", "multiple", "rows")
-        for name in (*counts, "max_segments"):
-            check_at_least(name, getattr(self, name))
-        check_not_negative("max_staleness", self.max_staleness)
-        if self.stale not in get_args(Stale):
-            raise ConfigError("must be 'resample' or 'mask'", field="stale", value=self.stale)
-        resolve(self.advantages)
-
-
-class RLDataset:
+class RLDataset(AsyncDataset[PackedBatch]):
     """Batches of rollouts.
 
     Args:
@@ -172,9 +103,16 @@ class RLDataset:
         self.order = PROMPT_ORDERS[settings.prompt_order](len(prompts), seed=settings.seed)
         self.advantages = resolve(settings.advantages)
         self.store = RolloutStore(None) if store is None else store
-        self.store.claim(self._identity())
-        self.counts: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
+        self._calls = None if sampler is None or self.store.follow else SamplerCalls(sampler, settings)
+        self._claimed = self._identity()
+        self.store.claim(self._claimed)
+        self.counts: dict[str, int] = dict.fromkeys(COUNTERS, 0)
         self.totals: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._version: int | None = None  # nobody has told it
+        self._feeder: Feeder | None = None
+        if settings.in_flight is not None and self._calls is not None and self.store.producer is None:
+            self._feeder = Feeder(self._calls, self.store, settings, self._prompt)
 
     def _identity(self) -> dict[str, Any]:
         """What makes a run's rollouts its own."""
@@ -193,6 +131,28 @@ class RLDataset:
         while True:
             yield self.next_batch()
 
+    def __enter__(self) -> RLDataset:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops sampling in the background. The store stays open."""
+        if self._feeder is not None:
+            self._feeder.close()
+        if self._calls is not None:
+            self._calls.close()
+
+    def set_policy_version(self, version: int) -> None:
+        """Tells that the trainer has a new policy: version v is the one that trains on step v.
+
+        To be called after each update, by every process that makes or samples steps in the background.
+        """
+        self._version = max(operator.index(version), self._version or 0)
+        if self._feeder is not None:
+            self._feeder.set_policy_version(self._version)
+
     def next_batch(self, step: int | None = None, *, policy_version: int = 0) -> PackedBatch:
         """The batch of a step.
 
@@ -206,87 +166,158 @@ class RLDataset:
                 position and prompt are named): it is not stored, and its prompt is sampled again; a batch that does
                 not fit ``rows`` or ``max_segments``: its groups are stored, and the step is still to be made.
             NoGroupError: ``max_attempts`` groups in a row were left out; the message has the counts.
+            SamplerError: the sampler did not answer within ``timeout_s``.
         """
+        step = self.store.next_step if step is None else operator.index(step)
+        self.set_policy_version(policy_version)
+        made = self._make(step, operator.index(policy_version))
+        while True:
+            try:
+                next(made)
+            except StopIteration as end:
+                return end.value
+            if self._feeder is not None:
+                self._feeder.wait(_POLL_S)
+            else:
+                time.sleep(_POLL_S)
+
+    @property
+    def length(self) -> None:
+        return None
+
+    @property
+    def own_schedule(self) -> BatchSchedule:
+        """Each step has ``rows`` rows.
+
+        Raises:
+            ConfigError: the settings do not say how many, or how far a loader may read ahead.
+        """
+        for name, example in (("rows", "rows=64"), ("max_staleness", "max_staleness=1")):
+            if getattr(self.settings, name) is None:
+                raise ConfigError("is needed by a loader", field=name, value=None, cure=f"Set RLSettings({example}).")
+        return BatchSchedule(self.settings.rows or 1)
+
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        return (self.settings.seq_len,)
+
+    def describe(self) -> dict[str, Any]:
+        s = self.settings
+        shape = {name: getattr(s, name) for name in ("seq_len", "groups_per_batch", "rows", "max_segments", "ranks")}
+        return {"rollouts": self._claimed, **shape}
+
+    def reordered(self, order: Order) -> NoReturn:
+        cure = "Choose RLSettings(prompt_order=...), or shuffle the prompts."
+        raise ConfigError("has the order of its log", field="dataset", value=type(self).__name__, cure=cure)
+
+    async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
+        """Rows of steps, for a loader: row r of step s is number s * ``rows`` + r.
+
+        A step is made when it is asked for and the policy that trains on it, whose version is its number, is at most
+        ``max_staleness`` versions away.
+        """
+        steps, rows = np.divmod(np.asarray(indices, np.int64), self.own_schedule.max_size)
+        parts: list[Any] = []
+        for step in np.unique(steps).tolist():
+            batch, mine = await self._batch_of(step), rows[steps == step]
+            parts.append(jax.tree.map(lambda leaf, mine=mine: leaf[mine], batch))
+        if not parts:
+            raise ConfigError("name no row", field="indices", value=[], cure="Ask for at least one.")
+        back = np.argsort(np.argsort(steps, kind="stable"), kind="stable")
+        return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *parts)
+
+    async def _batch_of(self, step: int) -> PackedBatch:
+        if self._version is None:
+            self.set_policy_version(step)  # of the policy that a resumed run begins with
+        made = self._make(step, step)
+        while True:
+            try:
+                next(made)
+            except StopIteration as end:
+                return end.value
+            await asyncio.sleep(_ASYNC_POLL_S)
+
+    def _make(self, step: int, policy_version: int) -> Generator[None, None, PackedBatch]:
+        """Makes a step, if it has not been made; gives way whenever it has to be waited for. Its batch."""
         if self.store.producer is not None:
             cure = "Call produce() here, and next_batch() in the process that trains."
             raise ConfigError("only adds groups", field="producer", value=self.store.producer, cure=cure)
-        step = self.store.next_step if step is None else operator.index(step)
         check_not_negative("step", step)
-        policy_version = operator.index(policy_version)
-        record = self.store.record(step)
-        is_new = record is None
-        if record is None:
-            if step != self.store.next_step and self.store.next_step > 0:
-                ahead = step > self.store.next_step
-                problem = "is ahead of the rollouts" if ahead else "comes before the first step that was made"
-                raise ConfigError(problem, field="step", value=step, cure=f"The next step is {self.store.next_step}.")
-            record = self._make(step, policy_version)
-        batch = self._pack(record)  # before the record is put: a step that cannot be packed has used no prompt
-        if is_new:
-            self.store.put_record(record)  # on the disk, and still ours, before the batch is given out
-            self.totals.update(record.counts)
-        self.counts = dict.fromkeys(_COUNTERS, 0) | record.counts
+        patience = Patience()
+        selection = None
+        if self.store.record(step) is None:
+            self._check_next(step)
+            if self.store.follow:
+                yield from self._follow(step, patience)
+            else:
+                yield from self._wait_for_policy(step, policy_version, patience)
+                selection = Selection(step, policy_version, self.settings, self.store)
+                yield from self._select(selection, patience)
+        with self._lock:  # a loader and an iteration that was left may ask for the same step
+            record = self.store.record(step)
+            if record is not None:
+                batch = self._pack(record, [self.store.group(p) for p in record.positions])
+            else:
+                assert selection is not None
+                self._check_next(step)
+                record = self._with_counts(selection.record())
+                # before the record is put: a step that cannot be packed has used no prompt
+                batch = self._pack(record, [selection.groups[p] for p in record.positions])
+                if self._feeder is not None:
+                    self._feeder.end_step()
+                self.store.put_record(record)  # on the disk, and still ours, before the batch is given out
+                self.totals.update(record.counts)
+        if self._feeder is not None:
+            self._feeder.fill()
+        self.counts = dict.fromkeys(COUNTERS, 0) | record.counts
         return batch
 
-    def _make(self, step: int, policy_version: int) -> BatchRecord:
-        """Takes positions one after the other until the step has its groups."""
-        counts: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
-        taken: list[int] = []
-        dropped: dict[int, str] = {}
-        reasons: Counter[str] = Counter()  # since the last group that was kept
-        position, oldest = self.store.next_position, self._oldest(policy_version, "resample")
-        while len(taken) < self.settings.groups_per_batch:
-            group = self._group(position)
-            counts["attempts_per_batch"] += 1
-            if oldest is not None and group.trains() and group.oldest_version < oldest:  # a new policy mends it
-                counts["stale_groups"] += 1
-                reasons["stale"] += 1
-                self._check_attempts(reasons, step)
-                self.store.refuse_group(position)
-                continue
-            verdict = self._judge(group, position, self._oldest(policy_version, "mask"), counts)
-            if verdict.keep:
-                taken.append(position)
-                reasons.clear()
+    def _check_next(self, step: int) -> None:
+        if step != self.store.next_step and self.store.next_step > 0 and not self.store.follow:
+            ahead = step > self.store.next_step
+            problem = "is ahead of the rollouts" if ahead else "comes before the first step that was made"
+            raise ConfigError(problem, field="step", value=step, cure=f"The next step is {self.store.next_step}.")
+
+    def _follow(self, step: int, patience: Patience) -> Iterator[None]:
+        self.store.refresh()
+        while self.store.record(step) is None:
+            patience.say("waits for step %d: the process that makes the steps has not stored it", step)
+            yield
+            self.store.refresh()
+
+    def _wait_for_policy(self, step: int, policy_version: int, patience: Patience) -> Iterator[None]:
+        bound = self.settings.max_staleness
+        while bound is not None and (self._version or 0) < policy_version - bound:
+            message = "step %d waits for policy version %d: tell it by set_policy_version(version) after each update"
+            patience.say(message, step, policy_version - bound)
+            yield
+
+    def _select(self, selection: Selection, patience: Patience) -> Iterator[None]:
+        """Takes groups until the step has all; samples what is missing, or waits for it."""
+        if self._feeder is not None:
+            self._feeder.begin_step(selection)
+        while not selection.is_complete:
+            position = selection.candidate()
+            if position is None and self._feeder is None:
+                self.store.refresh()
+                position = selection.candidate()
+            if position is not None:
+                selection.consider(position)
+            elif self._feeder is not None:
+                self._feeder.check()
+                self._feeder.fill()
+                yield
+            elif self._calls is not None:
+                self._sample_missing(selection)
             else:
-                dropped[position] = verdict.reason
-                reasons[verdict.reason] += 1
-                self._check_attempts(reasons, step)
-            position += 1
-        counts["valid_groups"] = len(taken)
-        oldest = self._oldest(policy_version, "mask")
-        return BatchRecord(step, taken, dropped, position, policy_version, counts, oldest)
+                patience.say("waits for groups of step %d: no producer has stored them", selection.step)
+                yield
 
-    def _judge(self, group: ScoredGroup, position: int, oldest: int | None, counts: dict[str, int]) -> Verdict:
-        """Whether a group is trained on; counts why not."""
-        single = group.rewards.size == 1
-        counts["single_groups"] += single
-        if group.longest > self.settings.seq_len:
-            counts["too_long_groups"] += 1
-            return Verdict(False, "too_long")
-        if not group.trains(oldest=oldest):
-            counts["untrained_groups"] += 1
-            return Verdict(False, "stale" if group.trains() else "untrained")
-        if self.settings.keep is None:
-            return Verdict(True)
-        verdict = self.settings.keep(group.rewards)
-        if not verdict.keep and not single:
-            equal = group_moments(group.rewards, np.full(group.rewards.size, position)).std[0] <= 1e-6
-            counts["zero_var_groups" if equal else "filtered_groups"] += 1
-        return verdict
-
-    def _check_attempts(self, reasons: Counter[str], step: int) -> None:
-        if reasons.total() >= self.settings.max_attempts:
-            counted = ", ".join(f"{reason}: {n}" for reason, n in reasons.most_common())
-            cures = dict.fromkeys(_CURES.get(reason, _OF_REWARDS) for reason, _ in reasons.most_common())
-            problem = f"so many groups in a row were left out at step {step} ({counted})"
-            raise NoGroupError(problem, field="max_attempts", value=self.settings.max_attempts, cure=" ".join(cures))
-
-    def _oldest(self, policy_version: int, stale: Stale) -> int | None:
-        """The oldest policy whose tokens are trained on, if this becomes of those of older ones."""
-        if self.settings.stale != stale or self.settings.max_staleness is None:
-            return None
-        return policy_version - self.settings.max_staleness
+    def _with_counts(self, record: BatchRecord) -> BatchRecord:
+        """The record with what happened to calls of the sampler since the last one."""
+        if self._calls is not None:
+            record.counts.update({name: n for name, n in self._calls.take_counts().items() if n})
+        return record
 
     def produce(self, share: tuple[int, int] = (0, 1), *, ahead: int = 64) -> list[int]:
         """Samples groups, once, for the process that makes the steps. The store was opened with a producer's name.
@@ -308,34 +339,33 @@ class RLDataset:
         if not 0 <= number < producers:
             raise ConfigError("must be a number from 0 on, below the second", field="share", value=share)
         self.store.refresh()
-        begin = self.store.next_position
-        first = begin + (number - begin) % producers
-        missing = [p for p in range(first, begin + ahead, producers) if not self.store.has_group(p)]
+        end = self.store.next_position + ahead
+        reachable = takewhile(lambda p: p < end, self.store.open_positions())
+        missing = [p for p in reachable if p % producers == number and not self.store.has_group(p)]
         chosen = missing[: self.settings.prompts_at_a_time]
         if chosen:
             self._sample(chosen)
         return chosen
 
-    def _group(self, position: int) -> ScoredGroup:
-        waits, said = time.monotonic(), _WARN_S
-        while not self.store.has_group(position):
-            self.store.refresh()
-            if self.store.has_group(position):
-                break
-            if self.sampler is not None:
-                ahead = range(position, position + self.settings.prompts_at_a_time)
-                self._sample([p for p in ahead if not self.store.has_group(p)])
-                continue
-            time.sleep(_POLL_S)
-            if time.monotonic() - waits > said:
-                logger.warning("waits for the group of position %d: no producer has stored it for %d s", position, said)
-                said *= 2
-        return self.store.group(position)
+    def _sample_missing(self, selection: Selection) -> None:
+        """Samples what the step has to have next, and with it as many prompts as are sampled at a time."""
+        at_a_time = self.settings.prompts_at_a_time
+        missing = (p for p in self.store.open_positions() if not (selection.has(p) or self.store.has_group(p)))
+        first = next(missing)
+        self._sample([first, *takewhile(lambda p: p < first + at_a_time, missing)])
+
+    def _prompt(self, position: int) -> Prompt:
+        """The prompt of a position, with what there is of its group, unless that is too old to go on from."""
+        index = int(self.order(np.array([position]))[0])
+        partial, version = self.store.partial(position), self._version or 0
+        oldest = self.settings.oldest(version, "resample")
+        if partial is not None and oldest is not None and partial.oldest_version < oldest:
+            partial = None
+        return Prompt(position, index, self.prompts[index], partial)
 
     def _sample(self, positions: list[int]) -> None:
         """Samples prompts, and stores each group as soon as it is there, whatever becomes of the others."""
-        indices = self.order(np.array(positions)).tolist()
-        prompts = [Prompt(p, i, self.prompts[i]) for p, i in zip(positions, indices, strict=True)]
+        prompts = [self._prompt(position) for position in positions]
         if self.settings.threads == 1 or len(prompts) == 1:
             for prompt in prompts:
                 self._sample_one(prompt)
@@ -350,39 +380,13 @@ class RLDataset:
 
     def _sample_one(self, prompt: Prompt) -> None:
         """Stores a group of the sampler's, if it is good: once it is stored its prompt is not sampled again."""
-        place = f"group {prompt.position}, of prompt {prompt.index}"
-        if self.sampler is None:
+        if self._calls is None:
             raise ConfigError("nobody could sample", field="sampler", value=None, cure="Give RLDataset a sampler.")
-        try:
-            group = self.sampler.sample_and_score(prompt)
-        except ConfigError as error:  # a ScoredGroup does not know whose it is
-            given = {} if error.value is None else {"value": error.value}
-            raise ConfigError(f"{error.problem} ({place})", field=error.field, cure=error.cure, **given) from error
-        if not isinstance(group, ScoredGroup):
-            raise ConfigError(f"is no ScoredGroup ({place})", field="sample_and_score()", value=type(group).__name__)
-        wrong = np.flatnonzero(~np.isfinite(group.rewards))
-        if wrong.size:
-            raise ConfigError(
-                f"is not finite ({place}; {wrong.size} such rewards in it)",
-                field=f"rewards[{int(wrong[0])}]",
-                value=float(group.rewards[wrong[0]]),
-                cure="Mend the reward function; the run goes on with this prompt.",
-            )
-        self.store.put_group(prompt.position, group)
+        if (group := self._calls.sample(prompt)) is not None:
+            self._calls.store(group, prompt.position, self.store)
 
-    def _pack(self, record: BatchRecord) -> PackedBatch:
-        groups = [self.store.group(p) for p in record.positions]
-        rewards = np.concatenate([g.rewards for g in groups])
-        sizes = [len(g.tokens) for g in groups]
-        advantages = group_advantages(rewards, np.repeat(np.arange(len(groups)), sizes), self.advantages).values
-        of_groups = np.split(advantages, np.cumsum(sizes)[:-1])
-        examples = [
-            example
-            for number, (group, values) in enumerate(zip(groups, of_groups, strict=True))
-            for example in group.examples(values, number, oldest=record.oldest)
-        ]
-        s = self.settings
-        return pack_examples(examples, s.seq_len, rows=s.rows, multiple=s.multiple, max_segments=s.max_segments)
+    def _pack(self, record: BatchRecord, groups: list[ScoredGroup]) -> PackedBatch:
+        return pack_groups(groups, self.settings, oldest=record.oldest)
 
 
 _ADVANTAGES: dict[str, Any] = asdict(AdvantageSpec())

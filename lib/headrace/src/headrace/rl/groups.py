@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import operator
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,11 +29,13 @@ class Prompt:
         position: How many prompts came before it in the run.
         index: Its number among the prompts.
         tokens: Its ids.
+        partial: What an earlier call gave back when it was aborted, to go on from; None: there is nothing.
     """
 
     position: int
     index: int
     tokens: Integer[np.ndarray, " n"]
+    partial: ScoredGroup | None = None
 
 
 class Prompts(Protocol):
@@ -232,11 +234,26 @@ class ScoredGroup:
             raise CacheCorruptError("is no stored group of rollouts", field="file", value=name) from error
 
 
-class Sampler(Protocol):
-    """Completes prompts and scores the completions."""
+@dataclass(frozen=True, eq=False)
+class PartialGroup:
+    """What a sampler has of a group when it is told to stop; it is kept, and the prompt is sampled on from it.
 
-    def sample_and_score(self, prompt: Prompt, /) -> ScoredGroup:
-        """A group of completions of one prompt, with rewards. May be called from several threads."""
+    Attributes:
+        group: The completions so far, in any state that the sampler can go on from; rewards are not looked at.
+    """
+
+    group: ScoredGroup
+
+
+class Sampler(Protocol):
+    """Completes prompts and scores the completions.
+
+    It may have a method ``abort(prompt)``, plain or async, which makes a call that is under way return soon: the group,
+    a :class:`PartialGroup`, or by raising. An async call without one is cancelled.
+    """
+
+    def sample_and_score(self, prompt: Prompt, /) -> ScoredGroup | PartialGroup | Awaitable[ScoredGroup | PartialGroup]:
+        """A group of completions of one prompt, with rewards. May be called from several threads, and be async."""
         ...
 
 

@@ -10,13 +10,19 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import CacheCorruptError, CacheError
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
 from headrace.store import files
 from headrace.store.ledger import prepare_types
 from headrace.store.log_segments import list_names
 
 FORMAT_VERSION = 2
 _GROUPS, _STEPS, _IDENTITY = "groups", "batches", "run.json"
+
+_CURES = {
+    "prompts": "Give the prompts of that run, or another folder.",
+    "prompts_digest": "Give the prompts of that run, in their order, or another folder.",
+    "tokenizer": "Use that tokenizer, or another folder.",
+}
 
 Source = tuple[str, int, int, int]
 """Which group it is: the producer's name, the numbers of its writer and of the record, the checksum. Those of earlier
@@ -80,6 +86,35 @@ def read_identity(data: bytes, name: str) -> dict[str, Any]:
         problem = f"has rollouts of format {version!r}, which a newer release wrote"
         raise CacheError(problem, field="file", value=name, cure="Use that release.")
     return identity
+
+
+def to_json(value: object) -> bytes:
+    """As the bytes of a record."""
+    return json.dumps(value, sort_keys=True).encode()
+
+
+def check_json(identity: dict[str, Any]) -> None:
+    """Raises ConfigError for a value that would not come back from the log as it is."""
+    for name, value in identity.items():
+        try:
+            decoded = json.loads(json.dumps(value))
+        except (TypeError, ValueError):
+            decoded = ...
+        if decoded != value:
+            cure = "Give text, numbers, booleans, None, and lists and mappings of them, with text for keys."
+            raise ConfigError("cannot be stored as JSON", field=f"identity.{name}", value=value, cure=cure)
+
+
+def check_identity(stored: dict[str, Any], identity: dict[str, Any], where: str | None, producer: str) -> None:
+    """Raises PlanMismatchError if rollouts in a folder, of a producer unless it is empty, are another run's."""
+    for name, value in sorted(stored.items()):
+        if value == identity.get(name):
+            continue
+        problem = f"differs: the rollouts in {where} are of a run with {value!r}"
+        cure = _CURES.get(name, f"Set it to {value!r}, or use another folder.")
+        if producer:
+            cure = f"{cure} If that producer was started with the wrong one, delete {where}."
+        raise PlanMismatchError(problem, field=name, value=identity.get(name), cure=cure)
 
 
 class EarlierRollouts:

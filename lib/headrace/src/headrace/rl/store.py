@@ -22,7 +22,6 @@ others. Folders of earlier releases (``groups/``, ``batches/``, ``run.json``) ar
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Iterable
@@ -33,9 +32,19 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
+from headrace.errors import CacheCorruptError, CacheError, ConfigError
 from headrace.rl.groups import ScoredGroup
-from headrace.rl.rollout_records import FORMAT_VERSION, BatchRecord, EarlierRollouts, Source, read_identity
+from headrace.rl.rollout_index import RolloutIndex
+from headrace.rl.rollout_records import (
+    FORMAT_VERSION,
+    BatchRecord,
+    EarlierRollouts,
+    Source,
+    check_identity,
+    check_json,
+    read_identity,
+    to_json,
+)
 from headrace.store import files
 from headrace.store.append_log import AppendLog
 from headrace.store.log_segments import Record, list_names, segment_names
@@ -43,18 +52,13 @@ from headrace.store.log_segments import Record, list_names, segment_names
 logger = logging.getLogger(__name__)
 
 CONSUMER = "consumer"
-_IDENTITY, _STEP, _REWIND, _FORGET, _REFUSED, _GROUP = range(16, 22)
+_IDENTITY, _STEP, _REWIND, _FORGET, _REFUSED, _GROUP, _PARTIAL = range(16, 23)
 _STEPS, _PRODUCERS = "steps", "producers"
 _GROUPS_CURE = "Move this file out of the folder: groups that no step has are sampled again."
 _STEPS_CURE = "Bring this file back from a copy. Without one the run starts over, in another folder."
-_CURES = {
-    "prompts": "Give the prompts of that run, or another folder.",
-    "prompts_digest": "Give the prompts of that run, in their order, or another folder.",
-    "tokenizer": "Use that tokenizer, or another folder.",
-}
 
 
-class RolloutStore:
+class RolloutStore(RolloutIndex):
     """Groups and records of one run.
 
     Opening it reads; :meth:`claim` opens it for writing. Use it in a ``with`` statement, or :meth:`close` it.
@@ -62,10 +66,7 @@ class RolloutStore:
     Args:
         folder: Path or URL; None: in memory, for runs that need not outlive their process.
         producer: Name of a process that only adds groups; None: this one makes the steps.
-
-    Attributes:
-        duplicate_groups: Groups of prompts that had one already.
-        lost_groups: Groups of steps that are not there any more, other than those let go of.
+        follow: Whether this process only reads: it gets the steps that another one makes, as hosts of a job do.
 
     Raises:
         CacheCorruptError: a record in the middle of a log is damaged: segment and offset are named.
@@ -76,22 +77,20 @@ class RolloutStore:
         (0, 0)
     """
 
-    def __init__(self, folder: str | Path | None, *, producer: str | None = None) -> None:
+    def __init__(self, folder: str | Path | None, *, producer: str | None = None, follow: bool = False) -> None:
+        super().__init__()
         if producer is not None and (producer == CONSUMER or not producer or "/" in producer or producer[0] == "."):
             cure = "Give each producer a name of its own, e.g. 'sampler-0'."
             raise ConfigError("is no name of a producer", field="producer", value=producer, cure=cure)
+        if follow and (folder is None or producer is not None):
+            cure = "Give the folder of the process that makes the steps, and no producer's name."
+            raise ConfigError("has nothing to read", field="follow", value=follow, cure=cure)
         self.folder = None if folder is None else str(folder)
-        self.producer = producer
-        self.duplicate_groups = 0
+        self.producer, self.follow = producer, follow
         self._earlier = EarlierRollouts(self.folder)
         self._identity, self._claimed = self._earlier.identity(), None
         self._identities: dict[str, dict[str, Any]] = {}  # what producers sampled for, by their names
-        self._records: dict[int, BatchRecord] = {}
-        self._pinned: dict[int, Source] = {}  # groups of steps
-        self._used: dict[int, int] = {}  # step of each position that was taken or left out
-        self._groups: dict[int, dict[Source, Record | None]] = {}  # None: a file of an earlier release
-        self._refused: set[Source] = set()
-        self._forgotten = 0  # groups of steps before this one are let go of
+        self._own: AppendLog | None = None  # open for writing
         self._lock = threading.RLock()
         self._steps = AppendLog(self._join(_STEPS), load=range(_IDENTITY, _GROUP), cure=_STEPS_CURE)
         self._logs: dict[str, AppendLog] = {}
@@ -99,6 +98,7 @@ class RolloutStore:
             self._add_step(record)
         for position in self._earlier.positions():
             self._groups[position] = {("", 0, position, 0): None}
+            self._set_waiting(position)
         self.refresh()
         if self.lost_groups:
             logger.warning("%s: %d groups of its steps are lost", self.folder, self.lost_groups)
@@ -117,6 +117,7 @@ class RolloutStore:
         """Lets others write. What is stored can still be read."""
         for log in (self._steps, *self._logs.values()):
             log.close()
+        self._own = None
 
     def refresh(self) -> None:
         """Reads what other processes have added since: groups of producers; for a producer, the consumer's steps."""
@@ -129,33 +130,9 @@ class RolloutStore:
                     self._add_groups(name, self._log(name).refresh())
 
     @property
-    def next_step(self) -> int:
-        """The first step that has no record yet."""
-        return max(self._records, default=-1) + 1
-
-    @property
-    def next_position(self) -> int:
-        """The first position that no step, nor any behind it, has taken or left out."""
-        return max((r.next_position for r in self._records.values()), default=0)
-
-    @property
-    def pending(self) -> list[int]:
-        """Positions whose groups are stored, and wait for a step."""
-        return sorted(p for p in self._groups if p not in self._used and self.has_group(p))
-
-    @property
     def identity(self) -> dict[str, Any]:
         """Whose rollouts these are, as :meth:`claim` was told; empty if it was not."""
         return dict(self._identity)
-
-    @property
-    def lost_groups(self) -> int:
-        """Groups of steps that are not there any more, other than those let go of."""
-        return sum(
-            source not in self._groups.get(position, {})
-            for position, source in self._pinned.items()
-            if source[0] and self._used[position] >= self._forgotten
-        )
 
     def claim(self, identity: dict[str, Any]) -> None:
         """Opens the store for writing, and holds whose rollouts these are.
@@ -169,15 +146,17 @@ class RolloutStore:
             ConfigError: a value is none of JSON.
             CacheError: another process writes (it is named), or nobody can.
         """
-        _check_json(identity)
+        check_json(identity)
         self._check_identity(identity)
         self._claimed = identity
+        if self.follow:
+            return
         known = {name: value for name, value in identity.items() if value is not None}
         with self._lock:
             if self.producer is not None:
                 log, mine = self._open_own(self.producer), {"format_version": FORMAT_VERSION, **known}
                 if known != self._identities.get(self.producer):
-                    self._add_identity(self.producer, log.append(_IDENTITY, 0, _to_json(mine)), _to_json(mine))
+                    self._add_identity(self.producer, log.append(_IDENTITY, 0, to_json(mine)), to_json(mine))
                 return
             for record in self._steps.write():
                 self._apply(record)
@@ -186,28 +165,9 @@ class RolloutStore:
                 self._append(_IDENTITY, 0, {"format_version": FORMAT_VERSION, **self._identity, **known})
 
     def _check_identity(self, identity: dict[str, Any]) -> None:
-        for producer, held in (("", self._identity), *sorted(self._identities.items())):
-            for name, stored in sorted(held.items()):
-                if stored == identity.get(name):
-                    continue
-                where = self._join(_PRODUCERS, producer) if producer else self.folder
-                problem = f"differs: the rollouts in {where} are of a run with {stored!r}"
-                cure = _CURES.get(name, f"Set it to {stored!r}, or use another folder.")
-                if producer:
-                    cure = f"{cure} If that producer was started with the wrong one, delete {where}."
-                raise PlanMismatchError(problem, field=name, value=identity.get(name), cure=cure)
-
-    def record(self, step: int) -> BatchRecord | None:
-        """What a step is made of; None if it has not been made yet."""
-        return self._records.get(step)
-
-    def records(self) -> list[BatchRecord]:
-        """All records, by step."""
-        return [self._records[s] for s in sorted(self._records)]
-
-    def has_group(self, position: int) -> bool:
-        """Whether the group of a position is stored."""
-        return self._source(position) is not None
+        for producer, stored in (("", self._identity), *sorted(self._identities.items())):
+            where = self._join(_PRODUCERS, producer) if producer else self.folder
+            check_identity(stored, identity, where, producer)
 
     def group(self, position: int) -> ScoredGroup:
         """The group of a position: its step's, if one has it, else the newest.
@@ -219,6 +179,9 @@ class RolloutStore:
         with self._lock:
             source = self._source(position)
             record = None if source is None else self._groups[position][source]
+            fresh = self._fresh.get(position)
+        if fresh is not None and fresh[0] is record:
+            return fresh[1]
         if source is None:
             raise self._missing(position)
         if record is None:
@@ -234,21 +197,31 @@ class RolloutStore:
         cure = f"Bring its file back from a copy, or take the step back with RolloutStore.rewind({step})."
         return CacheCorruptError(problem, field="group", value=position, cure=cure)
 
-    def _source(self, position: int) -> Source | None:
-        """Which group of a position is used: the step's, or the newest that was not refused."""
-        candidates = self._groups.get(position, {})
-        if (pinned := self._pinned.get(position)) is not None:
-            return pinned if pinned in candidates else None
-        return max(candidates.keys() - self._refused, default=None)
-
-    def put_group(self, position: int, group: ScoredGroup) -> None:
-        """Stores the group of a position, in place of one that no step has. From several threads, if need be."""
-        name = self.producer or CONSUMER
+    def partial(self, position: int) -> ScoredGroup | None:
+        """What an aborted call left of the group of a position; None: there is nothing to go on from."""
         with self._lock:
-            log = self._open_own(name)
-        record = log.append(_GROUP, position, group.to_bytes())
+            if position not in self._partial:
+                return None
+            producer, record = self._partial[position]
+            return ScoredGroup.from_bytes(self._log(producer).read(record), f"{producer}/{record.segment}")
+
+    def put_group(self, position: int, group: ScoredGroup, *, partial: bool = False) -> None:
+        """Stores the group of a position, in place of one that no step has. From several threads, if need be.
+
+        Args:
+            position: The position.
+            group: Its group.
+            partial: Whether it is not finished: no step uses it, and its prompt is sampled on from it.
+        """
+        name, data = self.producer or CONSUMER, group.to_bytes()
+        if (log := self._own) is None:
+            with self._lock:
+                log = self._own = self._open_own(name)
+        record = log.append(_PARTIAL if partial else _GROUP, position, data)
         with self._lock:
             self._add_group(name, record)
+            if position in self._waiting and not partial:
+                self._fresh[position] = record, group
 
     def refuse_group(self, position: int) -> None:
         """Says that the group of a position is not used: it is too old, and to be sampled again."""
@@ -341,11 +314,14 @@ class RolloutStore:
         return self._log(name)
 
     def _append(self, kind: int, key: int, value: object) -> None:
+        if self.follow:
+            cure = "Leave it to the process that makes the steps."
+            raise ConfigError("only reads", field="follow", value=True, cure=cure)
         if self.producer is not None:
             cure = "Open it without a producer's name in the process that trains."
             raise ConfigError("only adds groups", field="producer", value=self.producer, cure=cure)
         self._steps.write()
-        payload = _to_json(value)
+        payload = to_json(value)
         self._apply(replace(self._steps.append(kind, key, payload), payload=payload))
 
     def _apply(self, record: Record) -> None:
@@ -360,27 +336,13 @@ class RolloutStore:
         elif record.kind == _REFUSED:
             try:
                 self._refused.add(msgspec.json.decode(record.payload, type=Source))
+                self._set_waiting(record.key)
             except msgspec.MsgspecError as error:
                 raise CacheCorruptError("is no record of a refused group", field="segment", value=name) from error
         elif record.kind == _REWIND:
-            for step in [s for s in self._records if s >= record.key]:
-                taken_back = self._records.pop(step)
-                for position in (*taken_back.positions, *taken_back.dropped):
-                    self._used.pop(position, None)
-                    self._pinned.pop(position, None)
-            self._forgotten = min(self._forgotten, record.key)
+            self._take_back(record.key)
         elif record.kind == _FORGET:
-            self._forgotten = max(self._forgotten, record.key)
-            for position in [p for p in self._groups if self._used.get(p, record.key) < record.key]:
-                del self._groups[position]
-
-    def _add_step(self, record: BatchRecord) -> None:
-        sources = record.groups or [("", 0, position, 0) for position in record.positions]
-        if len(sources) != len(record.positions):
-            raise CacheCorruptError("has not one group for each position", field="step", value=record.step)
-        self._records[record.step] = record
-        self._used |= dict.fromkeys((*record.positions, *record.dropped), record.step)
-        self._pinned |= dict(zip(record.positions, sources, strict=True))
+            self._let_go(record.key)
 
     def _add_groups(self, name: str, records: Iterable[Record]) -> None:
         for record in records:
@@ -394,25 +356,10 @@ class RolloutStore:
             self._check_identity(self._claimed)
 
     def _add_group(self, name: str, record: Record) -> None:
-        if record.kind == _GROUP and self._used.get(record.key, self._forgotten) >= self._forgotten:
-            self.duplicate_groups += self._source(record.key) is not None
-            self._groups.setdefault(record.key, {})[name, record.writer, record.number, record.checksum] = record
-
-
-def _to_json(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True).encode()
-
-
-def _check_json(identity: dict[str, Any]) -> None:
-    """Raises ConfigError for a value that would not come back from the log as it is."""
-    for name, value in identity.items():
-        try:
-            decoded = json.loads(json.dumps(value))
-        except (TypeError, ValueError):
-            decoded = ...
-        if decoded != value:
-            cure = "Give text, numbers, booleans, None, and lists and mappings of them, with text for keys."
-            raise ConfigError("cannot be stored as JSON", field=f"identity.{name}", value=value, cure=cure)
+        if record.kind == _GROUP:
+            self._add_source((name, record.writer, record.number, record.checksum), record)
+        elif record.kind == _PARTIAL and record.key not in self._used:
+            self._partial[record.key] = name, record
 
 
 def holds_rollouts(folder: str) -> bool:

@@ -1,0 +1,274 @@
+"""``Feeder``: samples in the background, in threads of its own, while training goes on.
+
+A prompt is begun when there is room for it: at most ``in_flight`` calls are under way, and no more groups are under way
+or waiting than steps can use before they are older than ``max_staleness``. What is begun is always the lowest position
+that no step has used, that has no group, and that is not under way. So nothing is lost in a crash: a call that was
+under way has left nothing in the log, and its prompt is the first to be begun again.
+
+Price: a thread for each call under way, which ends when there has been nothing to do for 5 s.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+from headrace.errors import HeadraceError
+from headrace.rl.groups import Prompt
+from headrace.rl.sampler_calls import SamplerCalls, place
+from headrace.rl.selection import Selection
+from headrace.rl.settings import RLSettings
+from headrace.rl.store import RolloutStore
+
+logger = logging.getLogger(__name__)
+_CLOSE_S, _IDLE_S = 10.0, 5.0
+
+
+class SamplerError(HeadraceError):
+    """The sampler did not answer in time, as often as it was asked."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """A prompt that is being sampled: with which policy, since when (monotonic seconds)."""
+
+    prompt: Prompt
+    policy_version: int
+    say_after_s: float
+    since: float = field(default_factory=time.monotonic)
+    is_aborted: bool = False
+
+
+class Feeder:
+    """Keeps a store supplied with groups for the steps to come.
+
+    Args:
+        calls: The sampler.
+        store: Where groups go.
+        settings: How many, and how old they may be.
+        prompt_at: The prompt of a position.
+
+    Attributes:
+        policy_version: The newest that the trainer has told.
+        given_up: Prompts that were aborted too often, for a step to leave out.
+    """
+
+    def __init__(
+        self, calls: SamplerCalls, store: RolloutStore, settings: RLSettings, prompt_at: Callable[[int], Prompt]
+    ) -> None:
+        self._calls, self._store, self._settings, self._prompt_at = calls, store, settings, prompt_at
+        self.policy_version = 0
+        self.given_up: set[int] = set()
+        self._changed = threading.Condition(threading.RLock())
+        self._under_way: dict[int, _Call] = {}
+        self._queue: SimpleQueue[_Call | None] = SimpleQueue()
+        self._threads: set[threading.Thread] = set()
+        self._idle = 0  # threads that have nothing to do, less those that something is queued for
+        self._aborts: Counter[int] = Counter()  # of positions
+        self._timeouts: Counter[int] = Counter()
+        self._selection: Selection | None = None
+        self._next_version = 0  # of the policy that trains on the next step
+        self._error: BaseException | None = None
+        self._closed = False
+        _open.add(self)
+
+    def begin_step(self, selection: Selection) -> None:
+        """Samples for a step that is being made, too."""
+        with self._changed:
+            self._selection, self._next_version = selection, selection.policy_version
+            for position in sorted(self.given_up):
+                selection.drop(position, "aborted")
+            self.given_up.clear()
+        self.fill()
+
+    def end_step(self) -> None:
+        """From now on it samples for the steps behind. To be called before the step is stored, and uses its groups."""
+        with self._changed:
+            if self._selection is not None:
+                self._selection, self._next_version = None, self._selection.policy_version + 1
+
+    def set_policy_version(self, version: int) -> None:
+        """Says which policy the trainer has now. Calls that are too old for it are aborted, where that is set."""
+        settings = self._settings
+        with self._changed:
+            self.policy_version = max(version, self.policy_version)
+            if self._selection is None:
+                self._next_version = max(version, self._next_version)
+            old: list[_Call] = []
+            if settings.stragglers == "abort":
+                old = [call for call in self._under_way.values() if not self._is_fresh(call, self.policy_version)]
+            for call in old:
+                call.is_aborted = True
+        for call in old:
+            self._calls.counts["aborted_groups"] += 1
+            self._calls.abort(call.prompt)
+        self.fill()
+
+    def _is_fresh(self, call: _Call, version: int) -> bool:
+        """Whether a group of a call can be trained on by a policy."""
+        bound = self._settings.max_staleness
+        return not call.is_aborted and (bound is None or call.policy_version >= version - bound)
+
+    def _room(self) -> int:
+        """How many prompts may be begun now."""
+        settings, selection, wanted = self._settings, self._selection, self._settings.in_flight or 0
+        if settings.max_staleness is not None:
+            steps = self.policy_version + settings.max_staleness - self._next_version + 1
+            wanted = steps * settings.groups_per_batch
+        dropped = 0
+        if selection is not None:
+            wanted, dropped = max(wanted, settings.prompts_at_a_time), len(selection.dropped)
+        fresh = sum(self._is_fresh(call, self._next_version) for call in self._under_way.values())
+        free = (settings.in_flight or 0) - len(self._under_way)
+        return min(wanted - (self._store.num_waiting - dropped) - fresh, free)
+
+    def fill(self) -> None:
+        """Begins prompts, as many as there is room for."""
+        with self._changed:
+            self._watch()
+            if self._closed or self._error is not None:
+                return
+            room = self._room()
+            if room <= 0:
+                return
+            missing = (
+                position
+                for position in self._store.open_positions()
+                if position not in self._under_way
+                and position not in self.given_up
+                and not (self._selection is not None and self._selection.has(position))
+                and not self._store.has_group(position)
+            )
+            for position in list(itertools.islice(missing, room)):
+                self._begin(position)
+
+    def _begin(self, position: int) -> None:
+        call = _Call(self._prompt_at(position), self.policy_version, self._settings.hang_s)
+        self._under_way[position] = call
+        self._queue.put(call)
+        if self._idle > 0:
+            self._idle -= 1
+            return
+        thread = threading.Thread(target=self._work, name="headrace-rollouts", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def _work(self) -> None:
+        """What each thread does, until there has been nothing to do for a while."""
+        while True:
+            try:
+                call = self._queue.get(timeout=_IDLE_S)
+            except Empty:
+                with self._changed:
+                    if not self._queue.empty():
+                        continue
+                    self._idle -= 1
+                    call = None
+            if call is None:
+                self._threads.discard(threading.current_thread())
+                return
+            self._run(call)
+
+    def _run(self, call: _Call) -> None:
+        position, error, group = call.prompt.position, None, None
+        try:
+            group = self._calls.sample(call.prompt, lambda: not self._is_current(call))
+            if group is not None and self._under_way.get(position) is call:
+                self._calls.store(group, position, self._store)
+        except BaseException as raised:  # noqa: BLE001  # whatever it is, the trainer gets it
+            error = raised
+        with self._changed:
+            self._idle += 1
+            if self._under_way.get(position) is call:
+                del self._under_way[position]
+                if error is not None and not call.is_aborted:
+                    self._error = self._error or error
+                elif group is None:
+                    self._try_again(position)
+            else:
+                self._calls.counts["late_calls"] += 1
+            self.fill()
+            self._changed.notify_all()
+
+    def _is_current(self, call: _Call) -> bool:
+        is_ours = self._under_way.get(call.prompt.position) is call
+        return is_ours and not call.is_aborted and not self._closed
+
+    def _try_again(self, position: int) -> None:
+        """Begins a prompt anew whose call was aborted, unless that has happened too often."""
+        self._aborts[position] += 1
+        if self._aborts[position] > self._settings.max_renewals:
+            self.given_up.add(position)
+
+    def _watch(self) -> None:
+        """Names calls that take long, and ends those that take too long."""
+        settings, now = self._settings, time.monotonic()
+        for position, call in list(self._under_way.items()):
+            seconds = now - call.since
+            if settings.timeout_s is not None and seconds > settings.timeout_s and not call.is_aborted:
+                call.is_aborted = True
+                self._calls.counts["timeouts"] += 1
+                self._timeouts[position] += 1
+                del self._under_way[position]
+                threading.Thread(target=self._calls.abort, args=[call.prompt], daemon=True).start()
+                if self._timeouts[position] > settings.retries:
+                    problem = f"the sampler has not answered ({place(call.prompt)}; call {self._timeouts[position]})"
+                    cure = "Look at the sampler, raise timeout_s, or allow more retries."
+                    self._error = SamplerError(problem, field="timeout_s", value=settings.timeout_s, cure=cure)
+            elif seconds > call.say_after_s:
+                call.say_after_s = 2 * seconds
+                others = len(self._under_way) - 1
+                message = "the sampler has not answered for %.0f s: %s, begun at policy version %d; %d other calls"
+                logger.warning(message, seconds, place(call.prompt), call.policy_version, others)
+
+    def wait(self, seconds: float) -> None:
+        """Returns when a call has ended, or after so many seconds."""
+        with self._changed:
+            if self._error is None and not self._closed:
+                self._changed.wait(seconds)
+
+    def check(self) -> None:
+        """Raises what a call raised, once; then its prompt is begun again."""
+        with self._changed:
+            error, self._error = self._error, None
+            if error is not None:
+                self._timeouts.clear()
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Aborts what is under way, and waits for it, for a while."""
+        with self._changed:
+            self._closed = True
+            calls, threads = list(self._under_way.values()), list(self._threads)
+            for _ in threads:
+                self._queue.put(None)
+            self._changed.notify_all()
+        for call in calls:
+            call.is_aborted = True
+            self._calls.abort(call.prompt)
+        end = time.monotonic() + _CLOSE_S
+        for thread in threads:
+            thread.join(max(end - time.monotonic(), 0))
+        if hanging := [call for call in calls if self._under_way.get(call.prompt.position) is call]:
+            logger.warning("the sampler does not stop: %s, and %d others", place(hanging[0].prompt), len(hanging) - 1)
+        self._under_way.clear()  # whose answers nobody stores any more
+        self._calls.close()
+
+
+_open: weakref.WeakSet[Feeder] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_with_the_process() -> None:
+    """Python cannot end while a thread of its own is inside XLA."""
+    for feeder in list(_open):
+        feeder.close()

@@ -1,0 +1,140 @@
+"""``RolloutIndex``: what the logs of rollouts say: which groups there are, and which step has each.
+
+It holds where groups lie, and no group, but those of this process that wait for a step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from headrace.errors import CacheCorruptError
+from headrace.rl.groups import ScoredGroup
+from headrace.rl.rollout_records import BatchRecord, Source
+from headrace.store.log_segments import Record
+
+
+class RolloutIndex:
+    """Groups and steps, as records of the logs are added to it.
+
+    Attributes:
+        duplicate_groups: Groups of prompts that had one already.
+    """
+
+    def __init__(self) -> None:
+        self.duplicate_groups = 0
+        self._records: dict[int, BatchRecord] = {}
+        self._pinned: dict[int, Source] = {}  # groups of steps
+        self._used: dict[int, int] = {}  # step of each position that was taken or left out
+        self._groups: dict[int, dict[Source, Record | None]] = {}  # None: a file of an earlier release
+        self._refused: set[Source] = set()
+        self._waiting: dict[int, None] = {}  # positions of groups that no step has, in the order of their arrival
+        self._partial: dict[int, tuple[str, Record]] = {}  # what an aborted call left, with its producer
+        self._fresh: dict[int, tuple[Record, ScoredGroup]] = {}  # groups of this process that wait, as it got them
+        self._first_open = 0  # all positions below are used
+        self._forgotten = 0  # groups of steps before this one are let go of
+
+    @property
+    def next_step(self) -> int:
+        """The first step that has no record yet."""
+        return max(self._records, default=-1) + 1
+
+    @property
+    def next_position(self) -> int:
+        """The first position that no step, nor any behind it, has taken or left out."""
+        return max((r.next_position for r in self._records.values()), default=0)
+
+    @property
+    def pending(self) -> list[int]:
+        """Positions whose groups are stored, and wait for a step."""
+        return sorted(self.waiting())
+
+    @property
+    def num_waiting(self) -> int:
+        """How many these are."""
+        return len(self._waiting)
+
+    def waiting(self) -> list[int]:
+        """The same in the order of their arrival."""
+        return list(self._waiting)
+
+    def open_positions(self) -> Iterator[int]:
+        """Positions that no step has taken or left out, without end."""
+        while self._first_open in self._used:
+            self._first_open += 1
+        return (position for position in itertools.count(self._first_open) if position not in self._used)
+
+    def refusals(self, position: int) -> int:
+        """How many groups of a position were refused."""
+        return len(self._groups.get(position, {}).keys() & self._refused)
+
+    def _set_waiting(self, position: int) -> None:
+        """Looks whether a position has a group that waits for a step."""
+        if position in self._used or not self.has_group(position):
+            self._waiting.pop(position, None)
+            self._fresh.pop(position, None)
+        else:
+            self._waiting.setdefault(position)
+
+    @property
+    def lost_groups(self) -> int:
+        """Groups of steps that are not there any more, other than those let go of."""
+        return sum(
+            source not in self._groups.get(position, {})
+            for position, source in self._pinned.items()
+            if source[0] and self._used[position] >= self._forgotten
+        )
+
+    def record(self, step: int) -> BatchRecord | None:
+        """What a step is made of; None if it has not been made yet."""
+        return self._records.get(step)
+
+    def records(self) -> list[BatchRecord]:
+        """All records, by step."""
+        return [self._records[s] for s in sorted(self._records)]
+
+    def has_group(self, position: int) -> bool:
+        """Whether the group of a position is stored."""
+        return self._source(position) is not None
+
+    def _source(self, position: int) -> Source | None:
+        """Which group of a position is used: the step's, or the newest that was not refused."""
+        candidates = self._groups.get(position, {})
+        if (pinned := self._pinned.get(position)) is not None:
+            return pinned if pinned in candidates else None
+        return max(candidates.keys() - self._refused, default=None)
+
+    def _add_step(self, record: BatchRecord) -> None:
+        sources = record.groups or [("", 0, position, 0) for position in record.positions]
+        if len(sources) != len(record.positions):
+            raise CacheCorruptError("has not one group for each position", field="step", value=record.step)
+        self._records[record.step] = record
+        self._used |= dict.fromkeys((*record.positions, *record.dropped), record.step)
+        self._pinned |= dict(zip(record.positions, sources, strict=True))
+        for position in (*record.positions, *record.dropped):
+            self._set_waiting(position)
+            self._partial.pop(position, None)
+
+    def _add_source(self, source: Source, record: Record) -> None:
+        """Takes a group into account, unless its step was let go of."""
+        position = record.key
+        if self._used.get(position, self._forgotten) >= self._forgotten:
+            self.duplicate_groups += self._source(position) is not None
+            self._groups.setdefault(position, {})[source] = record
+            self._set_waiting(position)
+
+    def _take_back(self, to_step: int) -> None:
+        """Forgets what this step and later ones are made of."""
+        for step in [s for s in self._records if s >= to_step]:
+            taken_back = self._records.pop(step)
+            for position in (*taken_back.positions, *taken_back.dropped):
+                self._used.pop(position, None)
+                self._pinned.pop(position, None)
+                self._set_waiting(position)
+        self._forgotten, self._first_open = min(self._forgotten, to_step), 0
+
+    def _let_go(self, before_step: int) -> None:
+        """Forgets the groups of earlier steps."""
+        self._forgotten = max(self._forgotten, before_step)
+        for position in [p for p in self._groups if self._used.get(p, before_step) < before_step]:
+            del self._groups[position]

@@ -1,0 +1,162 @@
+"""Calls of the user's sampler: plain or async, made again where they fail, and checked."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import ConfigError, HeadraceError
+from headrace.rl.groups import PartialGroup, Prompt, Sampler, ScoredGroup
+from headrace.rl.settings import RLSettings
+from headrace.rl.store import RolloutStore
+
+logger = logging.getLogger(__name__)
+_FIRST_WAIT_S, _LAST_WAIT_S = 0.1, 10.0  # before a call that failed is made again; doubled each time
+
+
+class SamplerCalls:
+    """The sampler, for any number of threads. Async ones run on one event loop, in a thread of its own.
+
+    Attributes:
+        counts: How often something happened, by name.
+    """
+
+    def __init__(self, sampler: Sampler, settings: RLSettings) -> None:
+        self.sampler, self._settings = sampler, settings
+        self.counts: Counter[str] = Counter()
+        self._awaited: dict[int, Future[Any]] = {}  # by position
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        is_async = inspect.iscoroutinefunction(sampler.sample_and_score)
+        if settings.stragglers == "abort" and not is_async and not hasattr(sampler, "abort"):
+            cure = "Give it a method abort(prompt), make sample_and_score async, or use stragglers='keep'."
+            raise ConfigError("cannot be aborted", field="sampler", value=type(sampler).__name__, cure=cure)
+
+    def sample(self, prompt: Prompt, is_over: Callable[[], bool] = lambda: False) -> ScoredGroup | PartialGroup | None:
+        """A group of the sampler's, or what it has of one; None if ``is_over`` says so when it fails.
+
+        Raises:
+            ConfigError: the sampler gave something else.
+            Exception: what the sampler raised, when it did so once more than ``retries``.
+        """
+        wait_s = _FIRST_WAIT_S
+        for retries_left in range(self._settings.retries, -1, -1):
+            try:
+                return self._checked(self._call(prompt), prompt)
+            except Exception as error:
+                if is_over():
+                    return None
+                if isinstance(error, HeadraceError) or not retries_left:
+                    if self._settings.retries:
+                        error.add_note(f"{self._settings.retries - retries_left + 1} calls failed of {place(prompt)}")
+                    raise
+                logger.warning("the sampler failed at %s, and is called again: %r", place(prompt), error)
+                self.counts["retries"] += 1
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LAST_WAIT_S)
+        return None
+
+    def store(self, group: ScoredGroup | PartialGroup, position: int, store: RolloutStore) -> None:
+        """Keeps what :meth:`sample` gave."""
+        is_partial = isinstance(group, PartialGroup)
+        self.counts["partial_groups"] += is_partial
+        store.put_group(position, group.group if is_partial else group, partial=is_partial)
+
+    def abort(self, prompt: Prompt) -> None:
+        """Tells the sampler to stop: by its ``abort``, or else, if it is async, by cancelling the call."""
+        stop: Any = getattr(self.sampler, "abort", None)
+        if stop is not None:
+            answer = stop(prompt)
+            if inspect.isawaitable(answer):
+                asyncio.run_coroutine_threadsafe(_await(answer), self._running_loop())
+        elif (call := self._awaited.get(prompt.position)) is not None:
+            call.cancel()
+
+    def take_counts(self) -> Counter[str]:
+        """The counters, which begin anew."""
+        counts, self.counts = self.counts, Counter()
+        return counts
+
+    def close(self) -> None:
+        """Ends the event loop."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            asyncio.run_coroutine_threadsafe(_end(loop), loop)
+
+    def _call(self, prompt: Prompt) -> Any:
+        try:
+            answer: Any = self.sampler.sample_and_score(prompt)
+            if not inspect.isawaitable(answer):
+                return answer
+            call = asyncio.run_coroutine_threadsafe(_await(answer), self._running_loop())
+            self._awaited[prompt.position] = call
+            return call.result()
+        except CancelledError as error:
+            raise ConfigError(f"was cancelled ({place(prompt)})", field="sample_and_score()") from error
+        except ConfigError as error:  # a ScoredGroup does not know whose it is
+            given = {} if error.value is None else {"value": error.value}
+            problem = f"{error.problem} ({place(prompt)})"
+            raise ConfigError(problem, field=error.field, cure=error.cure, **given) from error
+        finally:
+            self._awaited.pop(prompt.position, None)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=_run, args=[self._loop], name="headrace-sampler", daemon=True).start()
+            return self._loop
+
+    def _checked(self, group: Any, prompt: Prompt) -> ScoredGroup | PartialGroup:
+        if isinstance(group, PartialGroup):
+            return group
+        if not isinstance(group, ScoredGroup):
+            problem = f"is no ScoredGroup ({place(prompt)})"
+            raise ConfigError(problem, field="sample_and_score()", value=type(group).__name__)
+        size, wanted = len(group.tokens), self._settings.group_size
+        if wanted is not None and size != wanted:
+            problem = f"are not the {wanted} completions of group_size ({place(prompt)})"
+            cure = "Return so many, or leave group_size out: groups may be of unequal size."
+            raise ConfigError(problem, field="sample_and_score()", value=size, cure=cure)
+        wrong = np.flatnonzero(~np.isfinite(group.rewards))
+        if wrong.size:
+            raise ConfigError(
+                f"is not finite ({place(prompt)}; {wrong.size} such rewards in it)",
+                field=f"rewards[{int(wrong[0])}]",
+                value=float(group.rewards[wrong[0]]),
+                cure="Mend the reward function; the run goes on with this prompt.",
+            )
+        return group
+
+
+def place(prompt: Prompt) -> str:
+    """Which prompt it is, for a message."""
+    return f"group {prompt.position}, of prompt {prompt.index}"
+
+
+async def _await(answer: Any) -> Any:
+    return await answer
+
+
+async def _end(loop: asyncio.AbstractEventLoop) -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    loop.call_soon(loop.stop)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+    loop.close()

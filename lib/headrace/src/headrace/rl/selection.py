@@ -1,0 +1,134 @@
+"""``Selection``: which groups a step is made of, and what the others are left out for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from headrace.errors import HeadraceError
+from headrace.rl.advantages import Verdict, group_moments
+from headrace.rl.groups import ScoredGroup
+from headrace.rl.rollout_records import BatchRecord
+from headrace.rl.settings import RLSettings
+from headrace.rl.store import RolloutStore
+
+COUNTERS: tuple[str, ...] = (
+    "valid_groups", "attempts_per_batch", "zero_var_groups", "single_groups", "filtered_groups", "too_long_groups",
+    "untrained_groups", "stale_groups", "given_up_groups", "aborted_groups", "partial_groups", "retries", "timeouts",
+    "late_calls",
+)  # fmt: skip
+_CURES = {  # by the reason that groups were left out for; any other is about their rewards
+    "stale": "Give the sampler the trainer's weights and version, or raise max_staleness.",
+    "too_long": "Raise seq_len, or sample shorter completions.",
+    "untrained": "Look at prompt_len and loss_masks: no token after the first of a completion is trained on.",
+    "aborted": "Raise max_staleness, or let the sampler give back what it has (PartialGroup) when it is aborted.",
+}
+_OF_REWARDS = "Look at the rewards: a task that is always or never solved, or sampled once, teaches nothing."
+
+
+class NoGroupError(HeadraceError):
+    """So many groups in a row were left out that the run cannot go on."""
+
+
+class Selection:
+    """The groups of a step that is being made.
+
+    Attributes:
+        groups: Those that it trains on, by position.
+        dropped: Positions that are left out, and why.
+        counts: Its counters, by name.
+    """
+
+    def __init__(self, step: int, policy_version: int, settings: RLSettings, store: RolloutStore) -> None:
+        self.step, self.policy_version = step, policy_version
+        self._settings, self._store = settings, store
+        self.groups: dict[int, ScoredGroup] = {}
+        self.dropped: dict[int, str] = {}
+        self.counts: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()  # since the last group that was kept
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has its groups."""
+        return len(self.groups) == self._settings.groups_per_batch
+
+    def candidate(self) -> int | None:
+        """The position to look at next; None: there is none yet."""
+        if self._settings.stragglers == "wait":
+            position = next(p for p in self._store.open_positions() if not self.has(p))
+            return position if self._store.has_group(position) else None
+        return next((p for p in self._store.waiting() if not self.has(p)), None)
+
+    def has(self, position: int) -> bool:
+        """Whether it has looked at a position."""
+        return position in self.groups or position in self.dropped
+
+    def consider(self, position: int) -> None:
+        """Takes the group of a position, leaves it out, or refuses it, so that its prompt is sampled again.
+
+        Raises:
+            NoGroupError: ``max_attempts`` groups in a row were not taken.
+        """
+        group, oldest = self._store.group(position), self._settings.oldest(self.policy_version, "resample")
+        self.counts["attempts_per_batch"] += 1
+        if oldest is not None and group.trains() and group.oldest_version < oldest:  # a new policy mends it
+            self.counts["stale_groups"] += 1
+            if self._is_given_up(position):
+                self.drop(position, "stale")
+                return
+            self._count_reason("stale")
+            self._store.refuse_group(position)
+            return
+        verdict = self._judge(group, position)
+        if verdict.keep:
+            self.groups[position] = group
+            self._reasons.clear()
+        else:
+            self.dropped[position] = verdict.reason
+            self._count_reason(verdict.reason)
+
+    def _is_given_up(self, position: int) -> bool:
+        """Whether a prompt that no step need wait for was too old too often."""
+        settings = self._settings
+        return settings.stragglers != "wait" and self._store.refusals(position) >= settings.max_renewals
+
+    def drop(self, position: int, reason: str) -> None:
+        """Leaves out a prompt that was begun anew too often."""
+        self.counts["given_up_groups"] += 1
+        self.dropped[position] = reason
+        self._count_reason(reason)
+
+    def record(self) -> BatchRecord:
+        """What the step is made of."""
+        last = max((*self.groups, *self.dropped, self._store.next_position - 1))
+        counts = dict.fromkeys(COUNTERS[:8], 0) | {name: n for name, n in self.counts.items() if n}
+        counts["valid_groups"] = len(self.groups)
+        version, oldest = self.policy_version, self._settings.oldest(self.policy_version, "mask")
+        return BatchRecord(self.step, sorted(self.groups), self.dropped, last + 1, version, counts, oldest)
+
+    def _judge(self, group: ScoredGroup, position: int) -> Verdict:
+        """Whether a group is trained on; counts why not."""
+        counts, settings, single = self.counts, self._settings, group.rewards.size == 1
+        counts["single_groups"] += single
+        if group.longest > settings.seq_len:
+            counts["too_long_groups"] += 1
+            return Verdict(False, "too_long")
+        if not group.trains(oldest=settings.oldest(self.policy_version, "mask")):
+            counts["untrained_groups"] += 1
+            return Verdict(False, "stale" if group.trains() else "untrained")
+        if settings.keep is None:
+            return Verdict(True)
+        verdict = settings.keep(group.rewards)
+        if not verdict.keep and not single:
+            equal = group_moments(group.rewards, np.full(group.rewards.size, position)).std[0] <= 1e-6
+            counts["zero_var_groups" if equal else "filtered_groups"] += 1
+        return verdict
+
+    def _count_reason(self, reason: str) -> None:
+        self._reasons[reason] += 1
+        if self._reasons.total() >= self._settings.max_attempts:
+            counted = ", ".join(f"{reason}: {n}" for reason, n in self._reasons.most_common())
+            cures = dict.fromkeys(_CURES.get(reason, _OF_REWARDS) for reason, _ in self._reasons.most_common())
+            problem = f"so many groups in a row were left out at step {self.step} ({counted})"
+            raise NoGroupError(problem, field="max_attempts", value=self._settings.max_attempts, cure=" ".join(cures))

@@ -1,0 +1,117 @@
+"""``RLSettings``: how rollouts are sampled, chosen and made into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from jaxtyping import Float64
+
+from headrace.batch.balance import Costs
+from headrace.errors import ConfigError, check_at_least, check_choice, check_not_negative
+from headrace.rl.advantages import AdvantageSpec, Preset, Verdict, nonzero_std, resolve
+from headrace.rl.prompt_order import PROMPT_ORDERS
+
+RewardFilter: TypeAlias = Callable[[Float64[np.ndarray, " N"]], Verdict]
+STRAGGLERS = ("wait", "keep", "abort")
+STALE = ("resample", "mask")
+_COUNTS = (
+    "groups_per_batch", "max_attempts", "threads", "prompts_at_a_time", "seq_len", "multiple", "rows", "max_segments",
+    "group_size", "in_flight", "max_renewals", "ranks",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RLSettings:
+    """How rollouts become batches.
+
+    Attributes:
+        seq_len: Tokens in a row.
+        groups_per_batch: Groups that a step trains on.
+        seed: Chooses the order of prompts.
+        advantages: A preset (see :mod:`headrace.rl.advantages`), or a spec.
+        keep: Says of a group's rewards whether it is trained on; None: every group is.
+        max_attempts: So many groups left out in a row are an error.
+        prompts_at_a_time: Prompts that are sampled at once, if any is missing; those too many are kept for the next
+            step (oversampling).
+        threads: Threads that the sampler is called from, unless it is in the background.
+        max_staleness: Versions that the policy may have gone on since a token was sampled; None: any number.
+        stale: What becomes of a group that is too old: its prompt is sampled again (``resample``), or the tokens that
+            are too old are not trained on (``mask``).
+        rows: Rows of a batch, see :func:`~headrace.batch.examples.pack_examples`.
+        multiple: Else they are a multiple of this.
+        max_segments: Segments of a row, at most; None: as many as there are. Given with ``rows``, all batches have one
+            shape.
+        tokenizer: Names the tokenizer of prompts and completions, so that a store is not continued with another one;
+            None: what the prompts say (``tokenizer`` of :class:`~headrace.rl.groups.CachePrompts`), if they do.
+        prompt_order: ``shuffled``, each pass in an order of its own; ``slime``, in slime's, whose seed is ``seed``; or
+            ``listed``, as the prompts are listed.
+        group_size: Completions of a group; another number is an error. None: any number.
+        in_flight: Calls of the sampler at once, in the background, while training goes on; None: prompts are sampled
+            within :meth:`~headrace.rl.dataset.RLDataset.next_batch` alone.
+        stragglers: What a step does about prompts that take longer: it waits for each in turn (``wait``), so that
+            steps take prompts in their order; or takes the first groups that are there, and the others go on, for
+            later steps (``keep``), until they are too old (``abort``).
+        retries: How often a call of the sampler that fails is made again.
+        timeout_s: Seconds after which a call in the background has failed; None: it is only named in the log.
+        hang_s: Seconds after which a call in the background is named in the log, and again when they have doubled.
+        max_renewals: How often a prompt is begun anew since its rollout was too old, where a step need not wait for
+            it; then it is left out.
+        ranks: Rows are dealt to so many ranks, in blocks of one cost (:func:`~headrace.batch.balance.micro_batches`).
+        costs: Costs of sequences of so many tokens, for ``ranks``, e.g.
+            :meth:`TransformerCost.flops <headrace.batch.balance.TransformerCost.flops>`; None: their tokens.
+
+    Raises:
+        ConfigError: a number, or a name, that cannot be.
+    """
+
+    seq_len: int
+    groups_per_batch: int
+    seed: int
+    advantages: Preset | AdvantageSpec = "slime"
+    keep: RewardFilter | None = nonzero_std
+    max_attempts: int = 10_000
+    prompts_at_a_time: int = 1
+    threads: int = 1
+    max_staleness: int | None = None
+    stale: Literal["resample", "mask"] = "resample"
+    rows: int | None = None
+    multiple: int = 1
+    max_segments: int | None = None
+    tokenizer: str | None = None
+    prompt_order: str = "shuffled"
+    group_size: int | None = None
+    in_flight: int | None = None
+    stragglers: Literal["wait", "keep", "abort"] = "wait"
+    retries: int = 0
+    timeout_s: float | None = None
+    hang_s: float = 60.0
+    max_renewals: int = 4
+    ranks: int = 1
+    costs: Costs = None
+
+    def __post_init__(self) -> None:
+        check_choice("prompt_order", self.prompt_order, PROMPT_ORDERS)
+        for name in _COUNTS:
+            check_at_least(name, getattr(self, name))
+        for name in ("max_staleness", "retries", "timeout_s", "hang_s"):
+            check_not_negative(name, getattr(self, name))
+        if self.stale not in STALE:
+            raise ConfigError("must be 'resample' or 'mask'", field="stale", value=self.stale)
+        check_choice("stragglers", self.stragglers, STRAGGLERS)
+        resolve(self.advantages)
+        if self.stragglers == "abort" and (self.max_staleness is None or self.in_flight is None):
+            field = "max_staleness" if self.max_staleness is None else "in_flight"
+            cure = f"Set {field}, e.g. {field}={1 if self.max_staleness is None else self.groups_per_batch}."
+            raise ConfigError("is needed by stragglers='abort'", field=field, value=None, cure=cure)
+        if self.rows is not None and self.rows % self.ranks:
+            cure = f"Use {-(-self.rows // self.ranks) * self.ranks} rows."
+            raise ConfigError(f"do not divide over {self.ranks} ranks", field="rows", value=self.rows, cure=cure)
+
+    def oldest(self, policy_version: int, stale: str) -> int | None:
+        """The oldest policy whose tokens are trained on, if this becomes of those of older ones."""
+        if self.stale != stale or self.max_staleness is None:
+            return None
+        return policy_version - self.max_staleness

@@ -1,0 +1,330 @@
+"""Sampling in the background: the first groups that are there, bounds on their age, stragglers, failures, replay."""
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError
+from headrace.rl.dataset import RLDataset, RLSettings
+from headrace.rl.feeder import SamplerError
+from headrace.rl.groups import PartialGroup, ScoredGroup
+from headrace.rl.store import RolloutStore
+
+PROMPTS = [np.array([i + 1]) for i in range(7)]
+
+
+def group(prompt, version=0, rewards=(0.0, 1.0)):
+    tokens = [np.array([*prompt.tokens, 100 + prompt.position, k]) for k in range(len(rewards))]
+    return ScoredGroup(tokens, np.array(rewards), 1, policy_version=version)
+
+
+class Policy:
+    """Its version, which samplers stamp on what they sample, and which positions were asked for."""
+
+    def __init__(self, seconds=lambda position: 0.0):
+        self.version, self.seconds, self.asked = 0, seconds, []
+
+    def sample_and_score(self, prompt):
+        version = self.version
+        self.asked.append(prompt.position)
+        time.sleep(self.seconds(prompt.position))
+        return group(prompt, version, (0.0, float(prompt.position % 5 > 0)))
+
+
+def dataset(sampler, store=None, **options):
+    options = {"seq_len": 16, "groups_per_batch": 3, "seed": 0, "in_flight": 6, "stragglers": "keep"} | options
+    return RLDataset(PROMPTS, sampler, RLSettings(**options), store=store)
+
+
+def digest(batch):
+    return [np.asarray(a).tobytes() for a in (batch.tokens, batch.token_weights, batch.segment_ids)]
+
+
+def train(made, policy, steps, first=0):
+    """Batches of steps, the policy going on after each."""
+    batches = []
+    for step in range(first, steps):
+        policy.version = step
+        batches.append(made.next_batch(step, policy_version=step))
+    made.set_policy_version(steps)
+    return batches
+
+
+def used(store):
+    return [p for r in store.records() for p in [*r.positions, *r.dropped]]
+
+
+@given(
+    delays=st.lists(st.sampled_from([0.0, 0.001, 0.004, 0.02]), min_size=1, max_size=7),
+    max_staleness=st.sampled_from([0, 1, 3]),
+    stragglers=st.sampled_from(["wait", "keep", "abort"]),
+    in_flight=st.integers(1, 9),
+)
+@settings(max_examples=12)
+def test_no_token_is_older_than_the_bound_and_no_prompt_is_used_twice(delays, max_staleness, stragglers, in_flight):
+    class Abortable(Policy):
+        def abort(self, prompt):
+            pass
+
+    policy = Abortable(lambda p: delays[p % len(delays)])
+    made = dataset(policy, max_staleness=max_staleness, stragglers=stragglers, in_flight=in_flight)
+    with made:
+        for step, batch in enumerate(train(made, policy, 5)):
+            sampled = batch.policy_version[batch.label_mask]
+            assert sampled.min() >= step - max_staleness
+    assert len(set(used(made.store))) == len(used(made.store))
+    assert all(len(record.positions) == 3 for record in made.store.records())
+
+
+def test_a_step_takes_the_first_groups_and_the_straggler_is_in_a_later_one():
+    released = threading.Event()
+
+    class Slow(Policy):
+        def sample_and_score(self, prompt):
+            if prompt.position == 1:
+                assert released.wait(60)
+            return super().sample_and_score(prompt)
+
+    policy = Slow()
+    with dataset(policy, keep=None) as made:
+        train(made, policy, 2)
+        assert 1 not in used(made.store)
+        released.set()
+        made._feeder.wait(1)
+        steps = train(made, policy, 6, first=2)
+        assert len(steps) == 4
+        assert 1 in used(made.store)
+        assert policy.asked.count(1) == 1
+
+
+def test_the_same_log_replays_the_same_batches_and_samples_nothing(tmp_path):
+    policy = Policy(lambda p: 0.002 * (p * 7 % 5))
+    with RolloutStore(tmp_path) as store, dataset(policy, store, max_staleness=2) as made:
+        batches = train(made, policy, 6)
+    idle = Policy()
+    with RolloutStore(tmp_path) as store, dataset(idle, store, max_staleness=2, stragglers="wait") as again:
+        assert [digest(again.next_batch(s)) for s in range(6)] == [digest(b) for b in batches]
+        positions = [r.positions for r in store.records()]
+    follower = RLDataset(PROMPTS, None, again.settings, store=RolloutStore(tmp_path, follow=True))
+    assert [digest(follower.next_batch(s)) for s in range(6)] == [digest(b) for b in batches]
+    assert len({p for of_step in positions for p in of_step}) == 18
+
+
+def test_what_was_under_way_when_the_run_ended_is_begun_again_first(tmp_path):
+    ended = threading.Event()
+
+    class Dies(Policy):
+        def sample_and_score(self, prompt):
+            if prompt.position == 2:
+                assert ended.wait(60)
+                raise SystemExit
+            return super().sample_and_score(prompt)
+
+    with RolloutStore(tmp_path) as store, dataset(Dies(), store, keep=None, in_flight=4) as made:
+        made.next_batch(0)
+        assert store.record(0).positions == [0, 1, 3]
+        ended.set()
+    policy = Policy()
+    with RolloutStore(tmp_path) as store, dataset(policy, store, keep=None, in_flight=9) as made:
+        for step in (1, 2, 3):
+            made.next_batch(step)
+        assert 2 in used(store)
+    assert min(policy.asked) == 2
+
+
+def test_nothing_is_begun_for_a_policy_that_is_not_there_yet():
+    policy = Policy()
+    with dataset(policy, max_staleness=0, keep=None) as made:
+        made.next_batch(0)
+        time.sleep(0.02)
+        assert len(policy.asked) == 3  # synchronous
+        made.set_policy_version(1)
+        while len(policy.asked) < 6:
+            time.sleep(0.001)
+        policy.version = 1
+    with dataset(policy := Policy(), max_staleness=2, keep=None) as made:
+        made.next_batch(0)
+        while len(policy.asked) < 9:
+            time.sleep(0.001)
+        time.sleep(0.02)
+        assert len(policy.asked) == 9  # two steps ahead
+
+
+def test_a_call_that_fails_is_made_again_so_often():
+    class Fails(Policy):
+        def sample_and_score(self, prompt):
+            if prompt.position == 1 and self.asked.count(1) < self.fails:
+                self.asked.append(1)
+                raise OSError("gone")
+            return super().sample_and_score(prompt)
+
+    policy = Fails()
+    policy.fails = 1
+    with dataset(policy, retries=1, keep=None, stragglers="wait") as made:
+        made.next_batch(0)
+        assert made.counts["retries"] == 1
+    policy = Fails()
+    policy.fails = 2
+    with dataset(policy, retries=1, keep=None, stragglers="wait") as made:
+        with pytest.raises(OSError, match="gone") as caught:
+            made.next_batch(0)
+        assert caught.value.__notes__ == [f"2 calls failed of group 1, of prompt {made.order(np.array([1]))[0]}"]
+        made.next_batch(0)  # the run goes on with it
+        assert made.store.record(0).positions == [0, 1, 2]
+
+
+def test_a_sampler_that_hangs_is_named_and_given_up(caplog):
+    hangs, end = threading.Event(), threading.Event()
+
+    class Hangs(Policy):
+        def sample_and_score(self, prompt):
+            if prompt.position == 1 and not hangs.is_set():
+                hangs.set()
+                end.wait(60)
+            return super().sample_and_score(prompt)
+
+    options = {"hang_s": 0.02, "stragglers": "wait", "keep": None, "groups_per_batch": 2, "in_flight": 2}
+    with caplog.at_level(logging.WARNING), dataset(Hangs(), timeout_s=0.3, retries=1, **options) as made:
+        made.next_batch(0)
+        assert made.counts["timeouts"] == 1
+        end.set()
+    assert "has not answered for 0 s: group 1, of prompt" in caplog.text
+    hangs.clear()
+    end.clear()
+    with dataset(Hangs(), timeout_s=0.05, **options) as made:
+        with pytest.raises(SamplerError, match=r"timeout_s = 0.05: the sampler has not answered \(group 1, of prompt"):
+            made.next_batch(0)
+        end.set()
+
+
+def test_what_is_too_old_is_aborted_and_goes_on_from_what_there_was(tmp_path):
+    class Long:
+        """Takes three versions of the policy for position 1, and gives back what it has when it is aborted."""
+
+        def __init__(self):
+            self.version, self.stops, self.seen = 0, {}, []
+
+        async def sample_and_score(self, prompt):
+            if prompt.position != 1:
+                return group(prompt, self.version)
+            self.stops[1] = asyncio.Event()
+            start = 1 if prompt.partial is None else prompt.partial.tokens[0].size
+            self.seen.append(start)
+            tokens = [np.arange(start + 2) + 1, np.arange(start + 2) + 2]
+            made = ScoredGroup(tokens, np.array([0.0, 1.0]), 1, policy_version=self.version)
+            if start >= 5:
+                return made
+            await self.stops[1].wait()
+            return PartialGroup(made)
+
+        async def abort(self, prompt):
+            if prompt.position in self.stops:
+                self.stops[prompt.position].set()
+
+    policy = Long()
+    options = {"max_staleness": 1, "stale": "mask", "stragglers": "abort", "keep": None, "in_flight": 3}
+    with RolloutStore(tmp_path) as store, dataset(policy, store, **options) as made:
+        step = 0
+        while 1 not in used(store):
+            train(made, policy, step + 1, first=step)
+            step += 1
+            made._feeder.wait(0.05)
+        assert policy.seen == [1, 3, 5]
+        assert made.totals["aborted_groups"] >= made.totals["partial_groups"] == 2
+        assert store.group(1).tokens[0].size == 7
+
+
+def test_a_prompt_that_is_always_too_late_is_left_out_and_counted():
+    class Slow(Policy):
+        def abort(self, prompt):
+            pass
+
+    for stragglers, reason in (("keep", "stale"), ("abort", "stale")):
+        policy = Slow(lambda p: 0.03 if p == 1 else 0.0)
+        with dataset(policy, stragglers=stragglers, max_staleness=0, max_renewals=2, keep=None) as made:
+            step = 0
+            while 1 not in used(made.store):
+                train(made, policy, step + 1, first=step)
+                step += 1
+                time.sleep(0.004)
+            if 1 in dict(kv for r in made.store.records() for kv in r.dropped.items()):
+                assert made.totals["given_up_groups"] == 1
+            assert reason
+
+
+def test_an_async_sampler_runs_on_one_loop():
+    loops = set()
+
+    class Async:
+        async def sample_and_score(self, prompt):
+            loops.add(asyncio.get_running_loop())
+            await asyncio.sleep(0.001)
+            return group(prompt)
+
+    with dataset(Async()) as made:
+        for step in range(3):
+            made.next_batch(step)
+    plain = dataset(Async(), in_flight=None, stragglers="wait")
+    plain.next_batch()
+    plain.close()
+    assert len(loops) == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "make", "said"),
+    [
+        ("max_staleness", lambda: dataset(Policy(), max_staleness=-1), "must not be negative"),
+        ("in_flight", lambda: dataset(Policy(), in_flight=0), "at least 1"),
+        ("groups_per_batch", lambda: dataset(Policy(), groups_per_batch=0), "at least 1"),
+        ("stragglers", lambda: dataset(Policy(), stragglers="abbort"), "Did you mean 'abort'"),
+        ("max_staleness", lambda: dataset(Policy(), stragglers="abort"), "Set max_staleness, e.g. max_staleness=1"),
+        ("sampler", lambda: dataset(Policy(), stragglers="abort", max_staleness=1), r"Policy.*abort\(prompt\)"),
+        ("rows", lambda: dataset(Policy(), rows=3, ranks=2), "Use 4 rows"),
+        ("sample_and_score()", lambda: dataset(Policy(), group_size=3).next_batch(), r"= 2: .*\(group \d, of prompt"),
+        ("sample_and_score()", lambda: dataset(Nothing()).next_batch(), r"NoneType.*\(group \d, of prompt"),
+    ],
+)
+def test_wrong_input_is_named_with_a_cure(field, make, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        make()
+    assert caught.value.field == field
+
+
+class Nothing:
+    def sample_and_score(self, prompt):
+        return None
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_rows_are_dealt_to_ranks_of_one_cost(ranks):
+    class Uneven(Policy):
+        def sample_and_score(self, prompt):
+            tokens = [np.full(2 + (prompt.position * 5 + k * 3) % 13, 5) for k in range(4)]
+            return ScoredGroup(tokens, np.array([0.0, 1.0, 0.0, 1.0]), 1)
+
+    options = {"in_flight": None, "stragglers": "wait", "ranks": ranks, "groups_per_batch": 8}
+    batch = dataset(Uneven(), **options).next_batch()
+    load = batch.segment_lengths.reshape(ranks, -1).sum(axis=1)
+    assert load.max() <= 1.05 * load.mean()
+    rows = batch.batch_size + 2 * ranks
+    padded = dataset(Uneven(), rows=rows, max_segments=9, **options).next_batch()
+    assert padded.batch_size == rows
+    assert padded.segment_lengths.reshape(ranks, -1).sum(axis=1).tolist() == load.tolist()
+    assert (padded.valid == (padded.segment_lengths.sum(axis=1) > 0)).all()
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_lose_nothing_and_double_nothing():
+    """A few; ``--kills 30`` is the bench's."""
+    bench = Path(__file__).parents[2] / "scripts" / "bench" / "bench_rollouts.py"
+    done = subprocess.run([sys.executable, str(bench), "--kills", "3", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
