@@ -480,7 +480,7 @@ LEFT_OUT_OF_FORECASTS = ("open_blocks", "open_bytes", "refused")
 has one answer since."""
 LATER = (
     *("row_exchange", "exchange", "noise", "row_documents", "row_fill"),
-    *("requests", "index_requests", "opening_requests"),
+    *("requests", "index_requests", "opening_requests", "micro_batches", "micro_batch_places", "repeated_tokens"),
 )
 """Fields that there were not, at any depth of what commands say."""
 OTHER_FINDINGS = ("shared_blocks", "padding_counts")

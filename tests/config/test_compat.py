@@ -353,7 +353,8 @@ def test_nmoes_first_wrap_is_that_of_the_original(tmp_path, native_shards):
     with one_device(config) as loader:
         assert np.asarray(loader.batch_at(10).tokens)[0].tolist() == [80, 81, 82, 83, 84, 85, 86, 0]
         assert np.asarray(loader.batch_at(11).tokens)[0].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert config.datasets()["a"].dropped_tokens == 0
+    figures = config.accounts()["a"]
+    assert (figures.dropped_tokens, figures.repeated_tokens) == (0, figures.train_tokens - figures.tokens)
 
 
 def test_nmoes_stages_and_a_config_that_is_written_back(tmp_path, native_shards):

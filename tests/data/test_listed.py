@@ -39,6 +39,11 @@ def test_windows_are_those_of_the_stream(cache, stretches, stride, overlap, rand
     endless = np.tile(stream, -(-(windows * stride + seq_len) // stream.size) + 1)
     expected = [endless[k * stride : k * stride + seq_len].tolist() for k in order.tolist()]
     assert dataset.read(range(windows)).tokens.tolist() == expected
+    places = np.concatenate([starts[k] + np.arange(int(sizes[k])) for k in stretches])
+    held = np.tile(places, -(-endless.size // places.size))
+    held = np.concatenate([held[k * stride : k * stride + seq_len] for k in range(windows)])
+    assert dataset.dropped_tokens == tokens.size - np.unique(held).size
+    assert dataset.repeated_tokens == held.size - np.unique(held).size
 
 
 def test_the_order_is_part_of_what_a_run_is(cache):

@@ -42,6 +42,8 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         source = SourceConfig([str(tmp_path / f"{name}.jsonl")], kind=kind, chat=chat)
         tokenizer = TokenizerConfig("bytes")
         build_cache(source, tokenizer, str(tmp_path / "caches" / name), progress=False)
+    (micro,) = re.findall(r'```yaml title="micro.yaml"\n(.*?)```', TEXT, re.DOTALL)
+    (tmp_path / "micro.yaml").write_text(micro)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -60,12 +62,13 @@ def test_the_config_loads_and_the_commands_work(caches: Path, monkeypatch, capsy
     (caches / "run.yaml").write_text(config)
     with load_config("run.yaml").loader() as loader:
         assert loader.batch_at(0).tokens.shape == (8, 512)
-    (commands,) = blocks("bash")
-    for line in commands.strip().splitlines():
+    for line in "".join(blocks("bash")).splitlines():
         monkeypatch.setattr(sys, "argv", shlex.split(line))
         with pytest.raises(SystemExit) as left:
             main()
-        assert not left.value.code, capsys.readouterr().err
+        shown = capsys.readouterr()
+        assert not left.value.code, shown.err
+        assert ("Micro-batches of 1 x 1,024 tokens: " in shown.out) == ("micro.yaml" in line)
 
 
 def test_the_picture_is_that_of_the_script():

@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.data.columns import ColumnConfig
 from headrace.data.mixture import MixtureDataset
+from headrace.data.packed import PackedTokenDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.feed.loader import DataLoader
 from headrace.store.layout import CacheLayout, LeafSpec
@@ -103,7 +105,7 @@ def expected(root):
 
 
 @contextmanager
-def job(root, processes, devices, meshes, **settings):
+def job(root, processes, devices, meshes, script=HOST, **settings):
     """Starts a job that loads all steps on one mesh after the other; whatever happens, none of its processes stays.
 
     A mesh is (name, {axis: size}, an axis or None for each dimension of a batch). ``settings``: the ``step`` to begin
@@ -118,7 +120,16 @@ def job(root, processes, devices, meshes, **settings):
     settings = {"processes": processes, "meshes": meshes, **defaults, **settings}
     hosts = [
         subprocess.Popen(
-            [sys.executable, "-c", HOST, str(Path(__file__).parent), str(root), address, json.dumps(settings), str(n)],
+            [
+                sys.executable,
+                "-c",
+                script,
+                str(Path(__file__).parent),
+                str(root),
+                address,
+                json.dumps(settings),
+                str(n),
+            ],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -249,3 +260,40 @@ def test_a_host_that_dies_leaves_none_that_hangs(root):
         for host in hosts:
             host.communicate()
         assert all(host.returncode != 0 for host in hosts)
+
+
+MICRO_HOST = """
+import json, sys
+import jax
+sys.path.insert(0, sys.argv[1])
+from test_loader_meshes import micro_digests
+job = json.loads(sys.argv[4])
+jax.distributed.initialize(sys.argv[3], job["processes"], int(sys.argv[5]))
+assert jax.process_count() == job["processes"]
+for exchange in ("off", "on"):
+    print("exchanged", micro_digests(sys.argv[2], row_exchange=exchange))
+"""
+
+
+def micro_digests(root, **options):
+    """Sums that tell the micro-batches of some steps apart, with all that lies beside tokens; the same everywhere."""
+    one = {"algorithm": "next_fit", "columns": COLUMNS}
+    packed = {n: PackedTokenDataset(f"{root}/{n}", 24, name=n, **one).shuffle(1) for n in "ab"}
+    mixture = MixtureDataset(packed, {"a": 3, "b": 1}, 16)
+    loader = DataLoader(mixture, micro_batches=MicroBatchConfig(48, "tokens", rows=4), **options)
+
+    @jax.jit
+    def sums(step):
+        leaves = [step.rows.labels * step.rows.token_weights, step.segment_sources, *step.rows.extras.values()]
+        return [(leaf * (np.arange(leaf.size).reshape(leaf.shape) % 1009)).sum() for leaf in leaves], step.count
+
+    with loader.iter_from_step(1) as batches:
+        return json.dumps([jax.tree.map(float, sums(next(batches))) for _ in range(3)])
+
+
+@pytest.mark.slow
+def test_processes_hold_the_micro_batches_of_one(root):
+    expected = micro_digests(root, mesh=Mesh(np.asarray(jax.devices()[:1]), ("data",)))
+    with job(root, 2, 2, [], script=MICRO_HOST) as hosts:
+        digests = finish(hosts)
+    assert [json.loads(" ".join(words)) for words in digests] == [json.loads(expected)]

@@ -31,6 +31,8 @@ from .loss import token_mean as token_mean
 from .loss import unified_loss as unified_loss
 from .loss import unified_loss_from_hidden as unified_loss_from_hidden
 from .loss import weighted_mean as weighted_mean
+from .micro_plan import MicroBatchConfig as MicroBatchConfig
+from .micro_step import MicroBatches as MicroBatches
 from .packed_batch import ExpandedBatch as ExpandedBatch
 from .packed_batch import FlatBatch as FlatBatch
 from .packed_batch import PackedBatch as PackedBatch

@@ -285,6 +285,7 @@ def _run_line(plan: RunPlan) -> str:
         packed = (
             f"\nA batch of {plan.batch_size:,} packed rows holds about {documents:,} documents and {tokens:,} tokens."
         )
+    packed += f"\n{plan.micro_batches}" if plan.micro_batches is not None else ""
     return f"{len(plan.components)} components, {rows} of {lengths} tokens, {end}{packed}"
 
 

@@ -342,6 +342,9 @@ def _show_run(console: Console, path: str, facts: dict[str, Any]) -> None:
         if one["incomplete_tokens"]:
             what = f"{one['incomplete_documents']:,} documents with {one['incomplete_tokens']:,} tokens"
             lines.append(f"{name}: {what} are in no row, as others of their units are removed or empty")
+        if one["repeated_tokens"]:
+            again = "they overlap, or are of several passes"
+            lines.append(f"{name}: {one['repeated_tokens']:,} tokens of its rows are there again: {again}")
         if one["padding_tokens"]:
             share = one["padding_tokens"] / (one["train_tokens"] + one["validation_tokens"] + one["padding_tokens"])
             lines.append(f"{name}: packed; {one['padding_tokens']:,} places of its rows are padding ({share:.2%})")

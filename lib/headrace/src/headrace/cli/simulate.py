@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headrace.analysis.probe import ShuffleProbe
     from headrace.analysis.simulate.forecast import Forecast
     from headrace.config.lm_data import LmDataConfig
-    from headrace.mix.schedule import ExchangeSetting
+    from headrace.mix.schedule import ExchangeSetting, RowOrder
 
 LONG_S = 5.0
 """Seconds of counting that are worth a word."""
@@ -70,6 +70,7 @@ def command(
     from headrace.analysis.simulate.forecast import RunSteps, simulate
     from headrace.analysis.simulate.host_forecast import Prices
     from headrace.config.lm_data import load_config
+    from headrace.feed.micro_batches import MicroForecast
 
     numbers = parse_hosts(hosts)
     _check_flags(cache_mib, num_steps, first_step, max_rows, price_per_1000_reads, price_per_gib)
@@ -78,6 +79,7 @@ def command(
     resolved = planned.config
     _say_if_long(resolved)
     dataset = resolved.dataset(planned.caches)
+    row_order: RowOrder = "locality" if resolved.row_order == "locality" else "stream"
     with watching("examples counted") as watch:
         forecast = simulate(
             dataset,
@@ -85,15 +87,20 @@ def command(
             hosts=numbers or [n for n in (1, 8, 64) if n <= dataset.batch_schedule.rows_at(first_step)[1]],
             cache_bytes=resolved.prefetch_bytes if cache_mib is None else cache_mib << 20,
             steps=RunSteps(first_step, num_steps, max_rows),
-            row_order="locality" if resolved.row_order == "locality" else "stream",
+            row_order=row_order,
             prices=Prices(price_per_1000_reads, price_per_gib),
             watch=watch,
         )
     noise = source_excess(dataset, num_steps or resolved.run_steps, forecast.batch_size, parse_shares(icc))
+    cut = resolved.micro_batches
+    micro = cut and MicroForecast.of(cut, dataset, dataset.batch_schedule, row_order)
     if as_json:
-        typer.echo(json.dumps(forecast.to_json() | {"noise": {name: one._asdict() for name, one in noise.items()}}))
+        more = {"noise": {n: one._asdict() for n, one in noise.items()}, "micro_batches": micro and micro._asdict()}
+        typer.echo(json.dumps(forecast.to_json() | more))
         return
     show(forecast, len(resolved.components), dataset.at_step(first_step)[0].seq_len, resolved.exchange_setting)
+    if micro is not None:
+        typer.echo(str(micro))
     for name, one in noise.items():
         typer.echo(f"{name}: {one} over a full shuffle")
     if len(noise) < len(resolved.components):

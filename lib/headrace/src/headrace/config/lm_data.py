@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
+from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.config.bucketed import written_out
 from headrace.config.compat import CompatConfig, compat_datasets
 from headrace.config.component import (
@@ -102,8 +103,8 @@ class LmDataConfig:
         row_order: ``locality`` or ``stream``: order of rows within a batch.
         prefetch_bytes: Memory for reading ahead, on each host.
         cache_catalog: Levanter's catalog of caches: the ledgers of those that it names are taken from this one file.
-        row_exchange: ``auto`` (None), ``on`` or ``off``: whether hosts pass rows to each other; see
-            :class:`~headrace.feed.loader.LoaderOptions`. Not part of the run's fingerprint.
+        row_exchange: ``auto`` (None), ``on`` or ``off``: whether hosts pass rows to each other; not in the fingerprint.
+        micro_batches: Micro-batches that batches come in (:mod:`headrace.batch.micro_plan`); not in the fingerprint.
         compat: Another system whose rows and order the run has; see :mod:`headrace.config.compat`.
 
     Raises:
@@ -132,6 +133,7 @@ class LmDataConfig:
     prefetch_bytes: int = 1 << 30
     cache_catalog: str | None = None
     row_exchange: str | bool | None = None
+    micro_batches: MicroBatchConfig | None = None
     compat: CompatConfig | None = None
 
     def __post_init__(self) -> None:
@@ -156,6 +158,8 @@ class LmDataConfig:
             check_column_name(name)
         for name, component in self.components.items():
             component.check(f"components.{name}", 1 if self.counted else self.phases[0][1])
+        if self.micro_batches is not None:
+            self.micro_batches.check(max(dict(self.phases).values()))
         if self.phases[1:] and (subsets := [path for _, path in subsets_of(self.components, self.subset).values()]):
             raise ConfigError(NOT_WITH_PHASES, field=subsets[0], cure="Keep one seq_len, or leave the subset out.")
         check_epochs("max_epochs", self.max_epochs)
@@ -184,11 +188,8 @@ class LmDataConfig:
     def resolved_stages(self, instead: Mapping[str, TokenCache] | None = None) -> list[Stage]:
         """The mixtures of the run, in order, amendments included.
 
-        Args:
-            instead: As in :meth:`open_caches`; caches are opened only where weights follow from sizes.
-
-        Raises:
-            ConfigError: weights given in two places, an unknown source, an amendment out of order.
+        ``instead`` as in :meth:`open_caches`; caches are opened only where weights follow from sizes. ConfigError:
+        weights given in two places, an unknown source, an amendment out of order.
         """
         return list(self._mixture_plan(instead).stages)
 
@@ -244,7 +245,7 @@ class LmDataConfig:
         from headrace.data.component import stored_rows
 
         caches, components = self.open_caches(instead), self.components
-        if self.compat is not None:
+        if self.compat:
             return compat_datasets(self, caches, "train")
         own = {name: one.columns or {} for name, one in components.items()}
         columns, removed = columns_by_component(caches, self.columns or {}, own), left_out(components, caches)
@@ -358,8 +359,8 @@ class LmDataConfig:
         """This config with a version of the braid wherever it names none; itself if it names all, or braids nothing."""
         components = {name: c.of_braid_version(version) for name, c in self.components.items()}
         shuffle = braid_of_version(self.shuffle, version)
-        changed = shuffle != self.shuffle or components != self.components
-        return dataclasses.replace(self, shuffle=shuffle, components=components) if changed else self
+        same = shuffle == self.shuffle and components == self.components
+        return self if same else dataclasses.replace(self, shuffle=shuffle, components=components)
 
     def loader(
         self,
@@ -386,7 +387,7 @@ class LmDataConfig:
             sharding=sharding,
             prefetch_bytes=self.prefetch_bytes,
             row_order="locality" if self.row_order == "locality" else "stream",
-            **{"row_exchange": self.exchange_setting, **options},
+            **{"row_exchange": self.exchange_setting, "micro_batches": self.micro_batches, **options},
         )
         OpenBytes.of(dataset).check(self.prefetch_bytes, loader.local_share)
         return loader

@@ -1,7 +1,7 @@
 """One component of a run: its rows as they are stored, its train and validation side, and where each token goes.
 
-Nothing is dropped uncounted: ``tokens = train_tokens + validation_tokens + unused_tokens + removed_tokens +
-dropped_tokens``.
+Nothing is dropped uncounted: ``tokens + repeated_tokens = train_tokens + validation_tokens + unused_tokens +
+removed_tokens + dropped_tokens``.
 """
 
 from __future__ import annotations
@@ -186,6 +186,8 @@ class Account:
         padding_tokens: Places of rows of both sides that hold no token: packs are not quite full.
         incomplete_documents: Documents that are not packed as another one of their unit is removed or without tokens.
         incomplete_tokens: Tokens of these; part of ``dropped_tokens``.
+        repeated_tokens: Tokens that rows hold beside those that they hold once: Megatron-LM's overlap, and are of
+            several passes in a run with ``compat``.
     """
 
     documents: int
@@ -205,6 +207,7 @@ class Account:
     incomplete_tokens: int = 0
     unused_rows: int = 0
     unused_tokens: int = 0
+    repeated_tokens: int = 0
 
     def to_json(self) -> dict[str, int]:
         """All figures as JSON values."""
@@ -227,7 +230,7 @@ def account(
         >>> figures.train_tokens + figures.validation_tokens + figures.dropped_tokens == figures.tokens
         True
     """
-    removal = dataset.removal
+    removal, repeated = dataset.removal, dataset.repeated_tokens
     validation_rows, validation_tokens = (0, 0) if validation is None else (len(validation), _tokens(validation))
     side_tokens = _tokens(train)
     train_tokens = side_tokens if subset is None else _tokens(subset)
@@ -244,12 +247,13 @@ def account(
         train_tokens=train_tokens,
         validation_rows=validation_rows,
         validation_tokens=validation_tokens,
-        dropped_tokens=max(dataset.cache.num_tokens - dataset.removed_tokens - side_tokens - validation_tokens, 0),
+        dropped_tokens=dataset.cache.num_tokens + repeated - dataset.removed_tokens - side_tokens - validation_tokens,
         padding_tokens=(rows + validation_rows) * dataset.seq_len - train_tokens - validation_tokens,
         incomplete_documents=dataset.incomplete_documents,
         incomplete_tokens=dataset.incomplete_tokens,
         unused_rows=len(train) - rows,
         unused_tokens=side_tokens - train_tokens,
+        repeated_tokens=repeated,
     )
 
 

@@ -87,7 +87,22 @@ class ListedDataset(CacheDataset["ListedRows"]):
     @property
     def dropped_tokens(self) -> int:
         """Tokens of the cache that are in no row: of other splits, and behind the last full window."""
-        return max(self.cache.num_tokens - self.length * self._listing.stride, 0)
+        return self.cache.num_tokens - self._tokens_once
+
+    @property
+    def repeated_tokens(self) -> int:
+        return self.length * self.seq_len - self._tokens_once
+
+    @property
+    def _tokens_once(self) -> int:
+        """Tokens that are in any row: windows leave none out, up to the end of the last."""
+        size, last = self._listing.size, (self.length - 1) * self._listing.stride + self.seq_len
+        covered = np.clip(last - (np.cumsum(size) - size), 0, size)
+        filled = size > 0
+        documents, number = np.unique(self._listing.start[filled], return_inverse=True)
+        most = np.zeros(documents.size, np.int64)  # a document comes once an epoch
+        np.maximum.at(most, number, covered[filled])
+        return int(most.sum())
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -110,6 +110,11 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         """Tokens of documents that are not packed as another one of their unit is missing."""
         return 0
 
+    @property
+    def repeated_tokens(self) -> int:
+        """Tokens that rows hold beside those that they hold once: where they overlap, or are of several passes."""
+        return 0
+
     def locate(self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None) -> Rows:
         return Rows(np.zeros_like(indices), indices, indices / max(self.length, 1))
 

@@ -7,6 +7,7 @@ or devices.
 
 from __future__ import annotations
 
+import itertools
 import json
 import operator
 import threading
@@ -16,11 +17,12 @@ from functools import partial
 from typing import Any, NoReturn, TypeAlias, TypedDict, Unpack
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
+from jax.tree_util import Partial
 
 from headrace.batch.context_parallel import SequenceLayout, sequence_layout
+from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError, HeadraceError, IndexOutOfRangeError, check_at_least
@@ -28,7 +30,8 @@ from headrace.feed.async_reader import BatchReader
 from headrace.feed.exchange import PooledRows, RowExchange, check_exchange, exchange_rows, holders_of
 from headrace.feed.host_gate import HostBarrier, open_gate
 from headrace.feed.hosts import check_same, gather
-from headrace.feed.placement import Delivery, Placement, batch_sharding
+from headrace.feed.micro_batches import StepSplitter
+from headrace.feed.placement import Delivery, Placement, batch_sharding, fresh_copy
 from headrace.feed.prefetch import Prefetched
 from headrace.feed.reader import GATHERING, GROUP, Grouping, open_reader
 from headrace.metrics import IterationStats, LoaderStats, ReadStats
@@ -63,6 +66,8 @@ class LoaderOptions(TypedDict, total=False):
             and :meth:`DataLoader.headspace` never exchange rows.
         sequence_layout: Which places of a row devices hold along the sharding's second axis: ``"contiguous"`` (the
             default), ``"zigzag"`` or ``"striped"``; see :class:`~headrace.batch.context_parallel.ContextBatch`.
+        micro_batches: Batches come as :class:`~headrace.batch.micro_step.MicroBatches`, cut as this says; None, the
+            default: they do not. ``next`` and :meth:`DataLoader.batch_at` run a collective then.
     """
 
     memory_map: bool
@@ -71,6 +76,7 @@ class LoaderOptions(TypedDict, total=False):
     host_barrier: HostBarrier | None
     row_exchange: ExchangeSetting
     sequence_layout: SequenceLayout
+    micro_batches: MicroBatchConfig | None
 
 
 class DataLoader(BatchOrder):
@@ -131,6 +137,8 @@ class DataLoader(BatchOrder):
                 self.placement.check(size, seq_len)
         layout = options.get("sequence_layout", "contiguous")
         self.functions += sequence_layout(layout, self.placement.sequence_ranks, self.dataset.seq_lens)
+        micro = options.get("micro_batches")
+        self._splitter = None if micro is None else StepSplitter(micro, self, self.placement, layout)
         self._mapping = options.get("memory_map", True)
         self._stall_rule = options.get("stall_rule") or StallRule()
         self._check_hosts = options.get("check_hosts", True)
@@ -168,7 +176,7 @@ class DataLoader(BatchOrder):
         step = self._checked_step(step)
         stats = IterationStats(self._stall_rule, WaitLog(step))
         reader = self._reader(stats, Grouping(0))
-        return self._to_devices(next(iter(reader.batches(step, step + 1))), stats)
+        return _finished(self._to_devices(next(iter(reader.batches(step, step + 1))), step, stats))
 
     def iter_from_step(self, step: int = 0) -> Prefetched[Any]:
         """Batches from ``step`` on, prepared in the background. A context manager; dropping it stops the background
@@ -318,12 +326,19 @@ class DataLoader(BatchOrder):
             self, self._reads, self.prefetch_bytes, stats, grouping, mapping=self._mapping, exchange=exchange
         )
 
-    def _to_devices(self, host: Any, stats: IterationStats) -> Any:
+    def _to_devices(self, host: Any, step: int, stats: IterationStats) -> Any:
         with stats.watch.phase("transfer"), stats.waits.during("transfer"):
             if isinstance(host, PooledRows):
                 origin = self.placement.to_global(host.origin, host.batch_size)
-                return host._replace(arrays=self._deliver_arrays(host.arrays, [host.array_size]), origin=origin)
-            return self._deliver_arrays(host, self.schedule.unique_sizes)
+                delivered = host._replace(arrays=self._deliver_arrays(host.arrays, [host.array_size]), origin=origin)
+            else:
+                delivered = self._deliver_arrays(host, self.schedule.unique_sizes)
+        if self._splitter is None:
+            return delivered
+        with stats.watch.phase("plan"), stats.waits.during("plan"):
+            split, places = self._splitter.planned(step)
+        stats.reads.micro_batch_places += places
+        return Partial(split, delivered)
 
     def _deliver_arrays(self, host: Any, sizes: Sequence[int]) -> Any:
         if self._deliver is not None:
@@ -367,18 +382,22 @@ class DataLoader(BatchOrder):
         return step
 
 
-def _finished(batch: Any) -> Any:
-    return exchange_rows(batch) if isinstance(batch, PooledRows) else batch
+def _finished(delivered: Any) -> Any:
+    """The batch that a trainer gets: rows in their places, cut into micro-batches where it is to be. A collective."""
+    if isinstance(delivered, Partial):
+        return delivered()
+    return exchange_rows(delivered) if isinstance(delivered, PooledRows) else delivered
 
 
 def _delivered(
-    reader: BatchReader, step: int, stop: int | None, to_devices: Callable[[Any], Any]
+    reader: BatchReader, step: int, stop: int | None, to_devices: Callable[[Any, int], Any]
 ) -> Iterator[list[Any]]:
     ready: list[Any] = []  # whoever takes it empties it
+    numbers = itertools.count(step)
     try:
         for group in reader.groups(step, stop):
             while group:
-                ready.append(to_devices(group.pop(0)))
+                ready.append(to_devices(group.pop(0), next(numbers)))
             yield ready
             ready = []
     except Exception:
@@ -393,26 +412,4 @@ def _replayed(make: Callable[[], Iterator[list[Any]]]) -> Iterator[list[Any]]:
     """Fresh copies of all these batches, over and over, without end (none if there are none)."""
     batches = [batch for group in make() for batch in group]
     while batches:
-        yield from ([_fresh_copy(batch)] for batch in batches)
-
-
-def _fresh_copy(batch: Any) -> Any:
-    """The same global arrays in memory of their own: one small program a device, nothing exchanged."""
-    leaves, structure = jax.tree.flatten(batch)
-    shards: dict[Any, list[jax.Array]] = {}
-    for leaf in leaves:
-        for shard in leaf.addressable_shards:
-            shards.setdefault(shard.device, []).append(shard.data)
-    copies = {device: iter(_copied(held)) for device, held in shards.items()}
-    fresh = [
-        jax.make_array_from_single_device_arrays(
-            leaf.shape, leaf.sharding, [next(copies[shard.device]) for shard in leaf.addressable_shards]
-        )
-        for leaf in leaves
-    ]
-    return jax.tree.unflatten(structure, fresh)
-
-
-@jax.jit
-def _copied(arrays: list[jax.Array]) -> list[jax.Array]:
-    return [jnp.copy(array) for array in arrays]
+        yield from ([fresh_copy(batch)] for batch in batches)

@@ -21,7 +21,7 @@ from levanter.tokenizers import load_tokenizer
 from headrace.config.lm_data import LmDataConfig, load_config
 from headrace.config.parsing import decode, with_overrides
 from headrace.errors import ConfigError
-from headrace.levanter.dataset import HeadraceDataset
+from headrace.levanter.dataset import HeadraceDataset, check_whole_batches
 from headrace.levanter.loader import check_schedule, headrace_schedule
 from headrace.run.manifest import open_run
 from headrace.store import files
@@ -147,7 +147,8 @@ def open_run_beside(run_dir: str | None, rows: HeadraceDataset) -> None:
 
 
 def check_length(Pos: Any, config: LmDataConfig) -> None:
-    """Raises ConfigError unless rows are as long as Levanter's positions."""
+    """Raises ConfigError unless rows are as long as Levanter's positions, and batches whole."""
+    check_whole_batches(config)
     lengths = [length for _, length in config.phases]
     if lengths != [Pos.size]:
         raise ConfigError(

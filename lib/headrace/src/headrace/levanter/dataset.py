@@ -25,6 +25,7 @@ from levanter.data.text.examples import named_lm_example_from_grug
 
 from headrace.batch.conversions import to_grug_example
 from headrace.batch.packed_batch import PackedBatch
+from headrace.config.lm_data import LmDataConfig
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.dataset import BatchOrder, PlannedDataset
 from headrace.data.rows import Rows
@@ -35,6 +36,13 @@ from headrace.levanter.leaving import stop_loaders_at_exit
 from headrace.metrics import ReadStats
 from headrace.mix.schedule import BatchSchedule, ExchangeSetting, RowOrder
 from headrace.order.order import check_indices
+
+
+def check_whole_batches(config: LmDataConfig) -> None:
+    """Raises ConfigError if a config cuts batches, which Levanter's trainer does by itself."""
+    if config.micro_batches is not None:
+        cure = "Leave it out, and set trainer.per_device_parallelism."
+        raise ConfigError("are Levanter's own to cut", field="micro_batches", value=config.micro_batches, cure=cure)
 
 
 class HeadraceDataset(LevanterAsyncDataset[Any]):

@@ -23,7 +23,7 @@ from headrace.data.async_dataset import AsyncDataset
 from headrace.errors import ConfigError
 from headrace.feed.loader import DataLoader, LoaderOptions
 from headrace.feed.prefetch import Prefetched
-from headrace.levanter.dataset import HeadraceDataset
+from headrace.levanter.dataset import HeadraceDataset, check_whole_batches
 from headrace.metrics import LoaderStats
 from headrace.mix.schedule import BatchSchedule, RowOrder
 
@@ -116,6 +116,7 @@ class LmLoader:
             ConfigError: the batch size is another than ``trainer.train_batch_size``.
         """
         if isinstance(dataset, LmDataConfig):
+            check_whole_batches(dataset)
             options["prefetch_bytes"] = dataset.prefetch_bytes
             options["row_order"] = "stream" if dataset.row_order == "stream" else "locality"
             options["row_exchange"] = dataset.exchange_setting

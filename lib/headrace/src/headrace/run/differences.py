@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-_FREE = ("num_steps", "prefetch_bytes", "row_exchange", "cache_catalog")
+_FREE = ("num_steps", "prefetch_bytes", "row_exchange", "micro_batches", "cache_catalog")
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:

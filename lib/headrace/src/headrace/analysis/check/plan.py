@@ -24,6 +24,7 @@ from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import PhasedDataset
 from headrace.data.rows import segments_of
 from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.feed.micro_batches import MicroForecast
 from headrace.feed.plan import BlockSpace, global_rows, stored_blocks
 from headrace.mix.blend import is_size_rule
 from headrace.mix.repeats import repeats_somewhere
@@ -93,6 +94,7 @@ class RunPlan:
     open_bytes: OpenBytes  # what the orders of all components keep open: the figure by which loaders refuse a budget
     # Components that are to be packed, and are planned as streams since their documents are not there yet
     unpacked: tuple[str, ...]
+    micro_batches: MicroForecast | None  # how batches are cut, and how full the pieces are; None: they are not cut
     config: LmDataConfig = field(repr=False)  # the config
 
     @property
@@ -115,6 +117,7 @@ class RunPlan:
         return {
             **plain,
             "open_bytes": self.open_bytes._asdict(),
+            "micro_batches": self.micro_batches and self.micro_batches._asdict(),
             "noise": {name: noise._asdict() for name, noise in self.noise.items()},
             "components": [asdict(c) for c in self.components],
             "forecast": None if self.forecast is None else self.forecast.to_json(),
@@ -175,6 +178,7 @@ def plan_run(
     forecast, unlimited, refused = _forecasts(
         dataset, order, hosts or [n for n in HOSTS if n == 1 or size % n == 0], config, steps, rows
     )
+    micro = config.micro_batches and MicroForecast.of(config.micro_batches, dataset, dataset.batch_schedule, order)
     chunks, chunk_bytes = _first_batch(dataset, order)
     components = tuple(
         _component(name, config, opened[name], planned, trained[name], first, shares[:, d], drawn and drawn.of(d))
@@ -200,6 +204,7 @@ def plan_run(
         prefetch_bytes=config.prefetch_bytes,
         open_bytes=OpenBytes.of(dataset),
         unpacked=planned.unpacked,
+        micro_batches=micro,
         config=given,
     )
 

@@ -1,0 +1,176 @@
+"""``MicroBatches``: the batch of a step, in micro-batches whose losses and gradients add up to those of the whole.
+
+.. code-block:: python
+
+    def loss(params, batch, denominator):
+        return unified_loss(model(params, batch), batch, denominator)
+
+    @jax.jit
+    def train_step(params, step: MicroBatches):
+        value, gradient = step.sum(lambda batch, whole: jax.value_and_grad(loss)(params, batch, whole))
+
+A mean over micro-batches of means is not the mean over the step: they hold different numbers of labels. ``whole`` is
+the step's denominator, whichever it is (:mod:`headrace.batch.loss`), as each micro-batch has to apply it.
+
+All K x R rows are one :class:`~headrace.batch.packed_batch.PackedBatch`, sharded as any batch is. Row r of micro-batch
+k is row ``r * K + k``: each device takes its own rows out, and nothing is moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int, Int32
+
+from headrace.batch.along_rows import with_auto_axes
+from headrace.batch.loss import Denominator, LossBatch, coefficients
+from headrace.batch.micro_plan import MicroShape
+from headrace.batch.packed_batch import PackedBatch
+
+T = TypeVar("T")
+
+
+class MicroBatches(eqx.Module):
+    """The batch of a step as up to K micro-batches of R rows.
+
+    Attributes:
+        rows: All rows, also those that are empty; ``source_id`` is that of the first of the batch's rows in each.
+        count: Micro-batches that hold rows: the first ones.
+        segment_sources: Source of each segment of ``rows``; -1 behind the last.
+        number: Micro-batches that there is room for (K). Static under jit.
+
+    Example:
+        >>> from headrace.batch import MicroBatchConfig, pack_rows, unified_loss
+        >>> lengths = np.array([[2], [3], [4], [3]], np.int32)
+        >>> batch = pack_rows(np.arange(16).reshape(4, 4), segment_lengths=lengths)
+        >>> config = MicroBatchConfig(8)
+        >>> shape = config.shape(batch_size=4, seq_len=4, row_segments=1, ways=1)
+        >>> step = lay_out(batch, *config.plan(lengths, shape), shape=shape)
+        >>> [step.at(k).tokens.tolist() for k in range(step.number)]
+        [[[0, 1, 4, 5, 6, 12, 13, 14]], [[8, 9, 10, 11, 0, 0, 0, 0]]]
+        >>> whole = unified_loss(jnp.zeros((4, 4, 16)), batch)
+        >>> loss = step.sum(lambda some, denominator: unified_loss(jnp.zeros((1, 8, 16)), some, denominator))
+        >>> round(float(whole), 5), round(float(loss), 5)
+        (2.77259, 2.77259)
+    """
+
+    rows: PackedBatch
+    count: Int32[Any, ""]
+    segment_sources: Int32[Any, "N M"]
+    number: int = eqx.field(static=True)
+
+    def at(self, k: int | Int[Array, ""]) -> PackedBatch:
+        """Micro-batch ``k``; those from ``count`` on hold nothing."""
+        return jax.tree.map(partial(self._taken, k), self.rows)
+
+    def _taken(self, k: int | Int[Array, ""], leaf: Any) -> Any:
+        return leaf.reshape(-1, self.number, *leaf.shape[1:])[:, k]
+
+    def sum(self, function: Callable[[PackedBatch, Denominator], T], denominator: Denominator = "weights") -> T:
+        """What ``function`` gives for the micro-batches that hold rows, added up: a loss, its gradient, any pytree of
+        arrays. The loop is compiled once, whatever their number.
+
+        Args:
+            function: Of a micro-batch, and the denominator to give its losses.
+            denominator: Of the whole step.
+        """
+        share = coefficients(self.rows, denominator)
+        if share.ndim:
+            share = jnp.broadcast_to(share, (self.rows.batch_size, share.shape[-1]))
+
+        def of_micro_batch(k: Int[Array, ""]) -> T:
+            own = self._taken(k, share) if share.ndim else share
+
+            def whole(_: LossBatch) -> Array:
+                return 1.0 / own
+
+            return function(self.at(k), whole)
+
+        shapes = jax.eval_shape(of_micro_batch, self.count)
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), shapes)
+        added = partial(jax.tree.map, jnp.add)
+        return jax.lax.fori_loop(0, self.count, lambda k, total: added(total, of_micro_batch(k)), nothing)
+
+
+@partial(jax.jit, static_argnames=("shape", "sharding"))
+def lay_out(
+    batch: PackedBatch,
+    place: Int32[Any, " B"],
+    segment: Int32[Any, "N M"],
+    count: Int32[Any, ""] | int,
+    *,
+    shape: MicroShape,
+    sharding: NamedSharding | None = None,
+) -> MicroBatches:
+    """The micro-batches of a batch, as a :class:`~headrace.batch.micro_plan.MicroPlan` has them.
+
+    A collective where rows lie on several devices: all processes must call it, in the same order.
+
+    Args:
+        batch: The batch, wherever its rows lie.
+        place: The plan's.
+        segment: The plan's.
+        count: The plan's.
+        shape: Shape of the micro-batches.
+        sharding: Of ``[N, T]`` arrays; None: as jax has it.
+    """
+    lay = partial(_laid_out, shape)
+    if sharding is None:
+        return lay(batch, place, segment, count)
+
+    def spec_of(leaf: Any) -> PartitionSpec:
+        along = leaf.ndim > 1 and leaf.shape[1] == shape.places
+        return PartitionSpec(*sharding.spec[: min(leaf.ndim, 2 if along else 1)])
+
+    plain = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (batch, place, segment, count))
+    specs = jax.tree.map(spec_of, jax.eval_shape(lay, *plain))
+    laid = with_auto_axes(lay, batch, place, segment, count, out=lambda _: specs)
+    if AxisType.Explicit in sharding.mesh.axis_types:
+        return laid
+    placed = partial(NamedSharding, sharding.mesh)
+    return jax.tree.map(lambda leaf, spec: jax.lax.with_sharding_constraint(leaf, placed(spec)), laid, specs)
+
+
+def _laid_out(shape: MicroShape, batch: PackedBatch, place: Any, segment: Any, count: Any) -> MicroBatches:
+    number, rows, places, _ = shape
+    size = number * rows * places
+    begins = jnp.full(size, -1, np.int32).at[place].set(jnp.arange(place.size, dtype=np.int32), mode="drop")
+    row = jax.lax.cummax(begins.reshape(-1, places), axis=1)  # rows ascend
+    column = jnp.arange(places, dtype=np.int32) - jnp.where(row >= 0, place[row] % places, 0)
+    lengths = batch.segment_lengths
+    if lengths is None:
+        lengths = jnp.where(batch.valid, batch.seq_len, 0)[:, None].astype(np.int32)
+
+    def of_segments(values: Any, fill: int) -> Any:
+        return jnp.where(segment >= 0, values.reshape(-1)[segment], np.asarray(fill, values.dtype))
+
+    own_lengths = of_segments(lengths, 0)
+    inside = jnp.arange(places) < own_lengths.sum(axis=1)[:, None]
+    column = jnp.where(inside, column, 0)
+
+    def beside(values: Any) -> Any:
+        """What stands beside each token, or one value a row of the batch."""
+        taken = values[row, 0 if values.shape[1] == 1 else column]
+        return jnp.where(inside.reshape(*inside.shape, *[1] * (taken.ndim - 2)), taken, np.zeros((), values.dtype))
+
+    of_tokens = ("log_probs", "loss_mask", "policy_version", "token_mask", "weights")
+    leaves = {name: getattr(batch, name) for name in of_tokens}
+    laid = PackedBatch(
+        beside(batch.token_ids),
+        jnp.where(inside[:, 0], batch.source_id[row[:, 0]], -1),
+        segment_lengths=own_lengths,
+        rewards=None if batch.rewards is None else of_segments(batch.rewards, 0),
+        group_ids=None if batch.group_ids is None else of_segments(batch.group_ids, -1),
+        pairs=batch.pairs,
+        extras=batch.extras and {name: beside(leaf) for name, leaf in batch.extras.items()},
+        **{name: None if leaf is None else beside(leaf) for name, leaf in leaves.items()},
+    )
+    sources = of_segments(jnp.broadcast_to(batch.source_id[:, None], lengths.shape), -1)
+    return MicroBatches(laid, jnp.asarray(count, np.int32), sources, number)

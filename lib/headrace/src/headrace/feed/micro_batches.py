@@ -1,0 +1,156 @@
+"""Micro-batches of a loader: which rows go where at each step, and the program that puts them there.
+
+Batches are read and delivered as ever, whichever process reads a row. The plan of a step follows from the lengths of
+its rows, which all processes know; the devices then pass rows to where they belong, in one program a step.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.batch.micro_plan import MicroBatchConfig, MicroPlan, MicroShape
+from headrace.batch.micro_step import MicroBatches, lay_out
+from headrace.batch.packed_batch import PackedBatch
+from headrace.data.dataset import BatchOrder, PlannedDataset
+from headrace.data.rows import segments_of
+from headrace.errors import ConfigError
+from headrace.feed.exchange import PooledRows, exchange_rows, row_shards
+from headrace.feed.placement import Placement
+from headrace.feed.plan import global_rows
+from headrace.mix.schedule import BatchSchedule, RowOrder
+
+_LOOKED_STEPS = 8
+
+
+def plan_step(
+    config: MicroBatchConfig,
+    dataset: PlannedDataset,
+    schedule: BatchSchedule,
+    step: int,
+    row_order: RowOrder = "locality",
+    ways: int = 1,
+) -> tuple[MicroShape, MicroPlan, int]:
+    """Shape and plan of the micro-batches of a step, and the tokens in them. Reads nothing.
+
+    Args:
+        config: How the batch is cut.
+        dataset: What is loaded.
+        schedule: Its batch sizes.
+        step: The step.
+        row_order: Of the rows within the batch.
+        ways: Ways that a mesh splits rows.
+    """
+    served, _, sizes, valid, rows = global_rows(dataset, schedule, step, 1, row_order)
+    segments = segments_of(served.sources, rows.source, rows.row)
+    if segments is None:
+        segments = np.full((rows.row.size, 1), served.seq_len, np.int32)
+    size = int(sizes[0])
+    shape = config.shape(size, served.seq_len, segments.shape[1], ways)
+    padded = np.zeros((size, segments.shape[1]), np.int32)
+    padded[: int(valid[0])] = segments
+    return shape, config.plan(padded, shape), int(segments.sum())
+
+
+class MicroForecast(NamedTuple):
+    """Micro-batches of the first steps of a run, counted.
+
+    Attributes:
+        mean: Micro-batches of a step, on average.
+        room: Micro-batches that there is room for, at most.
+        rows: Rows of each.
+        places: Places of a row.
+        fill: Share of the places of those that hold rows which holds tokens.
+    """
+
+    mean: float
+    room: int
+    rows: int
+    places: int
+    fill: float
+
+    @classmethod
+    def of(
+        cls, config: MicroBatchConfig, dataset: PlannedDataset, schedule: BatchSchedule, row_order: RowOrder
+    ) -> MicroForecast:
+        """Those of a run on one device, or with the config's ``rows``. Raises what :func:`check_micro_batches` does."""
+        check_micro_batches(config, dataset)
+        length = dataset.length
+        last = _LOOKED_STEPS if length is None else int(schedule.step_of(np.asarray([length - 1]))[0]) + 1
+        steps = [plan_step(config, dataset, schedule, k, row_order) for k in range(min(last, _LOOKED_STEPS))]
+        shape = max(shape for shape, _, _ in steps)
+        counts = sum(plan.filled for _, plan, _ in steps)
+        fill = sum(tokens for _, _, tokens in steps) / (counts * shape.rows * shape.places)
+        return cls(counts / len(steps), shape.number, shape.rows, shape.places, fill)
+
+    def __str__(self) -> str:
+        shape = f"{self.rows:,} x {self.places:,} tokens"
+        return f"Micro-batches of {shape}: {self.mean:.1f} a step, at most {self.room:,}; {self.fill:.1%} full."
+
+
+class StepSplitter:
+    """Cuts the batches of a loader into micro-batches.
+
+    Args:
+        config: How.
+        order: What is loaded.
+        placement: Where rows go.
+        sequence_layout: That of the loader.
+
+    Raises:
+        ConfigError: the dataset does not know the lengths of its rows; rows that are longer than a micro-batch's; rows
+            of micro-batches that do not divide over the mesh; another layout than ``"contiguous"``.
+    """
+
+    def __init__(self, config: MicroBatchConfig, order: BatchOrder, placement: Placement, sequence_layout: str) -> None:
+        self._config, self._order, self._placement = config, order, placement
+        self._ways = row_shards(placement.rows_sharding)
+        if sequence_layout != "contiguous":
+            cure = "Leave it out, or leave micro_batches out."
+            problem = "cannot be combined with micro_batches, whose rows are laid out later"
+            raise ConfigError(problem, field="sequence_layout", value=sequence_layout, cure=cure)
+        self._dataset = check_micro_batches(config, order.planned)
+        for name, size, ways in (
+            ("rows", config.rows or self._ways, self._ways),
+            ("max_tokens", config.max_tokens, placement.sequence_ranks),
+        ):
+            if size % ways:
+                cure = f"Use {-(-size // ways) * ways}, or another mesh."
+                problem = f"is not divisible by the {ways} ways that the mesh splits it"
+                raise ConfigError(problem, field=f"micro_batches.{name}", value=size, cure=cure)
+
+    def planned(self, step: int) -> tuple[Any, int]:
+        """What makes the micro-batches of a step of its delivered batch, on the devices; and the places in them, of
+        this process, padding included.
+        """
+        shape, plan, _ = plan_step(
+            self._config, self._dataset, self._order.schedule, step, self._order.row_order, self._ways
+        )
+        local = self._placement.local_rows(shape.rows).size
+        return partial(_split, plan, shape, self._placement), plan.filled * local * shape.places
+
+
+def check_micro_batches(config: MicroBatchConfig, dataset: PlannedDataset | None) -> PlannedDataset:
+    """The dataset; ConfigError if its rows cannot be cut into micro-batches."""
+    if dataset is None:
+        cure = "Load a dataset of token caches, or leave micro_batches out."
+        raise ConfigError("needs rows whose lengths are known", field="micro_batches", value=config, cure=cure)
+    if dataset.eos_id is not None:
+        cure = "Pack the components (packing: {}), or leave split_documents or micro_batches out."
+        problem = "needs rows whose documents are known before they are read, and split_documents looks for their ends"
+        raise ConfigError(problem, field="micro_batches", value=config.max_tokens, cure=cure)
+    for seq_len in dataset.seq_lens:
+        config.check(seq_len)
+    return dataset
+
+
+def _split(plan: MicroPlan, shape: MicroShape, placement: Placement, batch: Any) -> MicroBatches:
+    if isinstance(batch, PooledRows):
+        batch = exchange_rows(batch)
+    if not isinstance(batch, PackedBatch):
+        cure = "Leave micro_batches out, or make map() and fn return a PackedBatch."
+        kind = type(batch).__name__
+        raise ConfigError("needs batches that are PackedBatch", field="micro_batches", value=kind, cure=cure)
+    return lay_out(batch, *plan, shape=shape, sharding=placement.sharding)

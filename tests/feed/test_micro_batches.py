@@ -1,0 +1,138 @@
+"""Micro-batches from a loader: the rows of each step, on any mesh, from any step; what configs say; what is counted."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from headrace.batch.micro_plan import MicroBatchConfig
+from headrace.config.lm_data import load_config
+from headrace.data.mixture import MixtureDataset
+from headrace.data.packed import PackedTokenDataset
+from headrace.data.token_seq import TokenSeqDataset
+from headrace.errors import ConfigError
+from headrace.feed.loader import DataLoader
+from headrace.run.manifest import RunManifest
+from headrace.testing import random_documents, tiny_cache, write_cache
+
+BATCH = {0: 16, 3: 8}
+ROWS = MicroBatchConfig(96, "tokens", rows=4)
+
+
+def mixture_of(root):
+    one = {"algorithm": "next_fit", "max_documents": 1, "long": "truncate"}
+    packed = {n: PackedTokenDataset(f"{root}/{n}", 32, name=n, **one).shuffle(1) for n in "ab"}
+    return MixtureDataset(packed, {"a": 2, "b": 1}, BATCH).with_loss_weights({"b": 0.5})
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("micro")
+    for seed, name in enumerate("ab"):
+        write_cache(root / name, [random_documents(150, seed=seed)])
+    return root
+
+
+@pytest.fixture(scope="module")
+def mixture(root):
+    return mixture_of(root)
+
+
+def mesh(n, names=("data",), shape=None, explicit=False):
+    kind = AxisType.Explicit if explicit else AxisType.Auto
+    return Mesh(np.array(jax.devices()[:n]).reshape(shape or (n,)), names, axis_types=(kind,) * len(names))
+
+
+def documents_of(batch):
+    """Tokens and weights of every document of a batch, in some order."""
+    batch = jax.tree.map(np.asarray, batch)
+    tokens, weights, segments = batch.tokens, batch.token_weights, batch.segment_ids
+    found = []
+    for row in range(len(tokens)):
+        for k in range(segments[row].max() + 1):
+            here = segments[row] == k
+            found.append((tokens[row][here].tolist(), weights[row][here].tolist()))
+    return sorted(found)
+
+
+def test_each_step_holds_its_rows_once_from_any_step(mixture):
+    plain, loader = DataLoader(mixture), DataLoader(mixture, micro_batches=MicroBatchConfig(64, rows=8))
+    assert RunManifest.of(loader).fingerprint == RunManifest.of(plain).fingerprint  # delivery is not the order
+    with loader.iter_from_step(1) as batches:
+        for step in (1, 2, 3, 4):
+            delivered = next(batches)
+            assert documents_of(delivered.rows) == documents_of(plain.batch_at(step))
+            again = loader.batch_at(step)
+            assert all(map(np.array_equal, *map(jax.tree.leaves, (delivered, again))))
+            assert 0 < int(delivered.count) <= delivered.number
+            assert (np.asarray(delivered.at(int(delivered.count) - 1).source_id) >= 0).any()
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_micro_batches_are_the_same_on_every_mesh(mixture, explicit):
+    spec = PartitionSpec("data", "context")
+    shardings = {
+        "one": NamedSharding(mesh(1), PartitionSpec("data")),
+        "rows": NamedSharding(mesh(4, explicit=explicit), PartitionSpec("data")),
+        "columns": NamedSharding(mesh(4, ("data", "context"), (2, 2), explicit), spec),
+    }
+    steps = {n: DataLoader(mixture, sharding=s, micro_batches=ROWS).batch_at(2) for n, s in shardings.items()}
+    for name, step in steps.items():
+        assert all(map(np.array_equal, *map(jax.tree.leaves, (step, steps["one"]))))
+        held = step.rows.token_ids.sharding
+        assert held.is_equivalent_to(shardings[name], 2), held
+
+
+def test_the_last_batch_of_a_dataset_is_not_full():
+    packed = PackedTokenDataset(tiny_cache(documents=20), 32, algorithm="next_fit")
+    loader = DataLoader(packed, 8, mesh=mesh(2), micro_batches=MicroBatchConfig(64, "tokens"))
+    last = loader.num_steps - 1
+    delivered = [documents_of(loader.batch_at(step).rows) for step in range(last + 1)]
+    assert sum(map(len, delivered)) == packed.plan.items.size.size
+    assert len(packed) % 8
+
+
+def test_places_are_counted(mixture):
+    loader = DataLoader(mixture, mesh=mesh(2), micro_batches=MicroBatchConfig(64))
+    with loader.iter_from_step(0) as batches:
+        counts = [int(next(batches).count) for _ in range(3)]
+    reads = loader.stats().reads
+    assert reads.micro_batch_places >= sum(counts) * 2 * 64
+    assert 0.5 < reads.content_tokens / reads.micro_batch_places <= 1
+    with loader.headspace(batches=2) as replayed:
+        first = documents_of(next(replayed).rows)
+        next(replayed)
+        assert documents_of(next(replayed).rows) == first
+
+
+def test_a_config_says_it_and_functions_of_batches_go_before(tmp_path):
+    write_cache(tmp_path / "a", [random_documents(60)])
+    settings = [
+        "seq_len=32", "batch_size=8", f"components.a.cache={tmp_path / 'a'}", "components.a.packing={}",
+        "micro_batches={max_tokens: 64}",
+    ]  # fmt: skip
+    config = load_config(overrides=settings)
+    loader = config.loader(mesh(2))
+    again = config.loader(mesh(2), fn=lambda batch: batch)
+    assert documents_of(loader.batch_at(0).rows) == documents_of(again.batch_at(0).rows)
+    odd = config.loader(mesh(2), fn=lambda batch: batch.tokens)
+    with pytest.raises(ConfigError, match=r"micro_batches = '.*': needs batches that are PackedBatch"):
+        odd.batch_at(0)
+
+
+def test_what_does_not_go_together_is_refused(mixture):
+    with pytest.raises(ConfigError, match=r"rows = 3: is not divisible by the 2 ways .* Use 4, or"):
+        DataLoader(mixture, mesh=mesh(2), micro_batches=MicroBatchConfig(64, rows=3))
+    DataLoader(mixture, mesh=mesh(2), micro_batches=MicroBatchConfig(64, rows=4))
+    with pytest.raises(ConfigError, match=r"max_tokens = 31: is less than a row of 32 tokens .* Give 32 or more"):
+        DataLoader(mixture, micro_batches=MicroBatchConfig(31))
+    over = NamedSharding(mesh(4, ("data", "context"), (2, 2)), PartitionSpec("data", "context"))
+    with pytest.raises(ConfigError, match=r"sequence_layout = 'zigzag': cannot be combined with micro_batches"):
+        DataLoader(mixture, sharding=over, sequence_layout="zigzag", micro_batches=MicroBatchConfig(64))
+    with pytest.raises(ConfigError, match=r"max_tokens = 65: is not divisible by the 2 ways .* Use 66, or"):
+        DataLoader(mixture, sharding=over, micro_batches=MicroBatchConfig(65))
+    stream = TokenSeqDataset(tiny_cache(), 8, split_documents=True)
+    with pytest.raises(ConfigError, match=r"split_documents looks for their ends\. Pack the components"):
+        DataLoader(stream, 8, micro_batches=MicroBatchConfig(64))
+    whole = DataLoader(TokenSeqDataset(tiny_cache(), 8), 8, micro_batches=MicroBatchConfig(16, rows=2), mesh=mesh(1))
+    assert whole.batch_at(0).rows.tokens.shape == (4, 16)
