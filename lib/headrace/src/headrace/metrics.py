@@ -19,6 +19,8 @@ mapped_blocks                count    chunks of them copied from memory-mapped f
 bytes_delivered              bytes    bytes of the rows that batches got
 content_tokens               count    tokens of these rows without padding; over examples_requested times seq_len: the
                                       fill of packed rows
+removed_tokens               count    tokens of these whose documents have tombstones (``headrace remove``): they are
+                                      neither read nor trained on
 exchanged_examples           count    rows that this host read for others, which got them through the devices (docs/
                                       multi_host.md); over examples_requested: near 0 while shares do not change
 exchanged_bytes              bytes    bytes of these
@@ -90,6 +92,7 @@ class ReadStats:
     refused: int = 0
     replica_switches: int = 0
     content_tokens: int = 0
+    removed_tokens: int = 0
 
     @property
     def reads_per_example(self) -> float:
