@@ -178,6 +178,8 @@ def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
         >>> [d.what for d in differences(one, two)][:2]
         ['documents', 'tokens']
     """
+    from headrace.store.tombstones import tombstones_of
+
     found: list[Difference] = []
 
     def compare(what: str, get: Callable[[TokenCache], Any]) -> None:
@@ -191,6 +193,8 @@ def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
     found += _fields("layout", a.ledger.layout, b.ledger.layout)
     found += _fields("leaf", *({str(s["name"]): f"{s['dtype']}, {s['kind']}" for s in c.ledger.leaves} for c in (a, b)))
     found += _fields("source", *({_name(s): _version(s) for s in c.ledger.sources} for c in (a, b)))
+    compare("removed documents", lambda c: tombstones_of(c).documents().total)
+    compare("tombstones", lambda c: (stones := tombstones_of(c)).digest(len(stones)))
     compare("parts", lambda c: len(c.parts))
     found += _fields("part", *({p.name: _part(p) for p in c.ledger.parts} for c in (a, b)))
     metadata = [c.whole_ledger.metadata for c in (a, b)]

@@ -34,8 +34,6 @@ def command(
         headrace remove caches/web 17 4711
 
         headrace remove gs://bucket/web --file takedowns.txt
-
-        headrace inspect caches/web --id doc-17 --json
     """
     from headrace.store.cache import TokenCache
     from headrace.store.tombstones import remove_documents
@@ -43,7 +41,7 @@ def command(
     opened = TokenCache.open(cache)
     removal = _listed(opened, documents or [], file)
     stones, fresh = remove_documents(opened, removal.of_numbers_in(opened))
-    facts = facts_of(opened, fresh.total, removal.listed)
+    facts = {"path": cache, "listed_documents": removal.listed, "new_documents": fresh.total} | removal_facts(opened)
     if as_json:
         typer.echo(json.dumps(facts))
         return
@@ -78,7 +76,7 @@ def _listed(cache: TokenCache, documents: list[str], file: str | None) -> Docume
     return DocumentFilter([int(text) for text in documents], name="ID")
 
 
-def facts_of(cache: TokenCache, new: int, listed: int) -> dict[str, Any]:
+def removal_facts(cache: TokenCache) -> dict[str, Any]:
     """What is removed from a cache by now, as JSON values."""
     from headrace.data.documents import stored_documents, token_ranges
     from headrace.store.tombstones import tombstones_of
@@ -86,10 +84,8 @@ def facts_of(cache: TokenCache, new: int, listed: int) -> dict[str, Any]:
     stones = tombstones_of(cache)
     gone = stored_documents(cache, stones.documents())
     return {
-        "path": cache.path,
         "generation": len(stones),
-        "listed_documents": listed,
-        "new_documents": new,
+        "generations": [one.total for one in stones.generations],
         "removed_documents": gone.total,
         "removed_tokens": token_ranges(cache, gone).total,
     }

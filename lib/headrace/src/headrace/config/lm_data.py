@@ -352,7 +352,7 @@ class LmDataConfig:
         return run
 
     def as_begun(self, braid_version: int | None, tombstones: Mapping[str, Sequence[int]]) -> LmDataConfig:
-        """This config with what a run began with (:class:`headrace.run.beginning.Beginning`) where it leaves it open."""
+        """This config with what a run began with, as :mod:`headrace.run.beginning` has it, where it leaves it open."""
         begun = self if braid_version is None else self.of_braid_version(braid_version)
         return dataclasses.replace(begun, components=with_tombstones(begun.components, tombstones))
 

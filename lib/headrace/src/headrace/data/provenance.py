@@ -161,7 +161,7 @@ def spans_of_rows(rows: StepRows, places: Int64[np.ndarray, " k"] | None = None)
 
 
 def read_spans(rows: StepRows, spans: Spans) -> list[np.ndarray]:
-    """The tokens of spans, each an array of its cache's dtype, as they are stored, removed or not; one read for each run
+    """The tokens of spans as they are stored, removed or not, each an array of its cache's dtype; one read for each run
     of neighbours, all at once.
     """
     return _read(spans, [source.arrays for source in rows.sources])

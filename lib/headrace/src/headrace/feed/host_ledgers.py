@@ -1,4 +1,4 @@
-"""One host of a job reads the ledger of a cache, and its tombstones, from its store, and the others have it from that one.
+"""One host of a job reads ledger and tombstones of a cache from its store, and the others have them from that one.
 
 The first process that opens a cache on a store over HTTP claims it in the key-value store of JAX's coordination
 service, reads ledger and table, and leaves there what it read; the others take that. So opening costs a fixed number of

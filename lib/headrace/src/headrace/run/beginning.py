@@ -50,17 +50,24 @@ def names_of(mixed: Mapping[str, Any]) -> Sequence[str]:
 def removals_differ(new: Mapping[str, Any], old: Mapping[str, Any], names: Sequence[str]) -> int | None:
     """The first step at which other documents of some components are removed; None if there is none.
 
+    Raises:
+        ValueError: documents that are removed in the old run are there again in the new one.
+
     Example:
         >>> one, two = ({"generation": [n], "digest": str(n)} for n in (1, 2))
         >>> removals_differ({"a": {"0": one, "60": two}}, {"a": {"0": one}}, ["a"])
         60
     """
     differ: list[int] = []
+    nothing = {"generation": [], "digest": ""}
     for name in names:
-        digests = [{int(step): one["digest"] for step, one in of.get(name, {}).items()} for of in (new, old)]
-        for step in {*digests[0], *digests[1]}:
-            at = [([""] + [one[first] for first in sorted(one) if first <= step])[-1] for one in digests]
-            differ += [step] if at[0] != at[1] else []
+        recorded = [{int(step): one for step, one in of.get(name, {}).items()} for of in (new, old)]
+        for step in {*recorded[0], *recorded[1]}:
+            mine, theirs = ([nothing, *(of[s] for s in sorted(of) if s <= step)][-1] for of in recorded)
+            if mine["digest"] != theirs["digest"]:
+                differ.append(step)
+                if mine["generation"] < theirs["generation"]:
+                    raise ValueError(name)
     return min(differ, default=None)
 
 

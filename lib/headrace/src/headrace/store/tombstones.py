@@ -168,6 +168,22 @@ def remove_documents(cache: TokenCache, documents: Intervals) -> tuple[Tombstone
     return after, fresh
 
 
+def copy_tombstones(cache: TokenCache, copy: TokenCache) -> TokenCache:
+    """Leaves tombstones beside a copy of a cache, for documents that are removed from the cache, unless it has some.
+
+    Returns:
+        The copy. Numbers of documents mean the same in both, also if it was shuffled.
+    """
+    gone, first = Intervals.empty(), 0
+    for member in cache.members:
+        of_member = tombstones_of(member).documents()
+        gone = Intervals.union([gone, Intervals(of_member.start + first, of_member.stop + first)])
+        first += member.num_documents
+    if gone.total and not len(tombstones_of(copy)):
+        remove_documents(copy, gone)
+    return copy
+
+
 def tombstones_problem(cache: TokenCache) -> str:
     """What is wrong with the tombstones of a cache; empty if nothing is."""
     try:
