@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +18,7 @@ from headrace.errors import CacheCorruptError, CacheError, ConfigError
 from headrace.ingest.reshuffle import ReshuffleConfig, reshuffle
 from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
-from headrace.store.lease import lease
+from headrace.store.lease import LEASE_NAME, lease
 from headrace.store.tombstones import (
     TOMBSTONES_NAME,
     Tombstones,
@@ -31,7 +35,9 @@ def numbers(*documents: int) -> Intervals:
 
 
 def digests(root: str) -> dict[str, str]:
-    files = (path for path in sorted(Path(root).rglob("*")) if path.is_file() and path.name != TOMBSTONES_NAME)
+    """Of all files but the tombstones, and the lease of who writes them."""
+    passing = (TOMBSTONES_NAME, LEASE_NAME)
+    files = (path for path in sorted(Path(root).rglob("*")) if path.is_file() and not path.name.startswith(passing))
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -102,6 +108,41 @@ def test_who_else_writes_is_waited_for_by_an_error(tmp_path):
     web = TokenCache("https://example.org/c", cache.ledger)
     with pytest.raises(ConfigError, match="can be read from, not written to"):
         remove_documents(web, numbers(1))
+
+
+REMOVER = """
+import sys, numpy as np
+from headrace.order.intervals import Intervals
+from headrace.store.cache import TokenCache
+from headrace.store.tombstones import remove_documents
+cache = TokenCache.open(sys.argv[1])
+print("begun", flush=True)
+for first in range(0, 600, 3):  # what is removed already makes no generation
+    remove_documents(cache, Intervals.of_numbers(np.array([first, first + 2])))
+"""
+
+
+@pytest.mark.parametrize("kills", [pytest.param(3, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.soak)])
+def test_killed_removals_leave_the_file_before_or_after_and_go_on(tmp_path, kills):
+    cache, rng, hits = tiny_cache(tmp_path / "c", documents=700, parts=4), np.random.default_rng(0), 0
+    before, file = digests(cache.path), tmp_path / "c" / TOMBSTONES_NAME
+    steps = [Intervals.of_numbers(np.array([n, n + 2])) for n in range(0, 600, 3)]
+    for _ in range(kills):
+        child = subprocess.Popen([sys.executable, "-c", REMOVER, cache.path], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        time.sleep(float(rng.uniform(0, 0.08)))
+        hits += child.poll() is None
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        stones = tombstones_of(cache)
+        assert list(stones.generations) == steps[: len(stones)]
+        assert digests(cache.path) == before
+    subprocess.run([sys.executable, "-c", REMOVER, cache.path], check=True, stdout=subprocess.DEVNULL)
+    undisturbed = Tombstones(cache.fingerprint, tuple(steps))
+    assert file.read_bytes() == undisturbed.to_bytes()
+    assert hits >= kills // 2
 
 
 def test_copies_keep_what_was_removed(tmp_path):

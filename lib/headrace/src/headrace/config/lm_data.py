@@ -305,8 +305,7 @@ class LmDataConfig:
     def _trained(self, name: str, train: PlannedDataset) -> PlannedDataset:
         from headrace.data.component import subset_side
 
-        subset, path = self.components[name].subset_in(name, self.subset) or (None, "")
-        return subset_side(name, train, subset, path)
+        return subset_side(name, train, *(self.components[name].subset_in(name, self.subset) or (None, "")))
 
     def _shuffle(self, name: str) -> Shuffle:
         own = self.components[name].shuffle
