@@ -14,10 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig
 from headrace.errors import CacheCorruptError, CacheError, ConfigError
 from headrace.ingest.reshuffle import ReshuffleConfig, reshuffle
 from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
+from headrace.store.files import filesystem
 from headrace.store.lease import LEASE_NAME, lease
 from headrace.store.tombstones import (
     TOMBSTONES_NAME,
@@ -150,3 +153,25 @@ def test_copies_keep_what_was_removed(tmp_path):
     remove_documents(cache, numbers(4, 5))
     reshuffle(cache, str(tmp_path / "shuffled"), ReshuffleConfig(seed=3), engine="inline", progress=False)
     assert tombstones_of(TokenCache.open(tmp_path / "shuffled")).documents() == numbers(4, 5)
+
+
+def test_on_object_stores(root, tmp_path):
+    cache = tiny_cache(tmp_path / "c", documents=40)
+    place, _ = filesystem(root)
+    for path in sorted(Path(cache.path).rglob("*")):
+        if path.is_file():
+            place.pipe_file(f"{root}/{path.relative_to(cache.path)}", path.read_bytes())
+    far = TokenCache.open(root)
+    assert len(tombstones_of(far)) == 0
+    remove_documents(far, numbers(5, 6))
+    stones, _ = remove_documents(far, numbers(30))
+    assert tombstones_of(TokenCache.open(root)).generations == stones.generations
+    near, gone = (
+        LmDataConfig({"a": ComponentConfig(path)}, seq_len=16, batch_size=8).dataset() for path in (cache.path, root)
+    )
+    rows = np.arange(len(near.components[0].caches()[0].lengths()))
+    ours, theirs = near.read(rows), gone.at_step(0)[0].read(rows)
+    changed = (np.asarray(ours.tokens) != np.asarray(theirs.tokens)).any(axis=1)
+    assert changed.any()
+    assert not changed.all()
+    assert np.array_equal(changed, ~(np.asarray(theirs.token_mask) != 0).all(axis=1))

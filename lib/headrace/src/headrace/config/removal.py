@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,16 +104,20 @@ class _Removals:
 
     def __init__(self, name: str, config: ComponentConfig, cache: TokenCache) -> None:
         self._cache, self._unit = cache, 1 if config.packing is None else config.packing.unit
+
+    @cached_property
+    def _of_member(self) -> list[Tombstones]:
         read = tombstone_reader()
-        there = [one for one in cache.members if not one.is_virtual]
-        self._of_member = [tombstones_of(one, read) if one in there else Tombstones() for one in cache.members]
+        return [Tombstones() if one.is_virtual else tombstones_of(one, read) for one in self._cache.members]
 
     def generations(self, given: int | list[int] | None, field: str) -> list[int]:
         """The generation of each cache, as a config gives them."""
+        if given == 0:  # then nobody asks whether there are any
+            return [0] * len(self._cache.members)
         newest = [len(stones) for stones in self._of_member]
         if given is None:
             return newest
-        numbers = given if isinstance(given, list) else [given] * len(newest) if given == 0 else [given]
+        numbers = given if isinstance(given, list) else [given]
         if len(numbers) != len(newest):
             problem = f"gives {len(numbers)} generations, and the component has {len(newest)} caches"
             raise ConfigError(problem, field=field, value=given, cure=f"Give one for each: {newest}.")

@@ -20,7 +20,6 @@ from jaxtyping import Bool, Int64
 
 from headrace.data.columns import columns_of
 from headrace.data.dataset import PlannedDataset
-from headrace.data.erased import ErasedRows
 from headrace.data.rows import Rows, RowSource
 from headrace.errors import IndexOutOfRangeError
 from headrace.mix.schedule import BatchSchedule, RowOrder
@@ -171,9 +170,9 @@ def removed_spans(rows: StepRows, spans: Spans) -> Bool[np.ndarray, " s"]:
     """Whether the document of each span was removed by then, so that the batch has nothing of it."""
     removed = np.zeros(len(spans), bool)
     for number, source in enumerate(rows.sources):
-        if isinstance(source, ErasedRows):
+        if (is_erased := getattr(source, "is_erased", None)) is not None:
             here = np.flatnonzero(spans.source == number)
-            removed[here] = source.is_erased(spans.token[here])
+            removed[here] = is_erased(spans.token[here])
     return removed
 
 
