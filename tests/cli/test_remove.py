@@ -85,6 +85,9 @@ def test_where_and_cat_know_what_was_removed(cache, tmp_path):
     run("remove", cache.path, 17)
     assert all(one["removed"] for one in json.loads(run(*args))["seen"])  # a run that began now
     assert json.loads(run(*args, "--run", tmp_path / "run"))["seen"] == seen  # one that began before
+    text = run("diff", tmp_path / "run", config, "--step", 20)
+    assert "the same run" in text
+    assert text.endswith("amendments:\n- step: 20\n  remove: {web: 1}\n")
     last = seen[-1]["step"]
     config.write_text(config.read_text() + f"amendments: [{{step: {last}, remove: {{web: 1}}}}]\n")
     amended = json.loads(run(*args, "components.web.tombstones=0"))["seen"]

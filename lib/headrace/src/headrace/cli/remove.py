@@ -41,13 +41,14 @@ def command(
     opened = TokenCache.open(cache)
     removal = _listed(opened, documents or [], file)
     stones, fresh = remove_documents(opened, removal.of_numbers_in(opened))
-    facts = {"path": cache, "listed_documents": removal.listed, "new_documents": fresh.total} | removal_facts(opened)
+    counts = {"listed_documents": removal.listed, "new_documents": fresh.total}
+    facts = {"path": cache, **counts, **removal_facts(opened)}
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    again = facts["listed_documents"] - facts["new_documents"]
+    again = removal.listed - fresh.total
     already = f" ({again:,} were removed before, or named twice)" if again else ""
-    typer.echo(f"{cache}: {facts['new_documents']:,} documents removed{already}; generation {len(stones)} of its")
+    typer.echo(f"{cache}: {fresh.total:,} documents removed{already}; generation {len(stones)} of its")
     typer.echo(f"tombstones has {facts['removed_documents']:,} documents with {facts['removed_tokens']:,} tokens.")
     typer.echo("New runs leave them out. In a running one, from a step on, for each component over this cache:")
     typer.echo(f"amendments: [{{step: STEP, remove: {{COMPONENT: {len(stones)}}}}}]")

@@ -59,7 +59,7 @@ def removals_differ(new: Mapping[str, Any], old: Mapping[str, Any], names: Seque
         60
     """
     differ: list[int] = []
-    nothing = {"generation": [], "digest": ""}
+    nothing: dict[str, Any] = {"generation": [], "digest": ""}
     for name in names:
         recorded = [{int(step): one for step, one in of.get(name, {}).items()} for of in (new, old)]
         for step in {*recorded[0], *recorded[1]}:
