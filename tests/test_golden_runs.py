@@ -217,6 +217,8 @@ def try_config(bases: dict[str, str], case: dict[str, Any]) -> dict[str, Any]:
         if component.get("source"):
             assert component["source"].pop("max_record_bytes") == 1 << 30
             assert component["source"].pop("special_tokens_in_text") == "token"
+    for amendment in fields["amendments"] or ():
+        assert amendment.pop("remove") == {}
     return {"config": hashlib.sha256(_canonical(fields).encode()).hexdigest()}
 
 
@@ -517,6 +519,7 @@ def leave_out(answer: Any, names: tuple[str, ...]) -> Any:
     """An answer without fields of these names."""
     if isinstance(answer, dict):
         names = (*names, "cure") if answer.get("rule") == REWORDED else names
+        names = (*names, "remove") if answer.get("remove") == {} else names  # of an amendment
         return {name: leave_out(inner, names) for name, inner in answer.items() if name not in names}
     if isinstance(answer, list):
         kept = [i for i in answer if not isinstance(i, dict) or i.get("rule") not in OTHER_FINDINGS]
