@@ -11,9 +11,11 @@ import pytest
 
 from headrace.errors import CacheCorruptError, CacheMissingError
 from headrace.feed.host_ledgers import SharedLedgers, ledger_reader
+from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import open_ledger
+from headrace.store.tombstones import TOMBSTONES_NAME, remove_documents
 from headrace.testing import FaultProxy, random_documents, tiny_cache, write_cache
 from headrace.testing.servers import web_server
 
@@ -84,6 +86,22 @@ def test_one_reads_for_all(served):
     assert all(np.array_equal(tokens[0], other) for other in tokens)
     assert caches[9].parts[7].record == caches[0].parts[7].record  # which reads the digests
     assert len(opened(proxy)) == 3 + 2
+
+
+def test_all_have_the_tombstones_that_the_first_has_read(served, root):
+    url, proxy = served
+    store = KeyValueStore()
+    cache = TokenCache.open(root / "b")
+    assert [SharedLedgers(store).tombstones(f"{url}/b") for _ in range(3)] == [b""] * 3
+    try:
+        stones, _ = remove_documents(cache, Intervals.of_numbers(np.array([3])))
+        assert SharedLedgers(store).tombstones(f"{url}/b") == b""  # for the whole job
+        assert len(opened(proxy)) == 1
+        later = KeyValueStore()
+        assert [SharedLedgers(later).tombstones(f"{url}/b") for _ in range(3)] == [stones.to_bytes()] * 3
+        assert len(opened(proxy)) == 2
+    finally:
+        (root / "b" / TOMBSTONES_NAME).unlink(missing_ok=True)
 
 
 def test_those_of_whom_nothing_came_read_it_themselves(served, caplog):

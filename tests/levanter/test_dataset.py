@@ -4,6 +4,7 @@ import asyncio
 import copy
 import inspect
 import runpy
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,7 +22,10 @@ from headrace.config.parsing import decode
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.loader import DataLoader
+from headrace.mix.stage_config import AmendmentConfig
+from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
+from headrace.store.tombstones import remove_documents
 from headrace.testing import write_cache
 
 pytest.importorskip("levanter")
@@ -107,6 +111,29 @@ def test_examples_by_number_are_rows_of_the_loaders_batches(config):
             assert np.array_equal(example.tokens[::-1], reversed_.tokens)
         assert asyncio.run(dataset.get_batch([])) == []
         assert not dataset.is_finite()
+
+
+def test_documents_leave_the_rows_of_a_request_from_their_step_on(config, tmp_path):
+    from headrace.levanter import HeadraceDataset
+
+    plain = HeadraceDataset(config.dataset(), named=False)
+    name, one = next(iter(config.components.items()))
+    shutil.copytree(one.cache, tmp_path / "c")
+    cache = TokenCache.open(tmp_path / "c")
+    remove_documents(cache, Intervals(np.array([0]), np.array([cache.num_documents // 2])))
+    components = {**config.components, name: replace(one, cache=str(tmp_path / "c"), tombstones=0)}
+    amended = replace(config, components=components, amendments=[AmendmentConfig(3, remove={name: 1})])
+    dataset = HeadraceDataset(amended.dataset(), named=False)
+    loader = DataLoader(amended.dataset(), mesh=mesh_of(1))
+    wanted = [8 * step + row for row in (0, 5, 7) for step in (4, 2, 3)]
+    before, after = (asyncio.run(d.get_batch(wanted)) for d in (plain, dataset))
+    changed = 0
+    for index, old, new in zip(wanted, before, after, strict=True):
+        assert np.array_equal(new.tokens, np.asarray(loader.batch_at(index // 8).tokens)[index % 8])
+        same = np.array_equal(old.tokens, new.tokens)
+        assert same or index >= 24
+        changed += not same
+    assert changed
 
 
 def reverse(batch):
@@ -248,7 +275,10 @@ from jax.sharding import Mesh
 from levanter.data.loader import DataLoader
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.levanter import HeadraceDataset
+from headrace.mix.stage_config import AmendmentConfig
+from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
+from headrace.store.tombstones import remove_documents
 from headrace.testing import write_cache
 dataset = HeadraceDataset(TokenSeqDataset(TokenCache.open(sys.argv[1]), 16).shuffle(0).repeat(), 8)
 mesh = Mesh(np.asarray(jax.devices()), ("data",))

@@ -161,6 +161,8 @@ def test_nothing_is_begun_for_a_policy_that_is_not_there_yet():
 
 def test_a_call_that_fails_is_made_again_so_often():
     class Fails(Policy):
+        fails = 1
+
         def sample_and_score(self, prompt):
             if prompt.position == 1 and self.asked.count(1) < self.fails:
                 self.asked.append(1)
@@ -168,7 +170,6 @@ def test_a_call_that_fails_is_made_again_so_often():
             return super().sample_and_score(prompt)
 
     policy = Fails()
-    policy.fails = 1
     with dataset(policy, retries=1, keep=None, stragglers="wait") as made:
         made.next_batch(0)
         assert made.counts["retries"] == 1

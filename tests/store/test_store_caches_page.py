@@ -66,6 +66,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write_lines(tmp_path / "chats.jsonl", [{"messages": messages}] * 5)
     write_lines(tmp_path / "pairs.jsonl", [{"prompt": "2+2=", "chosen": "4", "rejected": "5"}] * 5)
     write_lines(tmp_path / "questions.jsonl", [{"prompt": "2+2=", "answer": "4"}] * 5)
+    (tmp_path / "takedowns.txt").write_text("4\n5\n")
+    (tmp_path / "ids-kept.yaml").write_text(
+        "seq_len: 64\nbatch_size: 4\ncomponents: {docs: caches/ids-kept}\namendments: [{step: 2, remove: {docs: 2}}]\n"
+    )
     write_lines(tmp_path / "ids.jsonl", [{"ids": [1, 2, 50303]}] * 5)
     write_tables(tmp_path)
     write_megatron(tmp_path / "tokens_text_document")

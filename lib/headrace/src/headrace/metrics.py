@@ -21,6 +21,8 @@ content_tokens               count    tokens of these rows without padding; over
                                       fill of packed rows
 micro_batch_places           count    places of the micro-batches of this host, padding included (``micro_batches``);
                                       content_tokens over it: how full they are; 0: there are none
+removed_tokens               count    tokens of these whose documents have tombstones (``headrace remove``): they are
+                                      neither read nor trained on
 exchanged_examples           count    rows that this host read for others, which got them through the devices (docs/
                                       multi_host.md); over examples_requested: near 0 while shares do not change
 exchanged_bytes              bytes    bytes of these
@@ -93,6 +95,7 @@ class ReadStats:
     replica_switches: int = 0
     content_tokens: int = 0
     micro_batch_places: int = 0
+    removed_tokens: int = 0
 
     @property
     def reads_per_example(self) -> float:

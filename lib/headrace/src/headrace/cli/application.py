@@ -20,6 +20,7 @@ COMMANDS = {  # in the order of the help; the function and, before the dot, its 
     "inspect": "inspect.command",
     "cat": "cat.command",
     "pack": "pack.command",
+    "remove": "remove.command",
     "verify": "verify.command",
     "diff": "diff.command",
     "consolidate": "convert.consolidate",

@@ -97,7 +97,7 @@ def described_rows(
 
     from headrace.cli.decoded import decode, document_ids, tokenizer_of, trained_runs
     from headrace.data.columns import MASK
-    from headrace.data.provenance import read_columns_of_spans, read_spans, spans_of_rows
+    from headrace.data.provenance import read_columns_of_spans, read_spans, removed_spans, spans_of_rows
 
     spans = spans_of_rows(rows, np.unique(np.asarray(places, np.int64)))
     tokens, columns = read_spans(rows, spans), read_columns_of_spans(rows, spans)
@@ -112,6 +112,7 @@ def described_rows(
         for number, cache in enumerate(rows.caches)
         if number in decoders
     }
+    removed = removed_spans(rows, spans)
     originals = lru_cache(None)(lambda source, document: rows.caches[source].original(document))
     found: dict[int, list[dict[str, Any]]] = {}
     for k, place in enumerate(spans.row.tolist()):
@@ -130,11 +131,13 @@ def described_rows(
             "text": decode(decoders[source], tokens[k]),
         }
         mask = columns[k].pop(MASK, None)
-        if mask is not None:
+        if removed[k]:  # the batch has nothing of it
+            one |= {"removed": True, "text": ""}
+        elif mask is not None:
             mask = mask != 0
             one["trained_tokens"] = int(mask.sum())
             one["runs"] = trained_runs(decoders[source], tokens[k], mask)
-        if columns[k]:
+        if columns[k] and not removed[k]:
             one["columns"] = {name: described_column(values) for name, values in columns[k].items()}
         found.setdefault(place, []).append(one)
     return [_row(rows, place, found[place]) for place in places]
@@ -245,7 +248,7 @@ def _document(span: dict[str, Any]) -> str:
         which = f"tokens {first:,} - {first + size - 1:,} of {length:,}"
     called = f" {one_line(str(span['id']), _ID_WIDTH)}" if "id" in span else ""
     trained = f", {span['trained_tokens']:,} of them trained on" if "trained_tokens" in span else ""
-    return f"document {span['document']:,}{called}, {which}{trained}"
+    return f"document {span['document']:,}{called}, {which}{trained}{', removed' if span.get('removed') else ''}"
 
 
 def _origin(row: dict[str, Any]) -> str:

@@ -79,16 +79,22 @@ def _compare_run(
     from rich.console import Console
 
     from headrace.cli.options import load_as_begun
-    from headrace.run.changes import last_anchor, run_changes
+    from headrace.mix.stage_config import AmendmentConfig
+    from headrace.run.changes import last_anchor, newer_tombstones, run_changes
 
     done = last_anchor(run, manifest) if step is None else step
-    changes = run_changes(manifest, load_as_begun(config, settings, run), done)
+    edited = load_as_begun(config, settings, run)
+    changes, newer = run_changes(manifest, edited, done), newer_tombstones(manifest, edited)
     if as_json:
         amendment = None if changes.amendment is None else _fields_of(changes.amendment)
         facts = {"run": run, "config": config, "step": done, **asdict(changes), "amendment": amendment}
+        facts["newer_tombstones"] = newer
         typer.echo(json.dumps(facts if resolved else facts | {"resolved": None}, ensure_ascii=False))
     else:
         _show_changes(Console(highlight=False, soft_wrap=True), changes, run, done, resolved)
+        if newer:
+            typer.echo("Documents were removed since that this run still trains on. To leave them out, add:")
+            typer.echo(_written(AmendmentConfig(max(done, 1), remove=newer)))
     return not changes.same
 
 
@@ -178,6 +184,8 @@ def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
         >>> [d.what for d in differences(one, two)][:2]
         ['documents', 'tokens']
     """
+    from headrace.store.tombstones import tombstones_of
+
     found: list[Difference] = []
 
     def compare(what: str, get: Callable[[TokenCache], Any]) -> None:
@@ -191,6 +199,8 @@ def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
     found += _fields("layout", a.ledger.layout, b.ledger.layout)
     found += _fields("leaf", *({str(s["name"]): f"{s['dtype']}, {s['kind']}" for s in c.ledger.leaves} for c in (a, b)))
     found += _fields("source", *({_name(s): _version(s) for s in c.ledger.sources} for c in (a, b)))
+    compare("removed documents", lambda c: tombstones_of(c).documents().total)
+    compare("tombstones", lambda c: (stones := tombstones_of(c)).digest(len(stones)))
     compare("parts", lambda c: len(c.parts))
     found += _fields("part", *({p.name: _part(p) for p in c.ledger.parts} for c in (a, b)))
     metadata = [c.whole_ledger.metadata for c in (a, b)]

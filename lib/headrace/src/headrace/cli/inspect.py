@@ -178,6 +178,7 @@ def removal(cache: TokenCache, url: str) -> dict[str, int]:
 
 def overview(cache: TokenCache) -> dict[str, Any]:
     """Sizes, layout, tokenizer and counters of a finished cache, as JSON values."""
+    from headrace.cli.remove import removal_facts
     from headrace.store import files
     from headrace.store.ledger import SHUFFLED
 
@@ -201,6 +202,7 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "tokenizer": ledger.tokenizer,
         "fingerprint": cache.fingerprint,
         "shuffled": shuffled and {key: shuffled[key] for key in ("seed", "unit", "fingerprint")},
+        "tombstones": removal_facts(cache),
     }
 
 

@@ -80,6 +80,10 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
         rows["skipped"] = f"{facts['skipped_lines']:,} bad lines"
     if facts["shuffled"]:
         rows["shuffled"] = f"documents, with seed {facts['shuffled']['seed']}, of {facts['shuffled']['fingerprint']}"
+    if (gone := facts["tombstones"])["generation"]:
+        sizes = ", ".join(f"{n}: {count:,}" for n, count in enumerate(gone["generations"], start=1))
+        what = f"{gone['removed_documents']:,} documents with {gone['removed_tokens']:,} tokens"
+        rows["removed"] = f"{what} (by generation of tombstones: {sizes})"
     console.print(Text(facts["path"], "bold"), soft_wrap=True)
     console.print(facts_table(rows))
 

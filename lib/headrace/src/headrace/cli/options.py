@@ -11,8 +11,7 @@ from headrace.cli.exits import COMPLETE
 
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
-    from headrace.data.mixture import MixtureDataset
-    from headrace.data.phased import PhasedDataset
+    from headrace.data.erased import RunDataset
 
 
 ChunkLayout: TypeAlias = Literal["headrace", "levanter"]
@@ -105,17 +104,16 @@ def _numbers(
 
 
 def load_as_begun(path: str, settings: list[str] | None, run: str | None) -> LmDataConfig:
-    """A config, with the version of the braid that a run began with where it names none."""
+    """A config, with what a run began with where it leaves that open."""
     from headrace.config.lm_data import load_config
-    from headrace.run.manifest import began_earlier
+    from headrace.run.manifest import began_with
 
     config = load_config(path, settings or [])
-    return config.of_braid_version(1) if began_earlier(run) else config
+    beginning = began_with(run)
+    return config if beginning is None else config.as_begun(*beginning)
 
 
-def check_run(
-    folder: str, config: LmDataConfig, dataset: MixtureDataset | PhasedDataset, step: int | None = None
-) -> None:
+def check_run(folder: str, config: LmDataConfig, dataset: RunDataset, step: int | None = None) -> None:
     """Makes sure that a config is that of a run, or differs from it by amendments alone.
 
     Args:

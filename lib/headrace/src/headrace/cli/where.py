@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import AsJson, Config, Settings
+from headrace.cli.options import AsJson, Config, SameRun, Settings, check_run, load_as_begun
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from headrace.config.lm_data import LmDataConfig
     from headrace.run.where import Whereabouts
 
 
@@ -19,29 +21,76 @@ def command(
     config: Config,
     settings: Settings = None,
     step: Annotated[int, typer.Option(help="Steps that are done: the next one to load.")] = 0,
+    document: Annotated[
+        list[int] | None,
+        typer.Option(help="Instead: the steps before that have seen this document (repeatable).", metavar="I"),
+    ] = None,
+    component: Annotated[
+        str | None, typer.Option(help="The source of these documents, if there are several.", metavar="NAME")
+    ] = None,
+    run: SameRun = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where a run is at a step: stage, weights, tokens, and the epoch of each source.
+    """Show where a run is at a step: stage, weights, tokens, and the epoch of each source. Or where it saw documents.
 
     The order is a pure function of the config, so this is exact, for any step of any run, and only the ledgers of the
-    caches are opened.
+    caches are opened. Documents are also found if they were removed since (`headrace remove`).
 
     For example:
 
         headrace where --step 120000 run.yaml
 
         headrace where --step 120000 run.yaml --json | jq .sources.web.epochs
+
+        headrace where --step 120000 run.yaml --document 4711 --component web
     """
     from rich.console import Console
 
-    from headrace.config.lm_data import load_config
     from headrace.run.where import where
 
-    found = where(load_config(config, settings or []), step)
+    resolved = load_as_begun(config, settings, run)
+    if document is not None or component is not None:
+        _find(resolved, step, document or [], component, run, as_json)
+        return
+    found = where(resolved, step)
     if as_json:
         typer.echo(json.dumps(found.to_json(), ensure_ascii=False))
     else:
         _show(Console(highlight=False), found)
+
+
+def _find(
+    config: LmDataConfig, step: int, documents: list[int], component: str | None, run: str | None, as_json: bool
+) -> None:
+    """Shows in which steps documents were seen."""
+    import numpy as np
+
+    from headrace.errors import ConfigError
+    from headrace.order.intervals import Intervals
+    from headrace.run.sightings import sightings
+
+    names = ", ".join(config.components)
+    if not documents or min(documents) < 0:
+        cure = "Documents count from 0: --document 4711; headrace inspect CACHE --id ID --json finds that of an id."
+        raise ConfigError("names no document", field="--document", value=documents, cure=cure)
+    if component is None and len(config.components) > 1:
+        cure = f"Name one of {names}: --component {next(iter(config.components))}."
+        raise ConfigError("is missing: documents are numbered in each source", field="--component", cure=cure)
+    dataset = config.dataset()
+    if run is not None:
+        check_run(run, config, dataset, max(step - 1, 0))
+    order = "locality" if config.row_order == "locality" else "stream"
+    name = component or next(iter(config.components))
+    found = sightings(dataset, name, Intervals.of_numbers(np.array(documents)), step, order)
+    if as_json:
+        typer.echo(json.dumps({"component": name, "step": step, "seen": [asdict(one) for one in found]}))
+        return
+    for one in found:
+        gone = ", removed by then" if one.removed else ""
+        where = f"step {one.step:,}, row {one.row:,}"
+        typer.echo(f"document {one.document:,} of {name}: {where}, {one.tokens:,} tokens{gone}")
+    seen = {one.document for one in found if not one.removed}
+    typer.echo(f"{len(seen):,} of {len({*documents}):,} documents were trained on before step {step:,}")
 
 
 def _show(console: Console, here: Whereabouts) -> None:

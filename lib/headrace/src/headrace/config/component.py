@@ -49,6 +49,9 @@ class ComponentConfig:
         expected_tokens: Tokens that its cache will hold: what planning goes by while there is no cache. Training takes
             no notice of it.
         remove: File of documents to leave out; see :class:`~headrace.data.documents.DocumentFilter`.
+        tombstones: Generation of its cache's tombstones (``headrace remove``) that a run begins with, 0 for none; a
+            list for several caches, one number each. None: the newest when the run begins, which its manifest keeps.
+            What is removed later, a running run takes in by an amendment.
         remove_not_found: What becomes of numbers in that file that no document has: ``refuse`` them, or ``count`` them
             and go on.
         loss_mask: Leaf of the cache that says which tokens are trained on; ``auto``: that of chats, if there is one;
@@ -85,6 +88,7 @@ class ComponentConfig:
     expected_tokens: float | None = None
     remove: str | None = None
     remove_not_found: Literal["refuse", "count"] = "refuse"
+    tombstones: int | list[int] | None = None
     loss_mask: str = "auto"
     replicas: list[str] | None = None
     loss_weight: float | dict[str, Any] | None = None

@@ -15,9 +15,8 @@ object.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
@@ -36,6 +35,7 @@ from headrace.config.component import (
     subsets_of,
 )
 from headrace.config.parsing import decode, read_mapping, with_overrides
+from headrace.config.removal import dataset_as_begun, erase_removed, with_tombstones
 from headrace.config.writing import dump
 from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
 from headrace.errors import ConfigError, check_choice
@@ -62,9 +62,8 @@ if TYPE_CHECKING:  # jax comes in with these; a config can be read and checked w
     from headrace.batch.packed_batch import PackedBatch
     from headrace.data.component import Account
     from headrace.data.dataset import PlannedDataset
-    from headrace.data.mixture import MixtureDataset
+    from headrace.data.erased import RunDataset
     from headrace.data.packed import PackedTokenDataset
-    from headrace.data.phased import PhasedDataset
     from headrace.data.token_seq import TokenSeqDataset
     from headrace.feed.loader import DataLoader, LoaderOptions
 
@@ -268,9 +267,8 @@ class LmDataConfig:
 
         whole = self.datasets(instead)
         sides = {name: self._sides(name, dataset, None) for name, dataset in whole.items()}
-        held = self.validation is not None
         return {
-            n: account(whole[n], train, validation if held else None, self._trained(n, train))
+            n: account(whole[n], train, validation if self.validation else None, self._trained(n, train))
             for n, (train, validation) in sides.items()
         }
 
@@ -307,14 +305,13 @@ class LmDataConfig:
     def _trained(self, name: str, train: PlannedDataset) -> PlannedDataset:
         from headrace.data.component import subset_side
 
-        subset, path = self.components[name].subset_in(name, self.subset) or (None, "")
-        return subset_side(name, train, subset, path)
+        return subset_side(name, train, *(self.components[name].subset_in(name, self.subset) or (None, "")))
 
     def _shuffle(self, name: str) -> Shuffle:
         own = self.components[name].shuffle
         return shuffle_of(self.shuffle if own is None else own)
 
-    def dataset(self, instead: Mapping[str, TokenCache] | None = None) -> MixtureDataset | PhasedDataset:
+    def dataset(self, instead: Mapping[str, TokenCache] | None = None) -> RunDataset:
         """All components, shuffled and mixed; ``instead`` as in :meth:`open_caches`."""
         from headrace.data.budgets import require_steps
         from headrace.data.mixture import mixture_of
@@ -347,20 +344,23 @@ class LmDataConfig:
                 sizes = {name: mixture.tokens_of_pass(name) or 0 for name in sizes}
             own = {name for name, c in components.items() if c.max_epochs is not None}
             require_steps(dataset, recipe.num_steps, tightest_bounds(bounded, tokens, sizes, own))
-        loss_weights = {name: c.loss_weight for name, c in components.items() if c.loss_weight is not None}
-        if loss_weights:
-            dataset = dataset.with_loss_weights(loss_weights)
-        if (earlier := self.of_braid_version(1)) is not self:
-            dataset.earlier = partial(earlier.dataset, instead)
-        dataset.config = self
-        return dataset
+        weighed = {name: c.loss_weight for name, c in components.items() if c.loss_weight is not None}
+        dataset = dataset.with_loss_weights(weighed)
+        run = erase_removed(dataset, self.components, self.amendments, opened)
+        run.as_begun, run.config = partial(dataset_as_begun, run, instead), self
+        return run
+
+    def as_begun(self, braid_version: int | None, tombstones: Mapping[str, Sequence[int]]) -> LmDataConfig:
+        """This config with what a run began with, as :mod:`headrace.run.beginning` has it, where it leaves it open."""
+        begun = self if braid_version is None else self.of_braid_version(braid_version)
+        return replace(begun, components=with_tombstones(begun.components, tombstones))
 
     def of_braid_version(self, version: int) -> LmDataConfig:
         """This config with a version of the braid wherever it names none; itself if it names all, or braids nothing."""
         components = {name: c.of_braid_version(version) for name, c in self.components.items()}
         shuffle = braid_of_version(self.shuffle, version)
         same = shuffle == self.shuffle and components == self.components
-        return self if same else dataclasses.replace(self, shuffle=shuffle, components=components)
+        return self if same else replace(self, shuffle=shuffle, components=components)
 
     def loader(
         self,

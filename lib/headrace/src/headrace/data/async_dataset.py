@@ -69,8 +69,10 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         """Tokens in a row, of each phase; nothing if rows are not of tokens."""
         return ()
 
-    earlier: Callable[[], AsyncDataset[T_co]] | None = None
-    """Makes this dataset with version 1 of the braid, with which a run may have begun; None: it names its version."""
+    as_begun: Callable[[Any], AsyncDataset[T_co] | None] | None = None
+    """Makes this dataset as a run began with it, of which :class:`headrace.run.manifest.Beginning` tells; gives None if
+    it is that one. None: it depends on nothing that changes.
+    """
 
     config: Any = None
     """The config that it was made from, for what is said to its user; no part of what it is. None: no config."""
@@ -301,8 +303,11 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return self.length
 
 
-def _mapped_earlier(earlier: Callable[[], AsyncDataset[Any]], fn: Callable[[Any], U]) -> AsyncDataset[U]:
-    return MappedDataset(earlier(), fn)
+def _mapped_as_begun(
+    as_begun: Callable[[Any], AsyncDataset[Any] | None], fn: Callable[[Any], U], beginning: Any
+) -> AsyncDataset[U] | None:
+    base = as_begun(beginning)
+    return None if base is None else MappedDataset(base, fn)
 
 
 class MappedDataset(AsyncDataset[U]):
@@ -313,8 +318,8 @@ class MappedDataset(AsyncDataset[U]):
 
     def __init__(self, base: AsyncDataset[Any], fn: Callable[[Any], U]) -> None:
         self.base, self.fn = base, fn
-        if (earlier := base.earlier) is not None:
-            self.earlier = partial(_mapped_earlier, earlier, fn)
+        if (as_begun := base.as_begun) is not None:
+            self.as_begun = partial(_mapped_as_begun, as_begun, fn)
 
     @property
     def planned(self) -> AsyncDataset[Any] | None:

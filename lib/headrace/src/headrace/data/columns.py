@@ -150,6 +150,7 @@ class RunColumn:
         default: Where neither an array nor documents have a value.
         arrays: For each array of tokens that of the column; not stored where there is none.
         sources: For each source how many arrays of tokens it has, and the values of their documents, if any.
+        fill: What rows have where no piece lies.
     """
 
     name: str
@@ -158,6 +159,7 @@ class RunColumn:
     default: float
     arrays: ArrayList
     sources: Sequence[tuple[int, Sequence[DocumentValues]]] = ()
+    fill: int = 0
 
     @property
     def is_stored(self) -> bool:

@@ -386,11 +386,12 @@ class BatchOrder:
         self.dataset, self.functions = dataset, dataset.functions
         self.planned = cast(PlannedDataset | None, dataset.planned)
 
-    def use_earlier_order(self) -> bool:
-        """Goes over to version 1 of the braid, before the first batch; False: the dataset names its version."""
-        if earlier := self.dataset.earlier:
-            self._use(earlier())
-        return bool(earlier)
+    def begin_as(self, beginning: Any) -> bool:
+        """Goes over to the dataset that a run began with, before the first batch; False: it is the same."""
+        dataset = None if self.dataset.as_begun is None else self.dataset.as_begun(beginning)
+        if dataset is not None:
+            self._use(dataset)
+        return dataset is not None
 
     def describe(self) -> dict[str, Any]:
         """All that determines the batches, as JSON values. Devices, hosts, budgets and paths are not among them."""

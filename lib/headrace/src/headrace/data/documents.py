@@ -148,14 +148,17 @@ class DocumentFilter:
             >>> removed.documents.total, removed.listed, removed.repeated, removed.not_found
             (2, 4, 1, 1)
         """
-        self._check_content(cache)
-        found, given = stored_documents(cache, self.among(cache.num_documents)), self._documents.total
+        found, given = stored_documents(cache, self.of_numbers_in(cache)), self._documents.total
         return RemovedDocuments(
             found, token_ranges(cache, found), self.listed, self.listed - given, given - found.total
         )
 
-    def _check_content(self, cache: TokenCache) -> None:
-        """Raises ConfigError if the filter names another cache; numbers of a shuffled one are those of its original."""
+    def of_numbers_in(self, cache: TokenCache) -> Intervals:
+        """Numbers of the documents of a cache; those of a shuffled one are those of its original.
+
+        Raises:
+            ConfigError: the filter names another cache; else as :meth:`among`.
+        """
         shuffled = None if cache.shuffle is None else shuffle_record(cache.ledger, cache.path)
         content = cache.fingerprint if shuffled is None else shuffled.fingerprint
         if self._content not in ("", content):
@@ -164,6 +167,7 @@ class DocumentFilter:
                 field=self.name,
                 cure="Make the list from this cache: numbers and bitmaps belong to one build.",
             )
+        return self.among(cache.num_documents)
 
     def among(self, num_documents: int) -> Intervals:
         """The documents, as ranges of numbers below ``num_documents``; others are left away if they may be.

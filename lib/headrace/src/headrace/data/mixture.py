@@ -218,6 +218,12 @@ class MixtureDataset(WrappingDataset):
         weighed._loss_weights = {n: weight_from_config(w, f"components.{n}.loss_weight") for n, w in weights.items()}
         return weighed
 
+    def with_sources(self, sources: Sequence[RowSource]) -> MixtureDataset:
+        """This mixture with the same rows of the same number of other sources."""
+        other = copy.copy(self)
+        other._sources = tuple(sources)
+        return other
+
     def loss_weights_at(self, step: int, source: Int64[np.ndarray, " n"]) -> Float32[np.ndarray, " n"] | None:
         if not self._loss_weights:
             return None

@@ -48,6 +48,8 @@ class PhasedDataset(WrappingDataset):
 
     def with_loss_weights(self, weights: Mapping[str, object]) -> PhasedDataset:
         """See :meth:`~headrace.data.mixture.MixtureDataset.with_loss_weights`; every phase must be a mixture."""
+        if not weights:
+            return self
         phases = [(step, cast(Any, dataset).with_loss_weights(weights)) for step, dataset in self._phases]
         return PhasedDataset(phases, self.batch_schedule, self._changes)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from headrace.data.columns import columns_of
 from headrace.data.dataset import PlannedDataset
@@ -160,8 +160,20 @@ def spans_of_rows(rows: StepRows, places: Int64[np.ndarray, " k"] | None = None)
 
 
 def read_spans(rows: StepRows, spans: Spans) -> list[np.ndarray]:
-    """The tokens of spans, each an array of its cache's dtype; one read for each run of neighbours, all at once."""
+    """The tokens of spans as they are stored, removed or not, each an array of its cache's dtype; one read for each run
+    of neighbours, all at once.
+    """
     return _read(spans, [source.arrays for source in rows.sources])
+
+
+def removed_spans(rows: StepRows, spans: Spans) -> Bool[np.ndarray, " s"]:
+    """Whether the document of each span was removed by then, so that the batch has nothing of it."""
+    removed = np.zeros(len(spans), bool)
+    for number, source in enumerate(rows.sources):
+        if (is_erased := getattr(source, "is_erased", None)) is not None:
+            here = np.flatnonzero(spans.source == number)
+            removed[here] = is_erased(spans.token[here])
+    return removed
 
 
 def read_columns_of_spans(rows: StepRows, spans: Spans) -> list[dict[str, np.ndarray]]:
@@ -231,7 +243,7 @@ def _spans_of_source(rows: StepRows, number: int, places: np.ndarray) -> Spans:
     """Spans of those rows at ``places`` that come from one source."""
     source, cache = rows.sources[number], rows.caches[number]
     mine = places[rows.source[places] == number]
-    pieces = source.pieces(rows.row[mine])
+    pieces = getattr(source, "whole", source).pieces(rows.row[mine])  # also of documents that were removed
     first = np.stack([starts(cache.part_documents), starts(cache.part_tokens)], axis=1)
     found: list[dict[str, np.ndarray]] = []
     for part in np.unique(pieces.array).tolist():

@@ -41,7 +41,7 @@ class Pieces(NamedTuple):
         column: Where in the row the piece begins.
         array: Array that it lies in.
         start: Its first element there.
-        size: Its elements. The pieces of a row follow each other without gaps; behind the last the row is zeros.
+        size: Its elements. Where a row has no piece, as behind the last, it is zeros, or what :func:`fill_of` says.
     """
 
     row: Int64[np.ndarray, " p"]
@@ -130,7 +130,8 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
         ]
         data = [await f for f in futures]
         # pieces are ordered by row and column: end to end they are the distinct rows
-        found = _rows_of(np.concatenate(data), pieces, distinct.size, source.row_elements)
+        elements = np.concatenate(data or [np.zeros(0, dtype)])
+        found = _rows_of(elements, pieces, distinct.size, source.row_elements, fill_of(source))
         out[asked] = found[inverse]
         stats.examples_requested += asked.size
         stats.unique_examples += distinct.size
@@ -200,11 +201,16 @@ def runs_of_elements(begin: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p
     return np.arange(int(size.sum())) + np.repeat(begin - (np.cumsum(size) - size), size)
 
 
-def _rows_of(elements: np.ndarray, pieces: Pieces, rows: int, length: int) -> np.ndarray:
-    """Pieces, end to end, as rows; what they leave of a row is zeros."""
+def fill_of(source: object) -> int:
+    """The token of rows of a source where no piece lies."""
+    return getattr(source, "fill", 0)
+
+
+def _rows_of(elements: np.ndarray, pieces: Pieces, rows: int, length: int, fill: int = 0) -> np.ndarray:
+    """Pieces, end to end, as rows; what they leave of a row is ``fill``."""
     if elements.size == rows * length:
         return elements.reshape(rows, length)
-    out = np.zeros(rows * length, elements.dtype)
+    out = np.full(rows * length, fill, elements.dtype)
     out[runs_of_elements(pieces.row * length + pieces.column, pieces.size)] = elements
     return out.reshape(rows, length)
 

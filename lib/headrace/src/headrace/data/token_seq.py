@@ -389,6 +389,12 @@ class TokenRows:
     def num_rows(self) -> int:
         return self.windows.num_rows
 
+    def in_stream(self, tokens: Intervals) -> Intervals:
+        """Where tokens of the cache lie in the stream that rows are cut from, which closes up over gaps."""
+        if self._removal is None:
+            return tokens
+        return Intervals(self._removal.kept_before(tokens.start), self._removal.kept_before(tokens.stop))
+
     def pieces(self, rows: np.ndarray) -> Pieces:
         stretch, start = self.windows.locate(rows)
         size = np.full_like(rows, self.row_elements)

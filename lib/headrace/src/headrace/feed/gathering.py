@@ -322,7 +322,7 @@ class Slots:
         which, size = self._dtype_of[plan.array[pieces]], plan.size[pieces] * self.width
         begin = plan.piece_row[pieces] * out.shape[1] + plan.column[pieces] * self.width
         if int(size.sum()) < out.size:
-            out[:] = 0  # what no piece fills
+            out[:] = self.kind.fill  # where no piece lies
         flat, longest = out.reshape(-1), out.shape[1] + 1
         for run in (out.shape[1], *_RUNS):
             of_run = (size >= run) & (size < longest)

@@ -1,4 +1,4 @@
-"""One host of a job reads the ledger of a cache from its store, and the others have it from that one.
+"""One host of a job reads ledger and tombstones of a cache from its store, and the others have them from that one.
 
 The first process that opens a cache on a store over HTTP claims it in the key-value store of JAX's coordination
 service, reads ledger and table, and leaves there what it read; the others take that. So opening costs a fixed number of
@@ -16,15 +16,17 @@ import hashlib
 import logging
 import sys
 import zlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from headrace.errors import HeadraceError
 from headrace.feed.host_board import coordination_client
 from headrace.store import files, retry
 from headrace.store.cache import ReadLedger
 from headrace.store.ledger import Ledger, ledger_of_table, open_ledger
 from headrace.store.ledger_table import TABLE_NAME, ColumnTable, parse_table
+from headrace.store.tombstones import read_tombstones
 
+T = TypeVar("T")
 _FOLDER = "headrace/ledgers"
 _PIECE_BYTES = 1 << 20
 _LOG = logging.getLogger(__name__)
@@ -42,6 +44,17 @@ def ledger_reader() -> ReadLedger:
     return open_ledger if client is None else SharedLedgers(client)
 
 
+def tombstone_reader() -> Callable[[str], bytes]:
+    """What reads the tombstones of caches for a run: shared in the same way.
+
+    Example:
+        >>> tombstone_reader() is read_tombstones
+        True
+    """
+    client = coordination_client() if "jax" in sys.modules else None
+    return read_tombstones if client is None else SharedLedgers(client).tombstones
+
+
 class SharedLedgers:
     """Reads ledgers, each once a job.
 
@@ -54,23 +67,40 @@ class SharedLedgers:
 
     def __call__(self, root: str) -> Ledger | None:
         """The ledger of a cache. Raises what :func:`~headrace.store.ledger.open_ledger` does."""
+
+        def unpack(raw: bytes) -> Ledger:
+            return ledger_of_table(root, parse_table(files.join(root, TABLE_NAME), raw))
+
+        return self._read_once(root, "", open_ledger, _packed_table, unpack)
+
+    def tombstones(self, root: str) -> bytes:
+        """What :func:`~headrace.store.tombstones.read_tombstones` gives: to all processes the same."""
+        return self._read_once(root, "/tombstones", read_tombstones, zlib.compress, bytes)
+
+    def _read_once(
+        self,
+        root: str,
+        what: str,
+        read: Callable[[str], T],
+        pack: Callable[[T], bytes],
+        unpack: Callable[[bytes], T],
+    ) -> T:
+        """What one process reads for all. What ``pack`` gives is compressed, and nothing where others have to read."""
         if files.is_local(root):
-            return open_ledger(root)
-        key = f"{_FOLDER}/{hashlib.sha256(root.rstrip('/').encode()).hexdigest()[:32]}"
+            return read(root)
+        key = f"{_FOLDER}/{hashlib.sha256(root.rstrip('/').encode()).hexdigest()[:32]}{what}"
         try:
             self._client.key_value_set(f"{key}/claimed", "")
         except Exception:  # noqa: BLE001  # another process has; what else it may be shows below
-            table = self._take(root, key)
-            return open_ledger(root) if table is None else ledger_of_table(root, table)
-        pieces: list[bytes] = []
+            raw = self._take(root, key)
+            return read(root) if raw is None else unpack(raw)
+        packed = b""
         try:
-            ledger = open_ledger(root)
-            if ledger is not None and isinstance(ledger.parts, ColumnTable):
-                packed = ledger.parts.packed()
-                pieces = [packed[at : at + _PIECE_BYTES] for at in range(0, len(packed), _PIECE_BYTES)]
-            return ledger
+            value = read(root)
+            packed = pack(value)
+            return value
         finally:
-            self._leave(key, pieces)
+            self._leave(key, [packed[at : at + _PIECE_BYTES] for at in range(0, len(packed), _PIECE_BYTES)])
 
     def _leave(self, key: str, pieces: list[bytes]) -> None:
         """Leaves what was read, for the others; without pieces they read it themselves."""
@@ -81,18 +111,21 @@ class SharedLedgers:
         except Exception as error:  # noqa: BLE001  # JAX's errors have no common base
             _LOG.warning("ledgers are not shared: %s", error)
 
-    def _take(self, root: str, key: str) -> ColumnTable | None:
+    def _take(self, root: str, key: str) -> bytes | None:
         """What another process read; None if it left nothing."""
         timeout_ms = round(1000 * retry.policy().deadline_s)
         try:
             count = int(self._client.blocking_key_value_get(f"{key}/pieces", timeout_ms))
             numbers = range(count)
             pieces = [self._client.blocking_key_value_get_bytes(f"{key}/{number}", timeout_ms) for number in numbers]
-            return parse_table(files.join(root, TABLE_NAME), zlib.decompress(b"".join(pieces))) if pieces else None
-        except HeadraceError:
-            raise
+            return zlib.decompress(b"".join(pieces)) if pieces else None
         except Exception as error:  # noqa: BLE001  # likewise
             _LOG.warning(
                 "%s: its ledger is read here, as the process that opened it first has left none: %s", root, error
             )
             return None
+
+
+def _packed_table(ledger: Ledger | None) -> bytes:
+    """The table that a ledger was read from, for others to take; nothing if there is none."""
+    return ledger.parts.packed() if ledger is not None and isinstance(ledger.parts, ColumnTable) else b""

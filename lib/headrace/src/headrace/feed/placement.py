@@ -261,3 +261,23 @@ def fresh_copy(batch: Any) -> Any:
 @jax.jit
 def _copied(arrays: list[jax.Array]) -> list[jax.Array]:
     return [jnp.copy(array) for array in arrays]
+
+
+def spread_rows(values: np.ndarray | None, place: slice | np.ndarray, rows: int) -> np.ndarray | None:
+    """Values of rows at their places among so many, zeros elsewhere."""
+    if values is None:
+        return None
+    spread = np.zeros((rows, *values.shape[1:]), values.dtype)
+    spread[place] = values
+    return spread
+
+
+def count_untrained(mask: np.ndarray) -> int:
+    """Rows that are zeros. Of nearly all others a look at their first entries tells.
+
+    Example:
+        >>> count_untrained(np.array([[0.0, 0.5], [0.0, 0.0]]))
+        1
+    """
+    suspects = np.flatnonzero(~mask[:, :16].any(axis=1))
+    return int((~mask[suspects].any(axis=1)).sum())

@@ -17,7 +17,7 @@ from jaxtyping import Int32, Int64
 
 from headrace.data.columns import RunColumn, columns_of, run_columns
 from headrace.data.dataset import PlannedDataset
-from headrace.data.rows import Pieces, Rows, RowSource, segments_of
+from headrace.data.rows import Pieces, Rows, RowSource, fill_of, segments_of
 from headrace.feed.exchange import Arranged, RowExchange
 from headrace.feed.placement import Placement
 from headrace.mix.schedule import BatchSchedule, RowOrder
@@ -45,7 +45,8 @@ class BlockSpace:
         self.arrays = ArrayList.join([ArrayList.of(s.arrays) for s in sources])
         dtypes = {run.dtype for run in self.arrays.runs if run.dtype is not None}
         dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.int32)
-        self.kinds = [RunColumn("tokens", 1, dtype, 0, self.arrays), *run_columns(sources)]
+        fill = max(map(fill_of, sources))
+        self.kinds = [RunColumn("tokens", 1, dtype, 0, self.arrays, fill=fill), *run_columns(sources)]
         self.first_array = np.cumsum([0] + [len(s.arrays) for s in sources])[number_of]
         chunks = [run.chunk for run in self.arrays.runs]
         self.chunk = self.arrays.spread(chunks)

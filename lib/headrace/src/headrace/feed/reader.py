@@ -16,13 +16,13 @@ import jax
 import numpy as np
 
 from headrace.data.async_dataset import function_name
-from headrace.data.columns import of_batch
+from headrace.data.columns import columns_of, of_batch
 from headrace.data.dataset import BatchOrder, PlannedDataset
 from headrace.errors import ConfigError
 from headrace.feed.async_reader import AsyncReader, BatchReader, pad_batch
 from headrace.feed.exchange import PooledRows, RowExchange
 from headrace.feed.gathering import ALIGNMENT, Buffers, Gathering, Job, Workers
-from headrace.feed.placement import HostRows, Placement
+from headrace.feed.placement import HostRows, Placement, count_untrained, spread_rows
 from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
 from headrace.feed.read_ahead import BlockCache, ReadAhead, Step
 from headrace.metrics import IterationStats
@@ -51,7 +51,6 @@ DEFAULT_GROUPING = Grouping()
 _THRASHING = 3.0
 _UNTRAINED = 0.2
 _MANY = 256
-_FIRST = 16
 
 
 class _Group(NamedTuple):
@@ -95,6 +94,7 @@ class PlannedReader(BatchReader):
         self._buffers = [Buffers() for _ in self._cache.kinds]
         self._grouping = grouping
         self._said: set[str] = set()
+        self._names: dict[int, set[str]] = {}  # of columns, by the dataset that serves a step
 
     @property
     def resident_bytes(self) -> int:
@@ -203,18 +203,12 @@ class PlannedReader(BatchReader):
         place = slice(0, count) if plan.row_place is None else plan.row_place[rows]
         source_id = np.full(tokens.shape[0], -1, np.int32)
         source_id[place] = plan.source[rows]
-        weights = None
-        of_rows = self._dataset.at_step(step.step)[0].loss_weights_at(step.step, plan.source[rows])
-        if of_rows is not None:
-            weights = np.zeros(tokens.shape[0], np.float32)
-            weights[place] = of_rows
+        served = self._dataset.at_step(step.step)[0]
+        weights = spread_rows(served.loss_weights_at(step.step, plan.source[rows]), place, tokens.shape[0])
         row_bytes = tokens[:1].nbytes + (sum([values[:1].nbytes for values in columns]) if columns else 0)
         self._count(plan, k, row_bytes)
-        segments = None
-        if plan.segments is not None:
-            segments = np.zeros((tokens.shape[0], plan.segments.shape[1]), np.int32)
-            segments[place] = plan.segments[rows]
-        mask, extras = self._of_batch(columns) if columns else (None, None)
+        segments = None if plan.segments is None else spread_rows(plan.segments[rows], place, tokens.shape[0])
+        mask, extras = self._of_batch(columns, served) if columns else (None, None)
         if mask is not None and mask.shape[1] == plan.seq_len:
             self._stats.untrained_examples += count_untrained(mask[place])
         self._warn()
@@ -223,10 +217,15 @@ class PlannedReader(BatchReader):
             host if plan.origin is None else PooledRows(host, plan.origin[k], int(plan.batch_sizes[k]), host.batch_size)
         )
 
-    def _of_batch(self, columns: Sequence[np.ndarray]) -> tuple[np.ndarray | None, dict[str, np.ndarray] | None]:
+    def _of_batch(
+        self, columns: Sequence[np.ndarray], served: PlannedDataset
+    ) -> tuple[np.ndarray | None, dict[str, np.ndarray] | None]:
+        if id(served) not in self._names:
+            self._names[id(served)] = {name for source in served.sources for name in columns_of(source)}
         named = {
             slots.kind.name: values if slots.width == 1 else values.reshape(values.shape[0], -1, slots.width)
             for slots, values in zip(self._cache.kinds[1:], columns, strict=True)
+            if slots.kind.name in self._names[id(served)]  # a mask may begin where documents were removed
         }
         return of_batch(named)
 
@@ -237,7 +236,12 @@ class PlannedReader(BatchReader):
         stats.coalesced_ranges += int(plan.ranges[k])
         stats.bytes_delivered += count * row_bytes
         of_rows = None if plan.segments is None else plan.segments[plan.row_bounds[k] : plan.row_bounds[k + 1]]
-        stats.content_tokens += count * plan.seq_len if of_rows is None else int(of_rows.sum())
+        content = np.full(count, plan.seq_len) if of_rows is None else of_rows.sum(axis=1)
+        stats.content_tokens += int(content.sum())
+        if not plan.whole:  # what no piece holds of it was removed
+            first, last = self._placement.local_columns(plan.seq_len)
+            pieces = plan.size[plan.piece_bounds[k] : plan.piece_bounds[k + 1]]
+            stats.removed_tokens += int((np.clip(content, first, last) - first).sum() - pieces.sum())
         if plan.sent is not None:
             stats.exchanged_examples += int(plan.sent[k])
             stats.exchanged_bytes += int(plan.sent[k]) * row_bytes
@@ -266,17 +270,6 @@ class PlannedReader(BatchReader):
         if what not in self._said:
             self._said.add(what)
             logging.getLogger(__name__).warning(message)
-
-
-def count_untrained(mask: np.ndarray) -> int:
-    """Rows that are zeros. Of nearly all others a look at their first entries tells.
-
-    Example:
-        >>> count_untrained(np.array([[0.0, 0.5], [0.0, 0.0]]))
-        1
-    """
-    suspects = np.flatnonzero(~mask[:, :_FIRST].any(axis=1))
-    return int((~mask[suspects].any(axis=1)).sum())
 
 
 class MappedReader(BatchReader):

@@ -53,6 +53,7 @@ from headrace.store.lease import Lease, check_vacant, lease
 from headrace.store.ledger import LEDGER_NAME, SHUFFLED, Ledger, read_ledger, read_part_record, write_ledger
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.parts import PartRecord
+from headrace.store.tombstones import copy_tombstones
 
 PLAIN_FOLDER = "unshuffled"
 """Where ``headrace build --shuffle`` keeps the cache that it shuffles, below the output, until it is done."""
@@ -132,9 +133,11 @@ def reshuffle(
             if begun is not None and restart:
                 clear(output, begun)
             work = Reshuffling(cache, output, how, engine, workers, progress, redact(cache.path))
-            return work.run(held)
+            report = work.run(held)
     except OSError as error:
         raise files.not_written(output, error) from error
+    copy_tombstones(cache, TokenCache.open(output))
+    return report
 
 
 def _check_apart(cache: str, output: str) -> None:

@@ -96,11 +96,11 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         """All that determines the batches: what headrace's own loader of the same dataset says."""
         return self._order.describe()
 
-    def use_earlier_order(self) -> bool:
+    def begin_as(self, beginning: Any) -> bool:
         """See :class:`~headrace.data.dataset.BatchOrder`."""
-        used = self._order.use_earlier_order()
+        changed = self._order.begin_as(beginning)
         self.dataset = self._order.dataset
-        return used
+        return changed
 
     def is_finite(self) -> bool:
         return self.dataset.length is not None
@@ -118,12 +118,19 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         if len(indices) == 0:
             return []
         wanted = check_indices(np.asarray(indices, np.int64), self.dataset.length)
-        return self._examples(await self._read(wanted))
-
-    async def _read(self, wanted: Int64[np.ndarray, " n"]) -> PackedBatch:
-        planned = self._order.planned
+        planned, steps = self._order.planned, self.schedule.step_of(wanted)
         if planned is None:
-            return await self.dataset.get_batch(wanted)
+            return self._examples(await self.dataset.get_batch(wanted))
+        examples: dict[int, Any] = {}
+        left = np.arange(wanted.size)
+        while left.size:  # those that one dataset serves together: documents may be removed from a step on
+            served, until = planned.at_step(int(steps[left].min()))
+            now = left if until is None else left[steps[left] < until]
+            examples |= zip(now.tolist(), self._examples(await self._read(served, wanted[now])), strict=True)
+            left = np.setdiff1d(left, now)
+        return [examples[place] for place in range(wanted.size)]
+
+    async def _read(self, planned: PlannedDataset, wanted: Int64[np.ndarray, " n"]) -> PackedBatch:
         batch = await planned.read_located(self._rows(planned, wanted), self.read_stats)
         for function in self._order.functions:
             batch = function(batch)

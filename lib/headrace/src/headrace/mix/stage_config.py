@@ -47,12 +47,20 @@ class AmendmentConfig:
         add: Weights of components that join the mixture, or groups of them: ``{y: {weight: 1, blend: {d: 1, e: 1}}}``.
         weights: New weights of what is in it. A group of a blend keeps its blend, or with ``{blend: ...}`` its weight.
         drop: Components, or whole groups, that are no longer drawn.
+        remove: Components whose removed documents are no longer trained on (``headrace remove``), each with the
+            generation of its cache's tombstones; a list for a component of several caches, one number each.
     """
 
     step: int
     add: dict[str, Any] = field(default_factory=dict[str, Any])
     weights: dict[str, Any] = field(default_factory=dict[str, Any])
     drop: list[str] = field(default_factory=list[str])
+    remove: dict[str, int | list[int]] = field(default_factory=dict[str, int | list[int]])
+
+    @property
+    def changes_mixture(self) -> bool:
+        """Whether it is a stage of its own; what it removes changes no draw."""
+        return bool(self.add or self.weights or self.drop)
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,8 @@ def resolve_stages(config: MixtureConfig) -> list[Stage]:
     later = added_later(config.amendments)
     mixtures = [_resolve_sizes(mixture, config, later) for mixture in _planned(config, later)]
     for number, amendment in enumerate(config.amendments):
-        mixtures.append(_amended(mixtures[-1], amendment, number, config.components))
+        if amendment.changes_mixture:
+            mixtures.append(_amended(mixtures[-1], amendment, number, config.components))
     stops = [*(mixture.step for mixture in mixtures[1:]), None]
     resolved: list[Stage] = []
     for mixture, stop in zip(mixtures, stops, strict=True):
@@ -248,7 +257,8 @@ def check_plan(stages: Sequence[StageConfig], amendments: Sequence[AmendmentConf
             cure = "Amendments cannot change the past: change weights instead."
             raise ConfigError(problem, field=path, value=0, cure=cure)
         check_steps(path, amendment.step)
-        check_disjoint(amendment.add, amendment.weights, amendment.drop, f"amendments[{number}]")
+        if amendment.changes_mixture or not amendment.remove:
+            check_disjoint(amendment.add, amendment.weights, amendment.drop, f"amendments[{number}]")
         reached, where = _rising(amendment.step, path, reached, where)
 
 

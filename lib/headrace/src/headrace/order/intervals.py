@@ -103,6 +103,16 @@ class Intervals:
         start = np.minimum(np.append(0, self.stop), length)
         return Intervals(start, np.minimum(np.append(self.start, length), length))
 
+    def without(self, other: Intervals) -> Intervals:
+        """The numbers of the set that are not in the other.
+
+        Example:
+            >>> Intervals(np.array([0, 6]), np.array([4, 9])).without(Intervals(np.array([2]), np.array([7])))
+            Intervals(0..2, 7..9)
+        """
+        end = max(int(self.stop[-1]) if self.stop.size else 0, int(other.stop[-1]) if other.stop.size else 0)
+        return Intervals.union([self.complement(end), other]).complement(end)
+
     @property
     def total(self) -> int:
         """How many numbers there are in the set."""

@@ -31,7 +31,7 @@ from headrace.report.plan_figures import (
     pack_fill,
 )
 from headrace.report.run_records import RunRecords, read_records
-from headrace.run.manifest import RunManifest, began_earlier
+from headrace.run.manifest import RunManifest, began_with
 from headrace.store.cache import TokenCache
 
 UNKNOWN_STEPS = 1000
@@ -194,7 +194,8 @@ def _records(folder: str, options: Options) -> RunRecords:
 
 
 def _as_begun(config: LmDataConfig, folder: str | None) -> LmDataConfig:
-    return config.of_braid_version(1) if began_earlier(folder) else config
+    beginning = began_with(folder)
+    return config if beginning is None else config.as_begun(*beginning)
 
 
 def _loaded(text: str, settings: Sequence[str]) -> LmDataConfig:
@@ -232,7 +233,7 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
         },
         sources=tuple(_source(name, c.shown_cache, there.get(name)) for name, c in config.components.items()),
         fingerprint=None if manifest is None else manifest.fingerprint,
-        amendments=len(config.amendments),
+        amendments=sum(amendment.changes_mixture for amendment in config.amendments),
         assumed_steps=assumed,
         manifest=manifest,
     )

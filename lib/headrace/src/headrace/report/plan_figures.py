@@ -18,8 +18,8 @@ from typing import cast
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from headrace.data.erased import RunDataset
 from headrace.data.mixture import MixtureDataset
-from headrace.data.phased import PhasedDataset
 from headrace.errors import IndexOutOfRangeError
 from headrace.store.cache import TokenCache
 
@@ -63,7 +63,7 @@ class MixtureFacts:
         return np.abs((self.drawn - self.wanted).cumsum(axis=0)).max(axis=0)
 
 
-def mixture_facts(dataset: MixtureDataset | PhasedDataset, steps: int, spans: int | None = None) -> MixtureFacts:
+def mixture_facts(dataset: RunDataset, steps: int, spans: int | None = None) -> MixtureFacts:
     """Wanted and drawn rows of a run.
 
     Args:

@@ -20,6 +20,7 @@ from headrace.mix.blend import is_size_rule
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.run.differences import config_differences, differences
 from headrace.run.manifest import Anchors, RunManifest
+from headrace.store.tombstones import tombstones_of
 
 _Places: TypeAlias = dict[str, tuple[tuple[str, ...], Any]]
 """By name, the groups that an entry of a blend lies in, and its weight."""
@@ -130,6 +131,20 @@ def _entries(blend: Mapping[str, Any]) -> _Places:
 def _as_stored(*values: Any) -> Any:
     """Values as a manifest holds them, in which steps are texts."""
     return json.loads(json.dumps(values))
+
+
+def newer_tombstones(manifest: RunManifest, config: LmDataConfig) -> dict[str, int | list[int]]:
+    """By component, the newest generation of its cache's tombstones where the run has not taken it in; a list for a
+    component of several caches: what an amendment's ``remove`` takes.
+    """
+    recorded = manifest.resolved["dataset"].get("tombstones", {})
+    newer: dict[str, int | list[int]] = {}
+    for name, cache in config.open_caches().items():
+        newest = [len(tombstones_of(member)) for member in cache.members]
+        of_run = [one["generation"] for _, one in sorted(recorded.get(name, {}).items(), key=lambda item: int(item[0]))]
+        if newest > (of_run[-1] if of_run else [0] * len(newest)):
+            newer[name] = newest if newest[1:] else newest[0]
+    return newer
 
 
 def last_anchor(folder: str, manifest: RunManifest) -> int:

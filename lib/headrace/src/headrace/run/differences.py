@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 _FREE = ("num_steps", "prefetch_bytes", "row_exchange", "micro_batches", "cache_catalog")
 
@@ -36,18 +36,27 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """:func:`differences` of the fields of two configs, and of the order of their components, which is part of a run.
-    Fields that are none, and may change at any time, are left out.
+    Fields that are none, and may change at any time, are left out, and generations of tombstones, which a run keeps
+    where a config leaves them open.
 
     Example:
         >>> config_differences({"components": {"a": 1, "b": 1}}, {"components": {"b": 1, "a": 1}, "seed": 1})
         ['seed: nothing -> 1', 'components, in order: a, b -> b, a']
     """
-    of_run, edited = ({name: fields[name] for name in fields if name not in _FREE} for fields in (old, new))
+    of_run, edited = ({name: _own(fields[name]) for name in fields if name not in _FREE} for fields in (old, new))
     lines = differences(of_run, edited)
     before, after = ([*fields.get("components", {})] for fields in (of_run, edited))
     if {*before} <= {*after} and after[: len(before)] != before:
         lines.append(f"components, in order: {', '.join(before)} -> {', '.join(after)}")
     return lines
+
+
+def _own(value: Any) -> Any:
+    """A field without the generations of tombstones of components."""
+    if not isinstance(value, dict):
+        return value
+    fields = cast("dict[str, Any]", value)
+    return {name: _own(inner) for name, inner in fields.items() if name != "tombstones"}
 
 
 def _short(value: Any) -> str:

@@ -28,6 +28,7 @@ from headrace.errors import ConfigError, HeadraceError, IndexOutOfRangeError, Pl
 from headrace.mix.draws import Draws
 from headrace.mix.policy import Anchor
 from headrace.mix.schedule import MAX_STEP, weight_from_config
+from headrace.run.beginning import Beginning, beginning_of, names_of, removals_differ
 from headrace.run.differences import config_differences, differences
 from headrace.store import files
 
@@ -181,7 +182,12 @@ class RunManifest:
         mine, theirs = copy.deepcopy(self.resolved), copy.deepcopy(earlier.resolved)
         try:
             new, old = mine.pop("dataset"), theirs.pop("dataset")
-            first = _phases_amended(new["phases"], old["phases"]) if "phases" in new else _mixture_amended(new, old)
+            removed = removals_differ(new.pop("tombstones", {}), old.pop("tombstones", {}), names_of(old))
+            if new == old:
+                first = removed
+            else:
+                first = _phases_amended(new["phases"], old["phases"]) if "phases" in new else _mixture_amended(new, old)
+                first = first if first is None or removed is None else min(first, removed)
         except (KeyError, TypeError, IndexError, AttributeError, ValueError):  # not a mixture
             return None
         return first if mine == theirs else None
@@ -349,30 +355,19 @@ def open_run(folder: str | os.PathLike[str], loader: Described, step: int | None
 
 
 def _as_begun(folder: str, loader: Described) -> RunManifest:
-    """The loader's manifest; where the run in the folder began with version 1 of the braid and the loader's config
-    names no version, the loader goes over to that one.
+    """The loader's manifest; where its config leaves open what the run in the folder began with, the loader goes over
+    to that.
     """
-    use_earlier_order = getattr(loader, "use_earlier_order", None)
-    if use_earlier_order is not None and began_earlier(folder):
-        use_earlier_order()
+    begin_as = getattr(loader, "begin_as", None)
+    if begin_as is not None and (beginning := began_with(folder)) is not None:
+        begin_as(beginning)
     return RunManifest.of(loader)
 
 
-def began_earlier(folder: str | None) -> bool:
-    """Whether a run began with version 1 of the braid: its config then means that one where it names none."""
+def began_with(folder: str | None) -> Beginning | None:
+    """What the run in a folder began with; None if there is none."""
     manifest = None if folder is None else RunManifest.load(folder)
-    return manifest is not None and _braid_versions(manifest.resolved) == {1}
-
-
-def _braid_versions(value: Any) -> set[int]:
-    """Versions of the braids that a manifest holds; one without a version is of version 1."""
-    if isinstance(value, list):
-        return set[int]().union(*map(_braid_versions, cast(list[Any], value)))
-    if not isinstance(value, dict):
-        return set()
-    fields = cast(dict[str, Any], value)
-    inner = set[int]().union(*map(_braid_versions, fields.values()))
-    return inner | {fields.get("version", 1)} if fields.get("map") == "BraidShuffle" else inner
+    return None if manifest is None else beginning_of(manifest.resolved)
 
 
 def _opened(folder: str, mine: RunManifest, step: int | None) -> RunManifest:

@@ -115,9 +115,9 @@ def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | N
         raise ConfigError("is not a mixture", field="dataset", value=type(served).__name__)
     names = mixture.names
     rows, tokens = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
-    for first, phase in dataset.phases:
-        until = dataset.at_step(first)[1]
-        end = step if until is None else min(step, until)
+    ends = [*(first for first, _ in dataset.phases[1:]), step]
+    for (first, phase), until in zip(dataset.phases, ends, strict=True):
+        end = min(step, until)
         if end > first and (phase_mixture := mixture_of(phase)) is not None:
             before, after = _starts(phase_mixture, first), _starts(phase_mixture, end)
             rows += after - before

@@ -33,6 +33,7 @@ from headrace.store.ledger import Ledger, read_ledger, write_ledger, write_part_
 from headrace.store.memory import return_freed_memory
 from headrace.store.parts import LeafRecord, PartRecord
 from headrace.store.ragged import ShardWriter, created_array, data_url, name_owner, offsets_url, shard_sizes
+from headrace.store.tombstones import copy_tombstones
 
 PART = "00000"
 _ORIGIN = "consolidated_from"
@@ -71,6 +72,16 @@ def consolidate(
         ...     (len(copy.parts), copy.num_documents)
         (1, 20)
     """
+    return copy_tombstones(cache, _consolidated(cache, output, layout, tokenizer, advance))
+
+
+def _consolidated(
+    cache: TokenCache,
+    output: str,
+    layout: CacheLayout | None,
+    tokenizer: tuple[Mapping[str, Any], bytes | None] | None,
+    advance: Callable[[int], None] | None,
+) -> TokenCache:
     return_freed_memory()
     if layout is None:
         layout = cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)

@@ -47,6 +47,7 @@ from headrace.store.ledger import (
 )
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.parts import PartRecord
+from headrace.store.tombstones import TOMBSTONES_NAME, tombstones_problem
 from headrace.store.upgrade import table_problem
 
 _FILES_AT_ONCE = 16
@@ -144,6 +145,8 @@ def verify(
         for d in of_part
     ]
     damages += _look_at_tokenizer(cache)
+    if finished and (problem := tombstones_problem(cache)):
+        damages.append(Damage("", problem, file=files.join(path, TOMBSTONES_NAME)))
     if own and finished and (problem := table_problem(path)):
         damages.append(Damage("", problem, file=files.join(path, TABLE_NAME)))
     shuffled = shuffle_record(cache.ledger, path) if finished else None

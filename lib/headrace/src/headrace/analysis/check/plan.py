@@ -20,8 +20,8 @@ from headrace.analysis.simulate.forecast import Forecast, RunSteps, simulate
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.budgets import OpenBytes
 from headrace.data.dataset import PlannedDataset
+from headrace.data.erased import RunDataset
 from headrace.data.mixture import MixtureDataset
-from headrace.data.phased import PhasedDataset
 from headrace.data.rows import segments_of
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed.micro_batches import MicroForecast
@@ -217,7 +217,7 @@ def _check_mixture(config: LmDataConfig) -> None:
         config.resolved_stages()
 
 
-def _steps(dataset: MixtureDataset | PhasedDataset, wanted: int | None) -> tuple[int | None, int | None]:
+def _steps(dataset: RunDataset, wanted: int | None) -> tuple[int | None, int | None]:
     """Steps of the run, and the step at which limits end it, if that is before."""
     if dataset.length is None:
         return wanted, None
@@ -239,7 +239,7 @@ class _Drawn(NamedTuple):
         return int(self.rows[component]), int(self.tokens[component])
 
 
-def _drawn(dataset: MixtureDataset | PhasedDataset, steps: int) -> _Drawn:
+def _drawn(dataset: RunDataset, steps: int) -> _Drawn:
     step, rows, tokens = 0, np.zeros(1, np.int64), np.zeros(1, np.int64)
     while step < steps:
         phase, until = dataset.at_step(step)

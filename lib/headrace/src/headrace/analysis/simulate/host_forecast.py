@@ -210,7 +210,8 @@ def forecast_hosts(
     requests = weighted_mean([(q.requests, q.blocks_per_step * weight) for one in seen for q, weight in one.parts])
     cold = seen[0].windows.cold_start(hosts)
     money = reads.rate * (requests * prices.per_1000_reads / 1000 + read_bytes / 2**30 * prices.per_gib)
-    opening = sum(cache.opening_requests(hosts) for cache in dict.fromkeys(seen[0].windows.dataset.caches()))
+    caches = dict.fromkeys(seen[0].windows.dataset.caches())
+    opening = sum(cache.opening_requests(hosts) + len(cache.members) for cache in caches)  # and their tombstones
 
     def per_block(these: _Reads) -> float:
         return these.rate / wanted if used is None else these.fetches / max(used, seen[0].blocks_worth)

@@ -101,12 +101,12 @@ class Windows:
         if not full:
             return np.zeros((0, size), np.int64)
         uses = np.bincount(owner, minlength=full * size)
-        if uses.max() == 1:
-            return found.reshape(full, size)
-        # pad every row to the same number of blocks by naming its last one again
         width = int(uses.max())
+        if uses.min() == width == 1:
+            return found.reshape(full, size)
+        # pad every row to the same number of blocks by naming its last one again; one that was removed has none
         first = np.cumsum(uses) - uses
-        table = found[first[:, None] + np.minimum(np.arange(width), uses[:, None] - 1)]
+        table = found[np.maximum(first[:, None] + np.minimum(np.arange(width), uses[:, None] - 1), 0)]
         return table.reshape(full, size * width)
 
     def distinct(self, stop_step: int) -> int:

@@ -89,7 +89,7 @@ class PolicyKind(abc.ABC):
     def plan(self, config: MixtureConfig) -> MixturePlan:
         """The mixtures that a config stands for, and how the policy over them is made."""
         stages = resolve_stages(config)
-        planned = len(stages) - len(config.amendments)
+        planned = len(stages) - sum(amendment.changes_mixture for amendment in config.amendments)
         budgets = [stage.tokens for stage in config.stages] or [None] * planned
         measure = None if config.counted is None else TokenMeasure(config.counted, budgets)
         return MixturePlan(tuple(stages), self.make, planned, measure)

@@ -248,7 +248,7 @@ class Swrr(PolicyKind):
                 if value is not None:
                     path = f"components.{name}.{field}"
                     raise ConfigError("does not go with stages of policy swrr", field=path, cure="Use policy: quota.")
-        if config.amendments:
+        if any(amendment.changes_mixture for amendment in config.amendments):
             problem, cure = "do not go with stages of policy swrr", "Use policy: quota with stages."
             raise ConfigError(problem, field="amendments", cure=cure)
         return smooth_plan(config.stages, [*config.components], config.phases[0][1]).mixture(config.batch)

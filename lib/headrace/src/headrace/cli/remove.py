@@ -1,0 +1,92 @@
+"""``headrace remove``: documents out of a finished cache, for runs that begin from now on and for running ones."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from headrace.data.documents import DocumentFilter
+    from headrace.store.cache import TokenCache
+
+
+def command(
+    cache: Annotated[str, typer.Argument(help="Folder or URL of the cache.", metavar="CACHE")],
+    documents: Annotated[list[str] | None, typer.Argument(help="Numbers of documents.", metavar="[ID]...")] = None,
+    file: Annotated[
+        str | None,
+        typer.Option("--file", help="A list of them: numbers, one a line, or .npy (also a bitmap).", metavar="FILE"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove documents from a finished cache: leave tombstones for them, beside its ledger. Its data stays as it is.
+
+    Runs that begin from now on neither read these documents nor train on them; all their other rows are the same to the
+    bit. A running run takes the removal in at a step, by the amendment that this command prints. Documents count from
+    0, as `headrace inspect CACHE --document` has them; `--id` finds the number of one by its id.
+
+    For example:
+
+        headrace remove caches/web 17 4711
+
+        headrace remove gs://bucket/web --file takedowns.txt
+    """
+    from headrace.store.cache import TokenCache
+    from headrace.store.tombstones import remove_documents
+
+    opened = TokenCache.open(cache)
+    removal = _listed(opened, documents or [], file)
+    stones, fresh = remove_documents(opened, removal.of_numbers_in(opened))
+    counts = {"listed_documents": removal.listed, "new_documents": fresh.total}
+    facts = {"path": cache, **counts, **removal_facts(opened)}
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    again = removal.listed - fresh.total
+    already = f" ({again:,} were removed before, or named twice)" if again else ""
+    typer.echo(f"{cache}: {fresh.total:,} documents removed{already}; generation {len(stones)} of its")
+    typer.echo(f"tombstones has {facts['removed_documents']:,} documents with {facts['removed_tokens']:,} tokens.")
+    typer.echo("New runs leave them out. In a running one, from a step on, for each component over this cache:")
+    typer.echo(f"amendments: [{{step: STEP, remove: {{COMPONENT: {len(stones)}}}}}]")
+
+
+def _listed(cache: TokenCache, documents: list[str], file: str | None) -> DocumentFilter:
+    """The documents that were asked for."""
+    from headrace.data.documents import DocumentFilter
+    from headrace.errors import ConfigError
+
+    if (file is None) == (not documents):
+        problem = "names no document" if file is None else "is given beside numbers of documents"
+        cure = f"Name some (headrace remove {cache.path} 17 4711), or a list: --file FILE."
+        raise ConfigError(problem, field="ID" if file is None else "--file", value=file or [], cure=cure)
+    if file is not None:
+        return DocumentFilter.load(file, name="--file")
+    for text in documents:
+        if not text.isdigit() or int(text) >= cache.num_documents:
+            raise ConfigError(
+                f"is not a document: {cache.path} has {cache.num_documents:,}",
+                field="ID",
+                value=text,
+                cure=f"Numbers run from 0 to {cache.num_documents - 1}; headrace inspect {cache.path} --id ID --json"
+                " finds that of an id.",
+            )
+    return DocumentFilter([int(text) for text in documents], name="ID")
+
+
+def removal_facts(cache: TokenCache) -> dict[str, Any]:
+    """What is removed from a cache by now, as JSON values."""
+    from headrace.data.documents import stored_documents, token_ranges
+    from headrace.store.tombstones import tombstones_of
+
+    stones = tombstones_of(cache)
+    gone = stored_documents(cache, stones.documents())
+    return {
+        "generation": len(stones),
+        "generations": [one.total for one in stones.generations],
+        "removed_documents": gone.total,
+        "removed_tokens": token_ranges(cache, gone).total,
+    }

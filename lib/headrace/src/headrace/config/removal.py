@@ -1,0 +1,148 @@
+"""Which removed documents a run leaves out, from which step on: what a config says of the tombstones of its caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.config.component import ComponentConfig
+from headrace.data.documents import stored_documents, token_ranges
+from headrace.errors import ConfigError, did_you_mean
+from headrace.feed.host_ledgers import tombstone_reader
+from headrace.mix.stage_config import AmendmentConfig
+from headrace.order.intervals import Intervals
+from headrace.store.cache import TokenCache
+from headrace.store.leaf import starts
+from headrace.store.tombstones import Tombstones, tombstones_of
+
+if TYPE_CHECKING:
+    from headrace.data.erased import Erasure, RunDataset
+    from headrace.data.mixture import MixtureDataset
+    from headrace.data.phased import PhasedDataset
+
+
+def erase_removed(
+    dataset: MixtureDataset | PhasedDataset,
+    components: Mapping[str, ComponentConfig],
+    amendments: Sequence[AmendmentConfig],
+    caches: Mapping[str, TokenCache],
+) -> RunDataset:
+    """The dataset of a run without the documents that were removed from its caches; itself if there are none.
+
+    Reads the tombstones of the caches, and where the removed documents begin and end.
+
+    Raises:
+        ConfigError: a generation that a cache has not, or that is older than one before; an unknown component.
+        CacheCorruptError: a cache's tombstones are damaged.
+    """
+    from headrace.data.erased import ErasedDataset
+
+    _check_names(components, amendments)
+    removals = {name: _Removals(name, one, caches[name]) for name, one in components.items()}
+    erasures: dict[str, list[tuple[int, Erasure]]] = {}
+    for name, removal in removals.items():
+        steps = [(0, f"components.{name}.tombstones", components[name].tombstones)]
+        for number, amendment in enumerate(amendments):
+            given = [(group, n) for group, n in amendment.remove.items() if name in _named(group, components)]
+            steps += [(amendment.step, f"amendments[{number}].remove.{group}", n) for group, n in given]
+        generations = [(step, removal.generations(given, field)) for step, field, given in steps]
+        for (_, before), (_, after), (_, field, given) in zip(generations, generations[1:], steps[1:], strict=False):
+            if any(late < early for early, late in zip(before, after, strict=True)):
+                cure = f"Name a later one: headrace inspect {caches[name].members[0].path} shows them."
+                problem = f"is older than generation {max(before)}, which the run has by then"
+                raise ConfigError(problem, field=field, value=given, cure=cure)
+        if any(map(any, (numbers for _, numbers in generations))):
+            erasures[name] = [(step, removal.erasure(numbers)) for step, numbers in generations if any(numbers)]
+    return ErasedDataset(dataset, erasures) if erasures else dataset
+
+
+def with_tombstones(
+    components: Mapping[str, ComponentConfig], tombstones: Mapping[str, Sequence[int]]
+) -> dict[str, ComponentConfig]:
+    """Components that begin with these generations of tombstones, where they leave it open.
+
+    Example:
+        >>> with_tombstones({"web": ComponentConfig("caches/web")}, {"web": [2]})["web"].tombstones
+        [2]
+    """
+    left_open = {n: c for n, c in components.items() if n in tombstones and c.tombstones is None}
+    return {**components, **{n: replace(c, tombstones=[*tombstones[n]] or 0) for n, c in left_open.items()}}
+
+
+def dataset_as_begun(
+    run: RunDataset, instead: Mapping[str, TokenCache] | None, beginning: tuple[int | None, Mapping[str, Sequence[int]]]
+) -> RunDataset | None:
+    """The dataset of a config as a run began with it; None if ``run`` is the same. The caches are those of the config,
+    or ``instead``; see :class:`headrace.run.beginning.Beginning`.
+    """
+    (version, began), config, recorded = beginning, run.config, run.describe().get("tombstones", {})
+    newest = {name: of.get("0", {}).get("generation", []) for name, of in recorded.items()}
+    changed = {name: began[name] for name in config.components if name in began and began[name] != newest.get(name, [])}
+    begun = config.as_begun(version, changed)
+    return None if begun == config else begun.dataset(instead)
+
+
+def _named(group: str, components: Mapping[str, ComponentConfig]) -> list[str]:
+    """The components that a name means: of a source with buckets, all of them."""
+    return [name for name in components if name == group or name.startswith(f"{group}/")]
+
+
+def _check_names(components: Mapping[str, ComponentConfig], amendments: Sequence[AmendmentConfig]) -> None:
+    for number, amendment in enumerate(amendments):
+        for name, given in amendment.remove.items():
+            if not _named(name, components):
+                field, cure = f"amendments[{number}].remove.{name}", did_you_mean(name, components)
+                raise ConfigError("is not a component", field=field, value=given, cure=cure)
+
+
+class _Removals:
+    """The tombstones of the caches of a component."""
+
+    def __init__(self, name: str, config: ComponentConfig, cache: TokenCache) -> None:
+        self._cache, self._unit = cache, 1 if config.packing is None else config.packing.unit
+
+    @cached_property
+    def _of_member(self) -> list[Tombstones]:
+        read = tombstone_reader()
+        return [Tombstones() if one.is_virtual else tombstones_of(one, read) for one in self._cache.members]
+
+    def generations(self, given: int | list[int] | None, field: str) -> list[int]:
+        """The generation of each cache, as a config gives them."""
+        if given == 0:  # then nobody asks whether there are any
+            return [0] * len(self._cache.members)
+        newest = [len(stones) for stones in self._of_member]
+        if given is None:
+            return newest
+        numbers = given if isinstance(given, list) else [given]
+        if len(numbers) != len(newest):
+            problem = f"gives {len(numbers)} generations, and the component has {len(newest)} caches"
+            raise ConfigError(problem, field=field, value=given, cure=f"Give one for each: {newest}.")
+        for number, last, cache in zip(numbers, newest, self._cache.members, strict=True):
+            if not 0 <= number <= last:
+                has = f"{cache.path} has {last} of them" if last else f"nothing was removed from {cache.path}"
+                cure = f"Give 0 to {last}; headrace remove {cache.path} ID makes another."
+                raise ConfigError(f"is not a generation of tombstones: {has}", field=field, value=given, cure=cure)
+        return list(numbers)
+
+    def erasure(self, generations: Sequence[int]) -> Erasure:
+        """The documents of these generations, each with all of its unit, where they lie."""
+        from headrace.data.erased import Erasure
+
+        first = starts([cache.num_documents for cache in self._cache.members]).tolist()
+        of_members = [
+            (cache, stones.documents(number), at)
+            for cache, stones, number, at in zip(
+                self._cache.members, self._of_member, generations, first[:-1], strict=True
+            )
+        ]
+        stored = [(stored_documents(cache, documents), at) for cache, documents, at in of_members]
+        documents = Intervals.union([Intervals(one.start + at, one.stop + at) for one, at in stored])
+        whole = Intervals(documents.start // self._unit * self._unit, -(-documents.stop // self._unit) * self._unit)
+        whole = Intervals(whole.start, np.minimum(whole.stop, self._cache.num_documents))
+        digests = [s.digest(number) for s, number in zip(self._of_member, generations, strict=True)]
+        record = {"generation": [*generations], "documents": whole.total, "digest": "-".join(digests)}
+        return Erasure(token_ranges(self._cache, whole), whole.total, record)

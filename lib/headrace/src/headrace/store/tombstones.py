@@ -1,0 +1,196 @@
+"""Tombstones: which documents of a finished cache were removed since, beside the ledger and without touching it.
+
+``<root>/tombstones.json`` has generations, each the documents that one removal named and none before it did, as ranges
+of numbers. A generation never changes, and generation n stands for the documents of the first n: so a run that began
+with some goes on with these, whatever is removed later. Numbers are those of
+:class:`~headrace.data.documents.DocumentFilter`: of a shuffled cache, those of the cache that it was made of.
+
+Invariants: data and ledger stay as they are, to the bit; a reader, and a crash at any point, sees the file before a
+removal or the file after it; the same removals give the same bytes. Price: one small read a cache when a run opens it;
+about 16 bytes a range of documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from headrace.errors import CacheCorruptError, CacheError, ConfigError
+from headrace.order.intervals import Intervals
+from headrace.store import files
+from headrace.store.cache import TokenCache
+from headrace.store.lease import lease
+from headrace.store.ledger import prepare_types
+
+TOMBSTONES_NAME = "tombstones.json"
+_VERSION = 1
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    format_version: int
+    cache: str  # fingerprint of its content
+    generations: list[list[tuple[_Number, _Number]]]  # ranges of documents: the first, and one past the last
+    digest: str = ""  # of the file, with nothing in this place
+
+
+prepare_types(_File)
+
+
+@dataclass(frozen=True)
+class Tombstones:
+    """The removed documents of a cache.
+
+    Attributes:
+        cache: Fingerprint of the cache that the numbers are of; empty where nothing was removed.
+        generations: Documents of each removal, none of them twice.
+
+    Example:
+        >>> stones = Tombstones("ab", (Intervals.of_numbers(np.array([3, 4])), Intervals.of_numbers(np.array([9]))))
+        >>> stones.documents(1), stones.documents(), len(stones)
+        (Intervals(3..5), Intervals(3..5, 9..10), 2)
+    """
+
+    cache: str = ""
+    generations: tuple[Intervals, ...] = ()
+
+    def __len__(self) -> int:
+        """The newest generation; 0: nothing was removed."""
+        return len(self.generations)
+
+    def documents(self, generation: int | None = None) -> Intervals:
+        """Documents that are removed in a generation; None: in the newest."""
+        return Intervals.union(self.generations[:generation])
+
+    def digest(self, generation: int) -> str:
+        """Names the documents of a generation: 32 hex digits."""
+        documents = self.documents(generation)
+        return hashlib.sha256(np.stack([documents.start, documents.stop]).astype("<i8").tobytes()).hexdigest()[:32]
+
+    def to_bytes(self) -> bytes:
+        """As the file has it."""
+        generations = [[*zip(g.start.tolist(), g.stop.tolist(), strict=True)] for g in self.generations]
+        content = _File(_VERSION, self.cache, generations)
+        content.digest = _digest(content)
+        return msgspec.json.encode(content) + b"\n"
+
+
+def _digest(content: _File) -> str:
+    blank = msgspec.structs.replace(content, digest="")
+    return f"sha256:{hashlib.sha256(msgspec.json.encode(blank)).hexdigest()}"
+
+
+def read_tombstones(root: str) -> bytes:
+    """What the file of a cache holds, for :func:`parse_tombstones`; nothing if there is none."""
+    return files.read_bytes(files.join(root, TOMBSTONES_NAME)) or b""
+
+
+def parse_tombstones(cache: TokenCache, raw: bytes) -> Tombstones:
+    """The tombstones of a cache from the content of their file.
+
+    Raises:
+        CacheCorruptError: the file is damaged, of a later version or of another cache.
+    """
+    if not raw:
+        return Tombstones()
+    url = files.join(files.absolute(cache.path), TOMBSTONES_NAME)
+    again = f"delete it, and remove the documents again: headrace remove {cache.path} --file ids.txt."
+    try:
+        content = msgspec.json.decode(raw, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        problem = f"is damaged, so that it is not known which documents are removed ({error})"
+        raise CacheCorruptError(problem, field="tombstones", value=url, cure=f"Restore it; or {again}") from error
+    if content.format_version != _VERSION:
+        problem = f"is of version {content.format_version}, and this release reads {_VERSION}"
+        raise CacheCorruptError(problem, field="tombstones", value=url, cure="Use a later release.")
+    if content.digest != _digest(content):
+        problem = "is damaged: its digest is not that of what it holds"
+        raise CacheCorruptError(problem, field="tombstones", value=url, cure=f"Restore it; or {again}")
+    if content.cache != cache.fingerprint:
+        problem = f"is of another cache: it names {content.cache}, and this one is {cache.fingerprint}"
+        raise CacheCorruptError(problem, field="tombstones", value=url, cure=f"Put the right one there; or {again}")
+    ends = (np.array(ranges, np.int64).reshape(-1, 2) for ranges in content.generations)
+    return Tombstones(content.cache, tuple(Intervals(one[:, 0], one[:, 1]) for one in ends))
+
+
+def tombstones_of(cache: TokenCache, read: Callable[[str], bytes] = read_tombstones) -> Tombstones:
+    """The tombstones of a cache as they are now. Raises what :func:`parse_tombstones` does.
+
+    Example:
+        >>> import headrace.testing
+        >>> len(tombstones_of(headrace.testing.tiny_cache()))
+        0
+    """
+    return parse_tombstones(cache, read(files.absolute(cache.path)))
+
+
+def remove_documents(cache: TokenCache, documents: Intervals) -> tuple[Tombstones, Intervals]:
+    """Leaves tombstones for documents: one generation more, unless all of them have theirs.
+
+    Args:
+        cache: The cache, headrace's own or Levanter's.
+        documents: Their numbers, all of documents that there are.
+
+    Returns:
+        The tombstones then, and the documents that had none before.
+
+    Raises:
+        ConfigError: the cache lies where nothing can be written.
+        CacheError: somebody else is writing to it, or it cannot be written.
+        CacheCorruptError: the tombstones that are there are damaged.
+
+    Example:
+        >>> import headrace.testing
+        >>> cache = headrace.testing.tiny_cache(documents=10)
+        >>> stones, fresh = remove_documents(cache, Intervals.of_numbers(np.array([3])))
+        >>> stones, fresh = remove_documents(cache, Intervals.of_numbers(np.array([3, 4])))
+        >>> len(stones), stones.documents(), fresh
+        (2, Intervals(3..5), Intervals(4..5))
+    """
+    root = files.absolute(cache.path)
+    if files.is_web(root):
+        cure = "Remove documents where the cache is written: a local path, gs:// or s3://."
+        raise ConfigError("can be read from, not written to", field="cache", value=cache.path, cure=cure)
+    with lease(root, field="cache", cure="Run the same command again when the other one is done.") as held:
+        before = tombstones_of(cache)
+        gone = before.documents()
+        fresh = Intervals.union([gone, documents]).without(gone)
+        if fresh.total == 0:
+            return before, fresh
+        after = Tombstones(cache.fingerprint, (*before.generations, fresh))
+        held.confirm()
+        files.write_atomic(files.join(root, TOMBSTONES_NAME), after.to_bytes())
+    return after, fresh
+
+
+def copy_tombstones(cache: TokenCache, copy: TokenCache) -> TokenCache:
+    """Leaves tombstones beside a copy of a cache, for documents that are removed from the cache, unless it has some.
+
+    Returns:
+        The copy. Numbers of documents mean the same in both, also if it was shuffled.
+    """
+    gone, first = Intervals.empty(), 0
+    for member in cache.members:
+        of_member = tombstones_of(member).documents()
+        gone = Intervals.union([gone, Intervals(of_member.start + first, of_member.stop + first)])
+        first += member.num_documents
+    if gone.total and not len(tombstones_of(copy)):
+        remove_documents(copy, gone)
+    return copy
+
+
+def tombstones_problem(cache: TokenCache) -> str:
+    """What is wrong with the tombstones of a cache; empty if nothing is."""
+    try:
+        stones = tombstones_of(cache)
+        documents = stones.documents()
+        if documents.total and int(documents.stop[-1]) > cache.num_documents:
+            return f"names document {int(documents.stop[-1]) - 1}, and the cache has {cache.num_documents}"
+    except CacheError as error:
+        return error.problem
+    return ""

@@ -1,0 +1,117 @@
+"""``headrace remove``, as typed, and what the other commands say of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli.application import application
+from headrace.config.lm_data import load_config
+from headrace.run.manifest import open_run
+from headrace.store.cache import TokenCache
+from headrace.store.tombstones import TOMBSTONES_NAME, tombstones_of
+from headrace.testing import tiny_cache
+
+
+def run(*arguments, ok=True):
+    done = CliRunner().invoke(application(), [*map(str, arguments)])
+    assert (done.exit_code == 0) == ok, done.output
+    return done.output if ok else done
+
+
+def error_of(done) -> str:
+    return str(done.exception)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tiny_cache(tmp_path / "web", documents=120)
+
+
+def test_generations_are_counted_and_the_amendment_is_printed(cache, tmp_path):
+    text = run("remove", cache.path, 17, 40)
+    assert text.splitlines()[0] == f"{cache.path}: 2 documents removed; generation 1 of its"
+    assert "amendments: [{step: STEP, remove: {COMPONENT: 1}}]" in text
+    (tmp_path / "ids.txt").write_text("40\n41\n41\n")
+    facts = json.loads(run("remove", cache.path, "--file", tmp_path / "ids.txt", "--json"))
+    assert (facts["new_documents"], facts["listed_documents"], facts["generation"]) == (1, 3, 2)
+    assert facts["removed_documents"] == 3
+    assert facts["removed_tokens"] == sum(cache.document(n).size for n in (17, 40, 41))
+    assert json.loads(run("inspect", cache.path, "--samples", 0, "--json"))["tombstones"]["generations"] == [2, 1]
+    assert "3 documents with" in run("inspect", cache.path, "--samples", 0)
+    assert run("verify", cache.path)
+    other = tiny_cache(tmp_path / "other", documents=120)
+    assert "removed documents" in run("diff", cache.path, other.path, ok=False).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "ID = []: names no document"),
+        (("120",), "ID = '120': is not a document: "),
+        (("doc-17",), "Numbers run from 0 to 119; headrace inspect "),
+        (("3", "--file", "ids.txt"), "--file = 'ids.txt': is given beside numbers of documents"),
+        (("--file", "missing.txt"), "--file = 'missing.txt': does not exist"),
+    ],
+)
+def test_wrong_input_is_named(cache, arguments, expected):
+    assert expected in error_of(run("remove", cache.path, *arguments, ok=False))
+    assert not len(tombstones_of(cache))
+
+
+def test_lists_that_do_not_fit_are_refused(cache, tmp_path):
+    (tmp_path / "ids.txt").write_text("3\n120\n")
+    assert "is not a document: the cache has 120" in error_of(
+        run("remove", cache.path, "--file", tmp_path / "ids.txt", ok=False)
+    )
+    (tmp_path / "ids.txt").write_text("# cache: 1234\n3\n")
+    assert "is of another cache" in error_of(run("remove", cache.path, "--file", tmp_path / "ids.txt", ok=False))
+    assert "is not a token cache" in error_of(run("remove", tmp_path / "nothing", 1, ok=False))
+    (tmp_path / "web" / TOMBSTONES_NAME).write_bytes(b"{}")
+    assert "is damaged" in error_of(run("remove", cache.path, 1, ok=False))
+    assert "is damaged" in run("verify", cache.path, ok=False).output
+
+
+def test_where_and_cat_know_what_was_removed(cache, tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text(f"seq_len: 32\nbatch_size: 8\ncomponents: {{web: {cache.path}}}\n")
+    args = ("where", config, "--step", 30, "--document", 17, "--json")
+    seen = json.loads(run(*args))["seen"]
+    assert seen[0]["step"] < seen[-1]["step"]
+    assert not any(one["removed"] for one in seen)
+    open_run(str(tmp_path / "run"), load_config(str(config)).loader())
+    run("remove", cache.path, 17)
+    assert all(one["removed"] for one in json.loads(run(*args))["seen"])  # a run that began now
+    assert json.loads(run(*args, "--run", tmp_path / "run"))["seen"] == seen  # one that began before
+    text = run("diff", tmp_path / "run", config, "--step", 20)
+    assert "the same run" in text
+    assert text.endswith("amendments:\n- step: 20\n  remove: {web: 1}\n")
+    last = seen[-1]["step"]
+    config.write_text(config.read_text() + f"amendments: [{{step: {last}, remove: {{web: 1}}}}]\n")
+    amended = json.loads(run(*args, "components.web.tombstones=0"))["seen"]
+    assert [one["removed"] for one in amended] == [one["step"] >= last for one in seen]
+    began = ("components.web.tombstones=0", "--step")
+    assert ", removed" in run("cat", config, *began, last)
+    assert ", removed" not in run("cat", config, *began, seen[0]["step"])
+    assert run("cat", config, "--run", tmp_path / "run", "--step", seen[0]["step"])
+    text = run(*args[:-1], "--component", "web")
+    assert "documents were trained on before step 30" in text
+    assert "names no document" in error_of(run("where", config, "--component", "web", ok=False))
+
+
+def test_config_errors_name_field_value_and_cure(cache, tmp_path):
+    run("remove", cache.path, 17)
+    base = ["seq_len=32", "batch_size=8", f"components.web={cache.path}"]
+    for overrides, expected in (
+        (["components.web.tombstones=2"], "components.web.tombstones = 2: is not a generation of tombstones"),
+        (["amendments=[{step: 5, remove: {web: 3}}]"], "amendments[0].remove.web = 3: is not a generation"),
+        (["amendments=[{step: 5, remove: {wbe: 1}}]"], "amendments[0].remove.wbe = 1: is not a component"),
+        (["amendments=[{step: 5, remove: {web: 0}}]"], "amendments[0].remove.web = 0: is older than generation 1"),
+        (["amendments=[{step: 5, remove: {web: [1, 1]}}]"], "gives 2 generations, and the component has 1 caches"),
+    ):
+        with pytest.raises(Exception) as error:
+            load_config(overrides=[*base, *overrides]).dataset()
+        assert expected in str(error.value)
+    assert TokenCache.open(cache.path).fingerprint == cache.fingerprint

@@ -1,0 +1,153 @@
+"""Runs keep the version of the braid and the removals that they began with; new ones get the latest."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig
+from headrace.errors import PlanMismatchError
+from headrace.mix.stage_config import AmendmentConfig
+from headrace.order.intervals import Intervals
+from headrace.order.shuffle_config import BraidShuffleConfig
+from headrace.run.beginning import Beginning
+from headrace.run.manifest import RunManifest, began_with, open_run
+from headrace.store.cache import TokenCache
+from headrace.store.tombstones import remove_documents
+from headrace.testing import tiny_cache
+
+
+@pytest.fixture(scope="module")
+def config() -> LmDataConfig:
+    paths = {name: tiny_cache(documents=300, seed=seed).path for seed, name in enumerate("ab")}
+    components = {name: ComponentConfig(path) for name, path in paths.items()}
+    components["b"] = dataclasses.replace(components["b"], shuffle=BraidShuffleConfig(io_block_size=4))
+    return LmDataConfig(components, seq_len=16, batch_size=8)
+
+
+def test_a_silent_config_starts_with_version_2(config, tmp_path):
+    loader = config.loader()
+    manifest = open_run(str(tmp_path), loader)
+    assert manifest.fingerprint == RunManifest.of(config.of_braid_version(2).loader()).fingerprint
+    assert manifest.fingerprint != RunManifest.of(config.of_braid_version(1).loader()).fingerprint
+    assert began_with(str(tmp_path)) == Beginning(None, {"a": [], "b": []})
+
+
+def test_a_silent_config_goes_on_with_version_1_where_the_run_began_with_it(config, tmp_path):
+    first = config.of_braid_version(1).loader()
+    manifest = open_run(str(tmp_path), first)
+    assert "version" not in str(manifest.resolved["dataset"])  # as manifests were before there was a second
+    assert began_with(str(tmp_path)) == Beginning(1, {"a": [], "b": []})
+    loader = config.loader()
+    before = np.asarray(config.loader().batch_at(3).tokens)
+    assert open_run(str(tmp_path), loader, 3).fingerprint == manifest.fingerprint
+    batch = np.asarray(loader.batch_at(3).tokens)
+    assert np.array_equal(batch, np.asarray(first.batch_at(3).tokens))
+    assert not np.array_equal(batch, before)
+    with loader.iter_from_step(3) as batches:
+        assert np.array_equal(np.asarray(next(batches).tokens), batch)
+
+
+def test_a_version_that_is_named_is_not_changed(config, tmp_path):
+    open_run(str(tmp_path), config.of_braid_version(1).loader())
+    with pytest.raises(PlanMismatchError, match="version"):
+        open_run(str(tmp_path), config.of_braid_version(2).loader())
+
+
+def test_functions_and_phases_go_along(config, tmp_path):
+    phased = dataclasses.replace(config, seq_len={0: 16, 4: 32})
+    manifest = open_run(str(tmp_path), phased.of_braid_version(1).loader(fn=np.asarray))
+    loader = phased.loader(fn=np.asarray)
+    assert open_run(str(tmp_path), loader, 2).fingerprint == manifest.fingerprint
+    assert loader.functions == (np.asarray,)
+
+
+def test_versions_of_a_config(config):
+    assert config.of_braid_version(1).of_braid_version(2) == config.of_braid_version(1)
+    full = dataclasses.replace(config, shuffle=True, components={"a": config.components["a"]})
+    assert full.of_braid_version(1) is full
+
+
+@pytest.fixture
+def living(tmp_path) -> LmDataConfig:
+    """A run over caches from which nothing was removed."""
+    for seed, name in enumerate("ab"):
+        tiny_cache(tmp_path / name, documents=120, seed=seed)
+    components = {name: ComponentConfig(str(tmp_path / name)) for name in "ab"}
+    return LmDataConfig(components, seq_len=16, batch_size=8)
+
+
+def remove(config: LmDataConfig, name: str, *documents: int) -> None:
+    cache = TokenCache.open(str(config.components[name].cache))
+    remove_documents(cache, Intervals.of_numbers(np.array(documents)))
+
+
+def tokens(loader, step: int) -> np.ndarray:
+    return np.asarray(loader.batch_at(step).tokens)
+
+
+def test_a_run_keeps_its_removals_until_an_amendment_takes_newer_ones_in(living, tmp_path):
+    run = str(tmp_path / "run")
+    remove(living, "a", 3, 4)
+    loader = living.loader()
+    began = open_run(run, loader)
+    before = [tokens(loader, step) for step in range(8)]
+    remove(living, "a", *range(20, 90))
+    remove(living, "b", 1)
+    resumed = living.loader()
+    assert not np.array_equal(tokens(resumed, 4), before[4])  # a fresh run, until it is opened as this one
+    assert open_run(run, resumed, 4).fingerprint == began.fingerprint
+    assert np.array_equal(tokens(resumed, 4), before[4])
+    amended = dataclasses.replace(living, amendments=[AmendmentConfig(5, remove={"a": 2})])
+    with pytest.raises(PlanMismatchError, match="may touch the past"):
+        open_run(run, amended.loader(), 6)
+    loader = amended.loader()
+    manifest = open_run(run, loader, 5)
+    assert manifest.history == ({"fingerprint": began.fingerprint, "until_step": 5},)
+    assert all(np.array_equal(tokens(loader, step), before[step]) for step in range(5))
+    assert not np.array_equal(tokens(loader, 5), before[5])
+    assert all(np.array_equal(loader.batch_at(s).source_id, resumed.batch_at(s).source_id) for s in range(8))
+    assert open_run(run, amended.loader(), 7).fingerprint == manifest.fingerprint
+    for step in (5, 7):
+        with pytest.raises(PlanMismatchError, match="was started with another"):  # what is gone does not come back
+            open_run(run, living.loader(), step)
+
+
+def test_runs_without_removals_never_hear_of_later_ones(living, tmp_path):
+    run = str(tmp_path / "run")
+    began = open_run(run, living.loader())
+    assert "tombstones" not in str(began.resolved)
+    remove(living, "b", 7)
+    loader = living.loader()
+    assert "tombstones" in loader.describe()["dataset"]
+    assert open_run(run, loader, 3).fingerprint == began.fingerprint
+    assert "tombstones" not in loader.describe()["dataset"]
+
+
+@pytest.mark.parametrize("change", ["phases", "weights", "join"])
+def test_removals_and_other_amendments_go_together(living, tmp_path, change):
+    run = str(tmp_path / "run")
+    if change == "phases":
+        living = dataclasses.replace(living, seq_len={0: 16, 4: 32})
+    if change == "join":
+        living = dataclasses.replace(living, components={"a": living.components["a"]})
+    began = open_run(run, living.loader())
+    other = tiny_cache(tmp_path / "c", documents=90, seed=5)
+    remove_documents(other, Intervals.of_numbers(np.array([2])))
+    remove(living, "a", *range(10, 60))
+    amendment = AmendmentConfig(6, remove={"a": 1})
+    if change == "weights":
+        amendment = dataclasses.replace(amendment, weights={"b": 2})
+    if change == "join":
+        components = {**living.components, "c": ComponentConfig(other.path)}
+        amendment = dataclasses.replace(amendment, add={"c": 1})
+        living = dataclasses.replace(living, components=components)
+    loader = dataclasses.replace(living, amendments=[amendment]).loader()
+    manifest = open_run(run, loader, 6)
+    assert manifest.history == ({"fingerprint": began.fingerprint, "until_step": 6},)
+    recorded = manifest.resolved["dataset"]["tombstones"]
+    assert [*recorded["a"]] == ["6"]
+    assert ("c" in recorded) == (change == "join")  # a newcomer begins with what was removed from it by then
