@@ -18,6 +18,7 @@ from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, HeadraceError
 from headrace.feed.loader import DataLoader
 from headrace.ingest.tokenize import recorded_tokenizer
+from headrace.order.intervals import Intervals
 from headrace.pack.plan_file import PlanRequest, read_plan, write_plan
 from headrace.pack.spec import PackSpec
 from headrace.rl.groups import ScoredGroup
@@ -26,6 +27,7 @@ from headrace.rl.store import RolloutStore
 from headrace.run.manifest import RunManifest, open_run
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
+from headrace.store.tombstones import remove_documents, tombstones_of
 from headrace.store.verify import verify
 from headrace.testing import random_documents, write_cache
 
@@ -137,6 +139,7 @@ def root(tmp_path_factory):
     ledger.write_text(json.dumps({**json.loads(ledger.read_text()), "digest": ""}, indent=1))
     (root / "ledger.bin").unlink()
     write_cache(root / "columns", [random_documents(30, seed=k) for k in range(2)], layout=CacheLayout("uint8", 32, 2))
+    remove_documents(TokenCache.open(root / "columns"), Intervals.of_numbers(np.array([3, 4, 50])))
     (root / "config.yaml").write_text(CONFIG)
     np.save(root / "removed.npy", np.arange(3))
     (root / "removed.json").write_text("[0, 1, 5]")
@@ -169,6 +172,13 @@ def read_cache(root):
     cache.leaf("input_ids").values(0, cache.num_documents)
 
 
+def read_packs(root):
+    plan = read_plan(str(root / "plans"), REQUEST)
+    if plan is not None:
+        items, _ = plan.of_packs(np.arange(len(plan.bounds) - 1))
+        plan.items.document[items]
+
+
 def read_rollouts(root):
     store = RolloutStore(root / "rollouts")
     store.describe()
@@ -192,7 +202,9 @@ READERS = {
     "array": ("parts/00001/input_ids/data/zarr.json", read_cache, lambda root: verify(str(root), deep=True)),
     "offsets": ("parts/00001/input_ids/offsets/zarr.json", read_cache, lambda root: verify(str(root), deep=True)),
     "shard": ("parts/00001/input_ids/data/c/0", read_cache, lambda root: verify(str(root), deep=True)),
-    "plan": ("plans/*/plan.json", lambda root: read_plan(str(root / "plans"), REQUEST)),
+    "tombstones": ("columns/tombstones.json", lambda root: tombstones_of(TokenCache.open(root / "columns"))),
+    "plan": ("plans/*/plan.json", read_packs),
+    "vector": ("plans/*/*.bin", read_packs),
     "manifest": ("run/*manifest*.json", lambda root: RunManifest.load(str(root / "run"))),
     "run": ("run/*manifest*.json", lambda root: open_run(str(root / "run"), loader(root))),
     "anchors": ("run/*anchors*", lambda root: open_run(str(root / "run"), loader(root), 3)),
