@@ -85,7 +85,7 @@ def amendment_between(began: LmDataConfig, edited: LmDataConfig, step: int) -> A
         >>> began = LmDataConfig({"web": ComponentConfig("web", 3), "code": ComponentConfig("code")})
         >>> edited = LmDataConfig({"web": ComponentConfig("web", 2), "math": ComponentConfig("math")})
         >>> amendment_between(began, edited, 60)
-        AmendmentConfig(step=60, add={'math': 1}, weights={'web': 2}, drop=['code'])
+        AmendmentConfig(step=60, add={'math': 1}, weights={'web': 2}, drop=['code'], remove={})
     """
     sized = any(is_size_rule(config.weights or {}, config.components) for config in (began, edited))
     if edited.stages or began.stages or edited.amendments != began.amendments or sized:
