@@ -193,7 +193,7 @@ class DocumentFilter:
                 field=self.name,
                 value=int(self._documents.stop[-1]) - 1,
                 cure="Documents count from 0. Make the list from this cache: numbers belong to one build"
-                " (in a config, remove_not_found: count lets them pass, counted).",
+                " (remove_not_found: count lets them pass, counted).",
             )
         return self._documents
 
