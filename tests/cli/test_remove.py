@@ -46,6 +46,13 @@ def test_generations_are_counted_and_the_amendment_is_printed(cache, tmp_path):
     assert "removed documents" in run("diff", cache.path, other.path, ok=False).output
 
 
+def test_a_list_of_nothing_names_no_amendment(cache, tmp_path):
+    (tmp_path / "ids.txt").write_text("# none today\n")
+    text = run("remove", cache.path, "--file", tmp_path / "ids.txt")
+    assert "0 documents removed; generation 0" in text
+    assert "amendments" not in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -53,7 +60,11 @@ def test_generations_are_counted_and_the_amendment_is_printed(cache, tmp_path):
         (("120",), "ID = '120': is not a document: "),
         (("doc-17",), "Numbers run from 0 to 119; headrace inspect "),
         (("3", "--file", "ids.txt"), "--file = 'ids.txt': is given beside numbers of documents"),
+        (("²",), "ID = '²': is not a document: "),
+        (("9" * 5000,), "is not a document: "),
         (("--file", "missing.txt"), "--file = 'missing.txt': does not exist"),
+        (("--file", ""), "--file = '': does not exist"),
+        (("--file", "/"), "--file = '/': is not to be read (Is a directory). Give document numbers"),
     ],
 )
 def test_wrong_input_is_named(cache, arguments, expected):

@@ -115,6 +115,10 @@ def test_plans_of_earlier_releases_are_read_as_they_were(tmp_path, algorithm):
     assert plan_findings(str(tmp_path)) == []
     plan = open_plan(str(tmp_path), request_for(algorithm), never)
     assert (plan.raw_plan, plan.max_items, plan.start) == (made.raw_plan, made.max_items, None)
+    unsafe = {**record["arrays"], "held": {**record["arrays"]["held"], "dtype": "O"}}
+    (root / "plan.json").write_text(json.dumps({**record, "arrays": unsafe}))
+    assert "no whole numbers" in plan_findings(str(tmp_path))[0][1]
+    (root / "plan.json").write_text(json.dumps(record))
     (root / "size.bin").write_bytes(b"\1" * (root / "size.bin").stat().st_size)
     with pytest.raises(CacheCorruptError, match=r"size\.bin"):
         open_plan(str(tmp_path), request_for(algorithm), never, rebuild=False)
@@ -173,6 +177,12 @@ def test_a_damaged_record_is_noticed(tmp_path):
     del record["digest"]  # as plans of 0.2
     path.write_text(json.dumps(record))
     assert read_plan(str(tmp_path), asked) is not None
+    for array in ("bounds", "size"):  # objects would be looked for at the addresses that the file holds
+        shape = {"dtype": "O", "length": record["arrays"][array]["length"] * (1 if array == "bounds" else 0.5)}
+        unsafe = {**record["arrays"], array: {**record["arrays"][array], **shape}}
+        path.write_text(json.dumps({**record, "arrays": unsafe}))
+        with pytest.raises(CacheCorruptError, match="does not describe its arrays"):
+            read_plan(str(tmp_path), asked)
     path.write_text("{")
     with pytest.raises(CacheCorruptError, match="is not a plan's record"):
         read_plan(str(tmp_path), asked)

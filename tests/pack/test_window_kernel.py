@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -76,16 +77,23 @@ def test_few_items_and_huge_ones_are_left_to_python(monkeypatch):
         (ModuleNotFoundError("No module named 'numba'"), r"headrace\[numba\]"),
         (ImportError("Numba needs NumPy 2.4 or less"), "needs NumPy 2.4 or less"),
         (RuntimeError("cannot cache function: no locator available"), "no locator"),
+        (OSError("Could not find/load shared object file"), "shared object file"),
+        (AttributeError("module 'numpy' has no attribute 'MachAr'"), "MachAr"),
     ],
 )
 def test_without_numba_windows_are_packed_by_python(monkeypatch, caplog, error, says):
     def broken(name):
         raise error
 
-    monkeypatch.setattr(stream, "import_module", broken)
-    with caplog.at_level("INFO"):
-        assert stream._kernel.__wrapped__() is None
-    assert re.search(says, caplog.text)
+    for load in (
+        broken,
+        lambda _: SimpleNamespace(pack_windows=lambda *_: broken("")),
+    ):  # it fails when it compiles, too
+        monkeypatch.setattr(stream, "import_module", load)
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            assert stream._kernel.__wrapped__() is None
+        assert re.search(says, caplog.text)
 
 
 @pytest.mark.slow

@@ -104,6 +104,14 @@ def test_tombstones_of_another_cache_are_refused(tmp_path):
         remove_documents(other, numbers(4))
 
 
+def test_documents_that_the_cache_has_not_are_refused(opened):
+    beyond = Tombstones(opened.fingerprint, (numbers(opened.num_documents - 1, opened.num_documents),))
+    with pytest.raises(CacheCorruptError, match=f"names document {opened.num_documents}, and the cache has"):
+        parse_tombstones(opened, beyond.to_bytes())
+    last = Tombstones(opened.fingerprint, (numbers(opened.num_documents - 1),))
+    assert parse_tombstones(opened, last.to_bytes()).documents() == last.documents()
+
+
 def test_who_else_writes_is_waited_for_by_an_error(tmp_path):
     cache = tiny_cache(tmp_path / "c", documents=30)
     with lease(cache.path), pytest.raises(CacheError, match="is being written by"):

@@ -1,5 +1,7 @@
 """Vectors in pieces: what is read is what was written, whatever was asked for, and wherever it lies."""
 
+import resource
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -76,9 +78,12 @@ def test_files_that_are_missing_or_of_another_size(tmp_path, store):
             PiecedVector(url, record, "table")
     with pytest.raises(CacheCorruptError, match="is missing"):
         PiecedVector(f"{url}.other", record, "table")
-    for broken in ({**record, "piece": 0}, {**record, "length": -1}, {**record, "dtype": "x"}, {"dtype": "<u4"}):
-        with pytest.raises((ValueError, KeyError, TypeError)):
-            PiecedVector(url, broken, "table")
+    objects = {"dtype": "O", "length": 24}  # numbers as addresses, in a file of the same size
+    for lie in ({"piece": 0}, {"length": -1}, {"dtype": "x"}, {"dtype": "f4"}, objects):
+        with pytest.raises((ValueError, TypeError)):
+            PiecedVector(url, {**record, **lie}, "table")
+    with pytest.raises(KeyError):
+        PiecedVector(url, {"dtype": "<u4"}, "table")
 
 
 def test_what_cannot_be_written_is_said(tmp_path):
@@ -91,3 +96,24 @@ def test_what_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match="cannot be written"):
         VectorWriter(f"{tmp_path}/file/v.bin", "<u4", "table").append(np.arange(3))
+
+
+def test_a_part_is_not_left_behind_on_a_full_disk(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer = VectorWriter(f"{tmp_path}/v.bin", "<u4", "table")
+    writer.append(np.arange(500))  # not written yet
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        writer.abort()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_part_does_not_replace_what_a_store_has(root):
+    url = f"{root}/v.bin"
+    record = write(url, np.arange(100))
+    writer = VectorWriter(url, "<u4", "table")
+    writer.append(np.arange(50) + 7)
+    writer.abort()
+    assert PiecedVector(url, record, "table")[np.array([0, 99])].tolist() == [0, 99]

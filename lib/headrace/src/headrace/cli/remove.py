@@ -50,8 +50,9 @@ def command(
     already = f" ({again:,} were removed before, or named twice)" if again else ""
     typer.echo(f"{cache}: {fresh.total:,} documents removed{already}; generation {len(stones)} of its")
     typer.echo(f"tombstones has {facts['removed_documents']:,} documents with {facts['removed_tokens']:,} tokens.")
-    typer.echo("New runs leave them out. In a running one, from a step on, for each component over this cache:")
-    typer.echo(f"amendments: [{{step: STEP, remove: {{COMPONENT: {len(stones)}}}}}]")
+    if len(stones):
+        typer.echo("New runs leave them out. In a running one, from a step on, for each component over this cache:")
+        typer.echo(f"amendments: [{{step: STEP, remove: {{COMPONENT: {len(stones)}}}}}]")
 
 
 def _listed(cache: TokenCache, documents: list[str], file: str | None) -> DocumentFilter:
@@ -66,7 +67,7 @@ def _listed(cache: TokenCache, documents: list[str], file: str | None) -> Docume
     if file is not None:
         return DocumentFilter.load(file, name="--file")
     for text in documents:
-        if not text.isdigit() or int(text) >= cache.num_documents:
+        if not (text.isdecimal() and len(text) < 19 and int(text) < cache.num_documents):
             raise ConfigError(
                 f"is not a document: {cache.path} has {cache.num_documents:,}",
                 field="ID",

@@ -126,10 +126,13 @@ class DocumentFilter:
         A line ``# cache: FINGERPRINT`` of the text names the cache that it is of; other lines with ``#`` are comments.
 
         Raises:
-            ConfigError: there is no such file, or it is neither; the line is named.
+            ConfigError: there is no such file, it cannot be read, or it is neither; the line is named.
         """
         field = name or url
-        raw = files.read_bytes(url)
+        try:
+            raw = files.read_bytes(url) if url else None
+        except (IsADirectoryError, PermissionError) as error:
+            raise ConfigError(f"is not to be read ({error.strerror})", field=field, value=url, cure=_CURE) from error
         if raw is None:
             raise ConfigError("does not exist", field=field, value=url, cure=_CURE)
         if url.endswith(".npy"):

@@ -378,6 +378,8 @@ def _load(url: str, record: dict[str, Any]) -> np.ndarray | PiecedVector:
     if "piece" in record:
         return PiecedVector(url, record, "plan")
     dtype, length = np.dtype(record["dtype"]), int(record["length"])
+    if dtype.kind not in "iu":
+        raise ValueError("no whole numbers")
     path = files.local_path(url) if files.is_local(url) else None
     raw = files.read_bytes(url) if path is None else b""
     if raw is None or (path is not None and not path.exists()):

@@ -302,11 +302,13 @@ def _compiled(sizes: np.ndarray) -> _PackWindows | None:
 @cache
 def _kernel() -> _PackWindows | None:
     try:
-        return import_module("headrace.pack.window_kernel").pack_windows
-    except (ImportError, RuntimeError) as error:  # numba raises the second where it may write its cache nowhere
+        kernel: _PackWindows = import_module("headrace.pack.window_kernel").pack_windows
+        kernel(np.ones(1, np.int64), np.array([0, 1]), np.zeros(1, np.bool_), (0, 1, 1, 1), True)  # compiles it
+    except Exception as error:  # noqa: BLE001  # numba and what it loads raise anything, some of it when they compile
         cure = install_command("headrace[numba]") if isinstance(error, ModuleNotFoundError) else str(error)
         _LOG.info("windows are packed without numba, which takes seven times as long: %s", cure)
         return None
+    return kernel
 
 
 def _pack_windows(

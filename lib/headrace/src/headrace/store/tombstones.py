@@ -94,27 +94,29 @@ def parse_tombstones(cache: TokenCache, raw: bytes) -> Tombstones:
     """The tombstones of a cache from the content of their file.
 
     Raises:
-        CacheCorruptError: the file is damaged, of a later version or of another cache.
+        CacheCorruptError: the file is damaged, of a later version or of another cache, or names what is no document.
     """
     if not raw:
         return Tombstones()
     url = files.join(files.absolute(cache.path), TOMBSTONES_NAME)
-    again = f"delete it, and remove the documents again: headrace remove {cache.path} --file ids.txt."
+    again = f"Restore it; or delete it, and remove the documents again: headrace remove {cache.path} --file ids.txt."
+
+    def refused(problem: str, cure: str = again) -> CacheCorruptError:
+        return CacheCorruptError(problem, field="tombstones", value=url, cure=cure)
+
     try:
         content = msgspec.json.decode(raw, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        problem = f"is damaged, so that it is not known which documents are removed ({error})"
-        raise CacheCorruptError(problem, field="tombstones", value=url, cure=f"Restore it; or {again}") from error
+        raise refused(f"is damaged, so that it is not known which documents are removed ({error})") from error
     if content.format_version != _VERSION:
-        problem = f"is of version {content.format_version}, and this release reads {_VERSION}"
-        raise CacheCorruptError(problem, field="tombstones", value=url, cure="Use a later release.")
+        raise refused(f"is of version {content.format_version}; this release reads {_VERSION}", "Use a later release.")
     if content.digest != _digest(content):
-        problem = "is damaged: its digest is not that of what it holds"
-        raise CacheCorruptError(problem, field="tombstones", value=url, cure=f"Restore it; or {again}")
+        raise refused("is damaged: its digest is not that of what it holds")
     if content.cache != cache.fingerprint:
-        problem = f"is of another cache: it names {content.cache}, and this one is {cache.fingerprint}"
-        raise CacheCorruptError(problem, field="tombstones", value=url, cure=f"Put the right one there; or {again}")
-    ends = (np.array(ranges, np.int64).reshape(-1, 2) for ranges in content.generations)
+        raise refused(f"is of another cache: it names {content.cache}, and this one is {cache.fingerprint}")
+    ends = [np.array(ranges, np.int64).reshape(-1, 2) for ranges in content.generations]
+    if (stop := max((int(one.max(initial=0)) for one in ends), default=0)) > cache.num_documents:
+        raise refused(f"names document {stop - 1}, and the cache has {cache.num_documents}")
     return Tombstones(content.cache, tuple(Intervals(one[:, 0], one[:, 1]) for one in ends))
 
 
@@ -187,10 +189,7 @@ def copy_tombstones(cache: TokenCache, copy: TokenCache) -> TokenCache:
 def tombstones_problem(cache: TokenCache) -> str:
     """What is wrong with the tombstones of a cache; empty if nothing is."""
     try:
-        stones = tombstones_of(cache)
-        documents = stones.documents()
-        if documents.total and int(documents.stop[-1]) > cache.num_documents:
-            return f"names document {int(documents.stop[-1]) - 1}, and the cache has {cache.num_documents}"
+        tombstones_of(cache)
     except CacheError as error:
         return error.problem
     return ""

@@ -19,7 +19,8 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, cast
+from contextlib import suppress
+from typing import IO, Any
 
 import numpy as np
 from jaxtyping import Integer
@@ -64,7 +65,7 @@ class VectorWriter:
         self._digests: list[bytes] = []
         self._piece = hashlib.sha256()  # of the piece that is not full yet
         self._room = _PIECE_BYTES
-        self._file: IO[bytes] | None = None
+        self._file: Any = None  # open for writing
 
     def append(self, values: Integer[np.ndarray, " n"]) -> None:
         """The next numbers.
@@ -119,9 +120,13 @@ class VectorWriter:
 
     def abort(self) -> None:
         """Leaves nothing behind."""
-        if self._file is None:
+        if self._file is None or (self._file.closed and not self._local):
             return
-        self._file.close()
+        with suppress(OSError):  # a full disk has no room for what closing writes
+            if not self._local:
+                self._file.discard()
+                self._file.forced = True  # else closing puts a part into the place of what is there
+            self._file.close()
         if self._local:
             files.local_path(self._target).unlink(missing_ok=True)
 
@@ -140,16 +145,12 @@ class VectorWriter:
             else:
                 fs, path = files.filesystem(self.url)
                 with files.client_errors(self.url):
-                    self._file = cast("IO[bytes]", fs.open(path, "wb"))
+                    self._file = fs.open(path, "wb")
         return self._file
 
     def _failed(self, error: OSError) -> CacheError:
-        return CacheError(
-            f"cannot be written ({error.strerror or error})",
-            field="file",
-            value=self.url,
-            cure=f"Check permissions and free space, or give another folder for {self._what}s.",
-        )
+        cure = f"Check permissions and free space, or give another folder for {self._what}s."
+        return CacheError(f"cannot be written ({error.strerror or error})", field="file", value=self.url, cure=cure)
 
 
 class PiecedVector:
@@ -173,8 +174,8 @@ class PiecedVector:
     def __init__(self, url: str, record: Mapping[str, Any], what: str) -> None:
         self._url, self._what = url, what
         self.dtype, self.size, self._piece = np.dtype(record["dtype"]), int(record["length"]), int(record["piece"])
-        if self._piece < 1 or self.size < 0:
-            raise ValueError("lengths that are not positive")
+        if self._piece < 1 or self.size < 0 or self.dtype.kind not in "iu":  # mapped objects would be addresses
+            raise ValueError("no whole numbers, or lengths that are not positive")
         self._pieces = -(-self.size // self._piece)
         self._mapped = self._map() if files.is_local(url) else None
         begin = self.size * self.dtype.itemsize
