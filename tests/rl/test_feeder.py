@@ -293,7 +293,11 @@ def test_an_async_sampler_runs_on_one_loop():
         ("rows", lambda: dataset(Policy(), rows=3, ranks=2), "Use 4 rows"),
         ("sample_and_score()", lambda: dataset(Policy(), group_size=3).next_batch(), r"= 2: .*\(group \d, of prompt"),
         ("sample_and_score()", lambda: dataset(Nothing()).next_batch(), r"NoneType.*\(group \d, of prompt"),
-        ("sample_and_score()", lambda: dataset(Gives(no_progress)).next_batch(), r"no more tokens .* Go on from prompt"),
+        (
+            "sample_and_score()",
+            lambda: dataset(Gives(no_progress)).next_batch(),
+            "no more tokens .* Go on from",
+        ),
         ("sample_and_score()", lambda: dataset(Gives(lambda p: PartialGroup({}))).next_batch(), "'dict': is no Scored"),
         ("keep", lambda: dataset(Policy(), keep=lambda rewards: True).next_batch(), r"True: .* Return Verdict\(True\)"),
         ("keep", lambda: dataset(Policy(), keep="nonzero_std"), "Give a function .*nonzero_std"),
@@ -398,9 +402,11 @@ def test_what_ends_a_process_ends_no_other_call():
 def test_a_closed_dataset_makes_no_step_and_a_closed_store_takes_no_group(tmp_path):
     with dataset(Policy(), in_flight=1) as made:
         made_within(made, 0)
+    made.store.rewind(0)
+    for position in made.store.waiting():
+        made.store.refuse_group(position)
     with pytest.raises(ConfigError, match=r"was closed\. Make another RLDataset of the same store"):
-        for step in range(1, 9):
-            made_within(made, step)
+        made_within(made, 0)
     with RolloutStore(tmp_path) as store:
         made = dataset(Policy(), store)
     with pytest.raises(CacheError, match=r"closed while a group was sampled\. Close the RLDataset .*, then its store"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
-from numbers import Real
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -103,7 +102,7 @@ class RLSettings:
                 raise ConfigError("must be a number", field=name, value=value, cure=f"Give one.{example}")
             if name not in ("timeout_s", "hang_s"):
                 check_whole(name, value)
-            elif not isinstance(value, Real | None):
+            elif not isinstance(value, int | float | None):
                 raise ConfigError("must be a number of seconds", field=name, value=value, cure=f"E.g. {name}=60.0.")
             check_at_least(name, value) if name in _COUNTS else check_not_negative(name, value)
         if self.stale not in STALE:
