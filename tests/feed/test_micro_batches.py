@@ -1,5 +1,7 @@
 """Micro-batches from a loader: the rows of each step, on any mesh, from any step; what configs say; what is counted."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -118,6 +120,11 @@ def test_a_config_says_it_and_functions_of_batches_go_before(tmp_path):
     odd = config.loader(mesh(2), fn=lambda batch: batch.tokens)
     with pytest.raises(ConfigError, match=r"micro_batches = '.*': needs batches that are PackedBatch"):
         odd.batch_at(0)
+    cut = config.loader(mesh(2), fn=lambda b: dataclasses.replace(b, segment_lengths=np.minimum(b.segment_lengths, 3)))
+    with pytest.raises(ConfigError, match=r"micro_batches = 64: .* changed their lengths\. Change tokens, masks or"):
+        cut.batch_at(0)
+    with pytest.raises(ConfigError, match=r"max_tokens = 2147483648: times \d rows is more than 2\*\*31 places\. Give"):
+        DataLoader(config.dataset(), 8, mesh=mesh(2), micro_batches=MicroBatchConfig(2**31)).batch_at(0)
 
 
 def test_what_does_not_go_together_is_refused(mixture):

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import ConfigError
+from headrace.errors import CacheError, ConfigError
 from headrace.rl.dataset import RLDataset, RLSettings
 from headrace.rl.feeder import SamplerError
-from headrace.rl.groups import PartialGroup, ScoredGroup
+from headrace.rl.groups import PartialGroup, Prompt, ScoredGroup
+from headrace.rl.sampler_calls import SamplerCalls
 from headrace.rl.store import RolloutStore
 
 PROMPTS = [np.array([i + 1]) for i in range(7)]
@@ -292,12 +293,30 @@ def test_an_async_sampler_runs_on_one_loop():
         ("rows", lambda: dataset(Policy(), rows=3, ranks=2), "Use 4 rows"),
         ("sample_and_score()", lambda: dataset(Policy(), group_size=3).next_batch(), r"= 2: .*\(group \d, of prompt"),
         ("sample_and_score()", lambda: dataset(Nothing()).next_batch(), r"NoneType.*\(group \d, of prompt"),
+        (
+            "sample_and_score()",
+            lambda: dataset(Gives(no_progress)).next_batch(),
+            "no more tokens .* Go on from",
+        ),
+        ("sample_and_score()", lambda: dataset(Gives(lambda p: PartialGroup({}))).next_batch(), "'dict': is no Scored"),
+        ("keep", lambda: dataset(Policy(), keep=lambda rewards: True).next_batch(), r"True: .* Return Verdict\(True\)"),
+        ("keep", lambda: dataset(Policy(), keep="nonzero_std"), "Give a function .*nonzero_std"),
+        ("in_flight", lambda: dataset(Policy(), in_flight="4"), "'4': must be a whole number"),
+        ("seq_len", lambda: dataset(Policy(), seq_len=None), "must be a number. Give one."),
+        ("retries", lambda: dataset(Policy(), retries=1.5), "must be a whole number"),
+        ("hang_s", lambda: dataset(Policy(), hang_s=None), "E.g. hang_s=60"),
+        ("timeout_s", lambda: dataset(Policy(), timeout_s="1"), "E.g. timeout_s=60"),
     ],
 )
 def test_wrong_input_is_named_with_a_cure(field, make, said):
     with pytest.raises(ConfigError, match=said) as caught:
         make()
     assert caught.value.field == field
+
+
+class Gives:
+    def __init__(self, answer):
+        self.sample_and_score = answer
 
 
 class Nothing:
@@ -329,3 +348,119 @@ def test_kills_at_random_moments_lose_nothing_and_double_nothing():
     bench = Path(__file__).parents[2] / "scripts" / "bench" / "bench_rollouts.py"
     done = subprocess.run([sys.executable, str(bench), "--kills", "3", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def made_within(made, step, version=0, looks=100):
+    """Makes a step; fails where it would be waited for without end."""
+    making = made._make(step, version)
+    while looks := looks - 1:
+        try:
+            next(making)
+        except StopIteration as end:
+            return end.value
+        made._feeder.wait(0.02)
+    raise AssertionError(f"step {step} is not made")
+
+
+@given(
+    in_flight=st.integers(1, 4),
+    max_staleness=st.sampled_from([None, 0, 2]),
+    stragglers=st.sampled_from(["wait", "keep"]),
+    stored=st.integers(0, 9),
+    first=st.sampled_from([0, 5]),
+)
+@settings(max_examples=15)
+def test_steps_are_made_with_few_calls_and_whatever_is_stored(in_flight, max_staleness, stragglers, stored, first):
+    policy = Policy()
+    options = {"max_staleness": max_staleness, "stragglers": stragglers, "keep": None, "in_flight": in_flight}
+    with RolloutStore(None) as store:
+        for position in range(stored):  # of version 0: what other processes, or other settings, left
+            store.put_group(position, group(Prompt(position, 0, PROMPTS[0])))
+        with dataset(policy, store, **options) as made:
+            for step in range(3):
+                policy.version = first + step
+                made.set_policy_version(first + step)
+                made_within(made, step, first + step)
+
+
+def test_what_ends_a_process_ends_no_other_call():
+    class Ends(Policy):
+        async def sample_and_score(self, prompt):
+            if prompt.position == 1:
+                raise SystemExit
+            await asyncio.sleep(0.001)
+            return group(prompt)
+
+    with dataset(Ends(), in_flight=2) as made:
+        with pytest.raises(SystemExit):
+            made_within(made, 0)
+        for _ in range(3):  # the loop goes on
+            with pytest.raises(SystemExit):
+                made_within(made, 1)
+
+
+def test_a_closed_dataset_makes_no_step_and_a_closed_store_takes_no_group(tmp_path):
+    with dataset(Policy(), in_flight=1) as made:
+        made_within(made, 0)
+    made.store.rewind(0)
+    for position in made.store.waiting():
+        made.store.refuse_group(position)
+    with pytest.raises(ConfigError, match=r"was closed\. Make another RLDataset of the same store"):
+        made_within(made, 0)
+    with RolloutStore(tmp_path) as store:
+        made = dataset(Policy(), store)
+    with pytest.raises(CacheError, match=r"closed while a group was sampled\. Close the RLDataset .*, then its store"):
+        store.put_group(0, group(Prompt(0, 0, PROMPTS[0])))
+    assert RolloutStore(tmp_path).describe()["logs"]["steps"]["closed"]
+    made.close()
+
+
+def test_a_call_that_was_aborted_is_not_begun_and_one_that_begins_meanwhile_is_cancelled():
+    class Waits:
+        begun = 0
+
+        async def sample_and_score(self, prompt):
+            self.begun += 1
+            await asyncio.Event().wait()
+
+    sampler = Waits()
+    calls = SamplerCalls(sampler, RLSettings(seq_len=8, groups_per_batch=1, seed=0, retries=2))
+    prompt = Prompt(0, 0, PROMPTS[0])
+    assert calls.sample(prompt, lambda: True) is None
+    assert sampler.begun == 0
+    answers = iter([False, True, True])
+    assert calls.sample(prompt, lambda: next(answers)) is None
+    calls.close()
+
+
+def test_an_aborted_call_that_does_not_end_is_given_up_and_its_abort_may_fail(caplog):
+    end = threading.Event()
+
+    class Deaf(Policy):
+        def sample_and_score(self, prompt):
+            if prompt.position == 0 and prompt.position not in self.asked:
+                self.asked.append(0)
+                end.wait(20)
+            return group(prompt, self.version)
+
+        def abort(self, prompt):
+            raise RuntimeError("no route")
+
+    options = {"stragglers": "abort", "max_staleness": 0, "timeout_s": 0.3, "retries": 1, "in_flight": 1}
+    with dataset(Deaf(), groups_per_batch=1, **options) as made:
+        while 0 not in made.sampler.asked:
+            made._feeder.fill()
+        for version in (1, 2, 3):
+            made.set_policy_version(version)
+        assert made._calls.counts["aborted_groups"] == 1  # however often it was told
+        for _ in range(200):
+            if not made._calls.counts["timeouts"]:
+                made._feeder.fill()
+                made._feeder.wait(0.02)
+        assert made._calls.counts["timeouts"] == 1
+        end.set()
+    assert "abort() failed at group 0, of prompt" in caplog.text
+
+
+def no_progress(prompt):
+    return PartialGroup(ScoredGroup([prompt.tokens] * 2, np.zeros(2), 1))

@@ -128,6 +128,10 @@ class MicroBatchConfig:
         rows = self.rows or ways
         # So many rows fit however full they are, and first fit passes by no row that holds fewer
         number = -(-batch_size // (self.max_tokens // seq_len * rows))
+        if number * rows * self.max_tokens > np.iinfo(np.int32).max:
+            cure = f"Give {seq_len} or more, but no more than a device computes at a time, or fewer rows."
+            problem = f"times {number * rows} rows is more than 2**31 places"
+            raise ConfigError(problem, field="micro_batches.max_tokens", value=self.max_tokens, cure=cure)
         least = min(_DOCUMENT_PLACES, seq_len // 16, seq_len // row_segments)
         return MicroShape(number, rows, self.max_tokens, max(least, 1))
 

@@ -336,7 +336,7 @@ class DataLoader(BatchOrder):
         if self._splitter is None:
             return delivered
         with stats.watch.phase("plan"), stats.waits.during("plan"):
-            split, places = self._splitter.planned(step)
+            split, places = self._splitter.planned(step, host)
         stats.reads.micro_batch_places += places
         return Partial(split, delivered)
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int32
 
 from headrace.batch.micro_plan import MicroBatchConfig, MicroPlan, MicroShape
 from headrace.batch.micro_step import MicroBatches, lay_out
@@ -32,8 +33,8 @@ def plan_step(
     step: int,
     row_order: RowOrder = "locality",
     ways: int = 1,
-) -> tuple[MicroShape, MicroPlan, int]:
-    """Shape and plan of the micro-batches of a step, and the tokens in them. Reads nothing.
+) -> tuple[MicroShape, MicroPlan, Int32[np.ndarray, "B M"]]:
+    """Shape and plan of the micro-batches of a step, and the segments of its rows. Reads nothing.
 
     Args:
         config: How the batch is cut.
@@ -51,7 +52,7 @@ def plan_step(
     shape = config.shape(size, served.seq_len, segments.shape[1], ways)
     padded = np.zeros((size, segments.shape[1]), np.int32)
     padded[: int(valid[0])] = segments
-    return shape, config.plan(padded, shape), int(segments.sum())
+    return shape, config.plan(padded, shape), padded
 
 
 class MicroForecast(NamedTuple):
@@ -82,7 +83,7 @@ class MicroForecast(NamedTuple):
         steps = [plan_step(config, dataset, schedule, k, row_order) for k in range(min(last, _LOOKED_STEPS))]
         shape = max(shape for shape, _, _ in steps)
         counts = sum(plan.filled for _, plan, _ in steps)
-        fill = sum(tokens for _, _, tokens in steps) / (counts * shape.rows * shape.places)
+        fill = sum(int(segments.sum()) for _, _, segments in steps) / (counts * shape.rows * shape.places)
         return cls(counts / len(steps), shape.number, shape.rows, shape.places, fill)
 
     def __str__(self) -> str:
@@ -121,13 +122,25 @@ class StepSplitter:
                 problem = f"is not divisible by the {ways} ways that the mesh splits it"
                 raise ConfigError(problem, field=f"micro_batches.{name}", value=size, cure=cure)
 
-    def planned(self, step: int) -> tuple[Any, int]:
+    def planned(self, step: int, host: Any) -> tuple[Any, int]:
         """What makes the micro-batches of a step of its delivered batch, on the devices; and the places in them, of
         this process, padding included.
+
+        Raises:
+            ConfigError: rows of this process, in ``host``, hold other documents than planned: a function changed them.
         """
-        shape, plan, _ = plan_step(
+        shape, plan, segments = plan_step(
             self._config, self._dataset, self._order.schedule, step, self._order.row_order, self._ways
         )
+        if isinstance(host, PackedBatch):
+            own = segments[self._placement.local_rows(len(segments))]
+            lengths = host.segment_lengths
+            if lengths is None:  # all rows are one whole document
+                lengths = np.where(host.valid, own.max(initial=0), 0)[:, None]
+            if len(lengths) == len(own) and not np.array_equal(lengths, own):
+                cure = "Change tokens, masks or weights alone, or leave micro_batches out."
+                problem = "goes by the documents that are in the cache, and a function of batches changed their lengths"
+                raise ConfigError(problem, field="micro_batches", value=self._config.max_tokens, cure=cure)
         local = self._placement.local_rows(shape.rows).size
         return partial(_split, plan, shape, self._placement), plan.filled * local * shape.places
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.rl.groups import Prompt
 from headrace.rl.sampler_calls import SamplerCalls, place
 from headrace.rl.selection import Selection
@@ -105,10 +105,10 @@ class Feeder:
             old: list[_Call] = []
             if settings.stragglers == "abort":
                 old = [call for call in self._under_way.values() if not self._is_fresh(call, self.policy_version)]
+            self._calls.counts["aborted_groups"] += sum(not call.is_aborted for call in old)
             for call in old:
                 call.is_aborted = True
-        for call in old:
-            self._calls.counts["aborted_groups"] += 1
+        for call in old:  # also those that were told before, and have not stopped
             self._calls.abort(call.prompt)
         self.fill()
 
@@ -119,16 +119,23 @@ class Feeder:
 
     def _room(self) -> int:
         """How many prompts may be begun now."""
-        settings, selection, wanted = self._settings, self._selection, self._settings.in_flight or 0
+        settings, selection, most = self._settings, self._selection, self._settings.in_flight or 0
+        seen = 0 if selection is None else len(selection.groups) + len(selection.dropped)
+        wanted = most  # beside what the step has looked at
         if settings.max_staleness is not None:
             steps = self.policy_version + settings.max_staleness - self._next_version + 1
             wanted = steps * settings.groups_per_batch
-        dropped = 0
-        if selection is not None:
-            wanted, dropped = max(wanted, settings.prompts_at_a_time), len(selection.dropped)
+            if selection is not None:
+                wanted = max(wanted, settings.prompts_at_a_time) - len(selection.groups)
         fresh = sum(self._is_fresh(call, self._next_version) for call in self._under_way.values())
-        free = (settings.in_flight or 0) - len(self._under_way)
-        return min(wanted - (self._store.num_waiting - dropped) - fresh, free)
+        wanted -= self._store.num_waiting - seen + fresh
+        # however much there is for later: this one the step cannot do without
+        needed = selection is not None and self._is_missing(selection.awaited)
+        return min(max(wanted, int(needed)), most - len(self._under_way))
+
+    def _is_missing(self, position: int | None) -> bool:
+        """Whether a position has no group, and none to come."""
+        return position is not None and position not in self._under_way and not self._store.has_group(position)
 
     def fill(self) -> None:
         """Begins prompts, as many as there is room for."""
@@ -142,10 +149,9 @@ class Feeder:
             missing = (
                 position
                 for position in self._store.open_positions()
-                if position not in self._under_way
+                if self._is_missing(position)
                 and position not in self.given_up
                 and not (self._selection is not None and self._selection.has(position))
-                and not self._store.has_group(position)
             )
             for position in list(itertools.islice(missing, room)):
                 self._begin(position)
@@ -213,7 +219,7 @@ class Feeder:
         settings, now = self._settings, time.monotonic()
         for position, call in list(self._under_way.items()):
             seconds = now - call.since
-            if settings.timeout_s is not None and seconds > settings.timeout_s and not call.is_aborted:
+            if settings.timeout_s is not None and seconds > settings.timeout_s:  # aborted or not
                 call.is_aborted = True
                 self._calls.counts["timeouts"] += 1
                 self._timeouts[position] += 1
@@ -236,13 +242,16 @@ class Feeder:
                 self._changed.wait(seconds)
 
     def check(self) -> None:
-        """Raises what a call raised, once; then its prompt is begun again."""
+        """Raises what a call raised, once; then its prompt is begun again. Raises ConfigError when it is closed."""
         with self._changed:
             error, self._error = self._error, None
             if error is not None:
                 self._timeouts.clear()
         if error is not None:
             raise error
+        if self._closed:
+            cure = "Make another RLDataset of the same store: it goes on with the next step."
+            raise ConfigError("samples no more: it was closed", field="dataset", value="RLDataset", cure=cure)
 
     def close(self) -> None:
         """Aborts what is under way, and waits for it, for a while."""

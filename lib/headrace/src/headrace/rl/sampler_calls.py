@@ -33,7 +33,7 @@ class SamplerCalls:
     def __init__(self, sampler: Sampler, settings: RLSettings) -> None:
         self.sampler, self._settings = sampler, settings
         self.counts: Counter[str] = Counter()
-        self._awaited: dict[int, Future[Any]] = {}  # by position
+        self._awaited: dict[Prompt, Future[Any]] = {}  # by call: a position may be asked for again meanwhile
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         is_async = inspect.iscoroutinefunction(sampler.sample_and_score)
@@ -42,7 +42,7 @@ class SamplerCalls:
             raise ConfigError("cannot be aborted", field="sampler", value=type(sampler).__name__, cure=cure)
 
     def sample(self, prompt: Prompt, is_over: Callable[[], bool] = lambda: False) -> ScoredGroup | PartialGroup | None:
-        """A group of the sampler's, or what it has of one; None if ``is_over`` says so when it fails.
+        """A group of the sampler's, or what it has of one; None if ``is_over`` says so before it has one.
 
         Raises:
             ConfigError: the sampler gave something else.
@@ -50,8 +50,10 @@ class SamplerCalls:
         """
         wait_s = _FIRST_WAIT_S
         for retries_left in range(self._settings.retries, -1, -1):
+            if is_over():
+                return None
             try:
-                return self._checked(self._call(prompt), prompt)
+                return self._checked(self._call(prompt, is_over), prompt)
             except Exception as error:
                 if is_over():
                     return None
@@ -74,12 +76,16 @@ class SamplerCalls:
     def abort(self, prompt: Prompt) -> None:
         """Tells the sampler to stop: by its ``abort``, or else, if it is async, by cancelling the call."""
         stop: Any = getattr(self.sampler, "abort", None)
-        if stop is not None:
+        if stop is None:
+            if (call := self._awaited.get(prompt)) is not None:
+                call.cancel()
+            return
+        try:
             answer = stop(prompt)
             if inspect.isawaitable(answer):
                 asyncio.run_coroutine_threadsafe(_await(answer), self._running_loop())
-        elif (call := self._awaited.get(prompt.position)) is not None:
-            call.cancel()
+        except Exception:
+            logger.exception("the sampler's abort() failed at %s: its call goes on", place(prompt))
 
     def take_counts(self) -> Counter[str]:
         """The counters, which begin anew."""
@@ -93,14 +99,18 @@ class SamplerCalls:
         if loop is not None:
             asyncio.run_coroutine_threadsafe(_end(loop), loop)
 
-    def _call(self, prompt: Prompt) -> Any:
+    def _call(self, prompt: Prompt, is_over: Callable[[], bool]) -> Any:
         try:
             answer: Any = self.sampler.sample_and_score(prompt)
             if not inspect.isawaitable(answer):
                 return answer
             call = asyncio.run_coroutine_threadsafe(_await(answer), self._running_loop())
-            self._awaited[prompt.position] = call
-            return call.result()
+            self._awaited[prompt] = call
+            if is_over() and not hasattr(self.sampler, "abort"):
+                call.cancel()
+            if isinstance(answer := call.result(), BaseException):
+                raise answer
+            return answer
         except CancelledError as error:
             raise ConfigError(f"was cancelled ({place(prompt)})", field="sample_and_score()") from error
         except ConfigError as error:  # a ScoredGroup does not know whose it is
@@ -108,7 +118,7 @@ class SamplerCalls:
             problem = f"{error.problem} ({place(prompt)})"
             raise ConfigError(problem, field=error.field, cure=error.cure, **given) from error
         finally:
-            self._awaited.pop(prompt.position, None)
+            self._awaited.pop(prompt, None)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -118,11 +128,17 @@ class SamplerCalls:
             return self._loop
 
     def _checked(self, group: Any, prompt: Prompt) -> ScoredGroup | PartialGroup:
-        if isinstance(group, PartialGroup):
-            return group
-        if not isinstance(group, ScoredGroup):
+        whole: Any = group.group if isinstance(group, PartialGroup) else group
+        if not isinstance(whole, ScoredGroup):
             problem = f"is no ScoredGroup ({place(prompt)})"
-            raise ConfigError(problem, field="sample_and_score()", value=type(group).__name__)
+            raise ConfigError(problem, field="sample_and_score()", value=type(whole).__name__)
+        if isinstance(group, PartialGroup):
+            begun = prompt.partial.tokens if prompt.partial is not None else [prompt.tokens] * len(whole.tokens)
+            if sum(map(len, whole.tokens)) <= sum(map(len, begun)):  # it would be asked for without end
+                problem = f"has no more tokens than the call began with ({place(prompt)})"
+                cure = "Go on from prompt.partial, and return a ScoredGroup, not a PartialGroup, at the end."
+                raise ConfigError(problem, field="sample_and_score()", value="PartialGroup", cure=cure)
+            return group
         size, wanted = len(group.tokens), self._settings.group_size
         if wanted is not None and size != wanted:
             problem = f"are not the {wanted} completions of group_size ({place(prompt)})"
@@ -145,7 +161,10 @@ def place(prompt: Prompt) -> str:
 
 
 async def _await(answer: Any) -> Any:
-    return await answer
+    try:
+        return await answer
+    except (KeyboardInterrupt, SystemExit) as error:  # raised here it would end the loop, under all other calls
+        return error
 
 
 async def _end(loop: asyncio.AbstractEventLoop) -> None:

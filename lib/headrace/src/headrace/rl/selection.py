@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.rl.advantages import Verdict, group_moments
 from headrace.rl.groups import ScoredGroup
 from headrace.rl.rollout_records import BatchRecord
@@ -55,10 +56,16 @@ class Selection:
 
     def candidate(self) -> int | None:
         """The position to look at next; None: there is none yet."""
-        if self._settings.stragglers == "wait":
-            position = next(p for p in self._store.open_positions() if not self.has(p))
+        if (position := self.awaited) is not None:
             return position if self._store.has_group(position) else None
         return next((p for p in self._store.waiting() if not self.has(p)), None)
+
+    @property
+    def awaited(self) -> int | None:
+        """The position that has to be looked at next; None: any may."""
+        if self._settings.stragglers != "wait":
+            return None
+        return next(p for p in self._store.open_positions() if not self.has(p))
 
     def has(self, position: int) -> bool:
         """Whether it has looked at a position."""
@@ -119,7 +126,10 @@ class Selection:
             return Verdict(False, "stale" if group.trains() else "untrained")
         if settings.keep is None:
             return Verdict(True)
-        verdict = settings.keep(group.rewards)
+        verdict: Any = settings.keep(group.rewards)
+        if not isinstance(verdict, Verdict):
+            cure = "Return Verdict(True), or Verdict(False, 'reason')."
+            raise ConfigError("must return a Verdict", field="keep", value=verdict, cure=cure)
         if not verdict.keep and not single:
             equal = group_moments(group.rewards, np.full(group.rewards.size, position)).std[0] <= 1e-6
             counts["zero_var_groups" if equal else "filtered_groups"] += 1

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float64
 
 from headrace.batch.balance import Costs
-from headrace.errors import ConfigError, check_at_least, check_choice, check_not_negative
+from headrace.errors import ConfigError, check_at_least, check_choice, check_not_negative, check_whole
 from headrace.rl.advantages import AdvantageSpec, Preset, Verdict, nonzero_std, resolve
 from headrace.rl.prompt_order import PROMPT_ORDERS
 
@@ -94,14 +94,24 @@ class RLSettings:
 
     def __post_init__(self) -> None:
         check_choice("prompt_order", self.prompt_order, PROMPT_ORDERS)
-        for name in _COUNTS:
-            check_at_least(name, getattr(self, name))
-        for name in ("max_staleness", "retries", "timeout_s", "hang_s"):
-            check_not_negative(name, getattr(self, name))
+        default = {one.name: one.default for one in fields(self)}
+        for name in (*_COUNTS, "max_staleness", "retries", "timeout_s", "hang_s"):
+            value = getattr(self, name)
+            if value is None and default[name] is not None:
+                example = "" if default[name] is MISSING else f" E.g. {name}={default[name]}."
+                raise ConfigError("must be a number", field=name, value=value, cure=f"Give one.{example}")
+            if name not in ("timeout_s", "hang_s"):
+                check_whole(name, value)
+            elif not isinstance(value, int | float | None):
+                raise ConfigError("must be a number of seconds", field=name, value=value, cure=f"E.g. {name}=60.0.")
+            check_at_least(name, value) if name in _COUNTS else check_not_negative(name, value)
         if self.stale not in STALE:
             raise ConfigError("must be 'resample' or 'mask'", field="stale", value=self.stale)
         check_choice("stragglers", self.stragglers, STRAGGLERS)
         resolve(self.advantages)
+        if self.keep is not None and not callable(self.keep):
+            cure = "Give a function of a group's rewards, e.g. headrace.rl.advantages.nonzero_std."
+            raise ConfigError("is no function", field="keep", value=self.keep, cure=cure)
         if self.stragglers == "abort" and (self.max_staleness is None or self.in_flight is None):
             field = "max_staleness" if self.max_staleness is None else "in_flight"
             cure = f"Set {field}, e.g. {field}={1 if self.max_staleness is None else self.groups_per_batch}."

@@ -91,6 +91,7 @@ class RolloutStore(RolloutIndex):
         self._identity, self._claimed = self._earlier.identity(), None
         self._identities: dict[str, dict[str, Any]] = {}  # what producers sampled for, by their names
         self._own: AppendLog | None = None  # open for writing
+        self._is_closed = False
         self._lock = threading.RLock()
         self._steps = AppendLog(self._join(_STEPS), load=range(_IDENTITY, _GROUP), cure=_STEPS_CURE)
         self._logs: dict[str, AppendLog] = {}
@@ -114,7 +115,8 @@ class RolloutStore(RolloutIndex):
         self.close()
 
     def close(self) -> None:
-        """Lets others write. What is stored can still be read."""
+        """Lets others write. What is stored can still be read; groups that come later are not stored."""
+        self._is_closed = True
         for log in (self._steps, *self._logs.values()):
             log.close()
         self._own = None
@@ -148,7 +150,7 @@ class RolloutStore(RolloutIndex):
         """
         check_json(identity)
         self._check_identity(identity)
-        self._claimed = identity
+        self._claimed, self._is_closed = identity, False
         if self.follow:
             return
         known = {name: value for name, value in identity.items() if value is not None}
@@ -213,6 +215,9 @@ class RolloutStore(RolloutIndex):
             group: Its group.
             partial: Whether it is not finished: no step uses it, and its prompt is sampled on from it.
         """
+        if self._is_closed:
+            cure = "Close the RLDataset that samples, then its store."
+            raise CacheError("was closed while a group was sampled", field="rollouts", value=self.folder, cure=cure)
         name, data = self.producer or CONSUMER, group.to_bytes()
         if (log := self._own) is None:
             with self._lock:
