@@ -2,8 +2,10 @@
 
 import asyncio
 import concurrent.futures
+import gc
 import json
 import shutil
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -219,3 +221,17 @@ def test_the_copy_of_the_tokenizer_lies_in_the_cache(cache, file):
     write_ledger(cache.path, replace(ledger, tokenizer={**ledger.tokenizer, "file": file}))
     with pytest.raises(CacheCorruptError, match="has a ledger whose tokenizer cannot be used"):
         TokenCache.open(cache.path)
+
+
+def test_a_cache_that_nobody_holds_goes_at_once(tmp_path):
+    """With what its arrays have mapped; not only when the interpreter looks for cycles."""
+    cache = write_cache(tmp_path, [random_documents(30, seed=1)])
+    cache.tokens(0, cache.num_tokens)
+    assert len(cache.parts[0].record.name)
+    gone = weakref.ref(cache)
+    gc.disable()
+    try:
+        del cache
+        assert gone() is None
+    finally:
+        gc.enable()

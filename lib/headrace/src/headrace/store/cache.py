@@ -31,12 +31,11 @@ from headrace.store.array import StoredArray
 from headrace.store.arrays import ArrayList, ArrayRun, MadeList, data_of
 from headrace.store.chunk_pages import ChunkPages
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
-from headrace.store.leaf import CacheLeaf, LeafPart, check_range, spans, starts
+from headrace.store.leaf import CacheLeaf, LeafPart, OwnParts, check_range, spans, starts
 from headrace.store.ledger import Ledger, ShuffleRecord, open_ledger, prepare_types, shuffle_record, whole_ledger
 from headrace.store.ledger_table import ColumnTable
 from headrace.store.levanter.layout import levanter_splits, read_levanter
 from headrace.store.parts import Name, PartRecord, PartTable
-from headrace.store.ragged import data_url, offsets_url
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,6 @@ class TokenCache:
     Attributes:
         path: Folder or URL.
         ledger: What the cache is made of.
-        parts: Its parts, in order.
 
     Example:
         >>> from headrace.testing import tiny_cache
@@ -111,13 +109,11 @@ class TokenCache:
         _converted(ledger.tokenizer, _TokenizerRecord, "tokenizer", path)
         self._specs = {spec.name: spec for spec in _converted(ledger.leaves, list[LeafSpec], "leaves", path)}
         self._layouts = {name: self.layout.leaf(spec) for name, spec in self._specs.items()} | {TOKENS: self.layout}
-        self._offsets_layout = self.layout.offsets()
-        self._open_part: OpenPart = open_part or self._own_part
+        self._open_part = open_part
         self._table = PartTable.of(ledger.parts)
         self._first_document = starts(self._table.documents)
         self._first_token = starts(self._table.tokens)
         self._leaves: dict[str, CacheLeaf] = {}
-        self.parts: Sequence[CachePart] = MadeList(len(self._table), self._part)
 
     @classmethod
     def open(cls, path: str | Path, *, read: ReadLedger = open_ledger) -> TokenCache:
@@ -174,6 +170,11 @@ class TokenCache:
     @property
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(self.layout.dtype)
+
+    @cached_property
+    def parts(self) -> Sequence[CachePart]:
+        """Its parts, in order."""
+        return MadeList(len(self._table), partial(_cache_part, self._table, self.leaf(TOKENS).parts))
 
     @property
     def fingerprint(self) -> str:
@@ -285,7 +286,10 @@ class TokenCache:
             kind: LeafKind = "ragged" if name == TOKENS else self._specs[name].kind
             width = None if name == TOKENS else self._specs[name].width
             dtype = self.dtype if name == TOKENS else np.dtype(self._specs[name].dtype)
-            parts = MadeList(len(self._table), partial(self._open_part, name, kind))
+            layout, offsets = self._layouts[name], self.layout.offsets() if kind == "ragged" else None
+            own = OwnParts(self._root, self._table, name, layout, offsets, self._elements(name), self._pages)
+            make = own.part if self._open_part is None else partial(self._open_part, name, kind)
+            parts = MadeList(len(self._table), make)
             arrays = self._arrays(name, dtype, parts)
             self._leaves[name] = CacheLeaf(name, dtype, kind, parts, arrays, self._first_document, self.path, width)
         return self._leaves[name]
@@ -324,8 +328,8 @@ class TokenCache:
 
     def _arrays(self, name: str, dtype: np.dtype[Any], parts: Sequence[LeafPart]) -> ArrayList:
         """The arrays of a leaf."""
-        layout, own = self._layouts[name], self._open_part == self._own_part
-        if not own and parts:  # what another program wrote has a layout of its own
+        layout = self._layouts[name]
+        if self._open_part is not None and parts:  # what another program wrote has a layout of its own
             layout = parts[0].data.layout
         run = ArrayRun(
             self._elements(name),
@@ -354,29 +358,15 @@ class TokenCache:
             return None
         return ChunkPages(self._table, self.layout, self.leaf_specs)
 
-    def _own_part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
-        part, documents = self._table.name(number), int(self._table.documents[number])
-        elements = int(self.leaf(name).arrays.lengths[number])
-        digest = partial(self._table.digest, number, None if name == TOKENS else name)
-
-        def array(url: str, length: int, layout: CacheLayout) -> StoredArray:
-            folder = url.rsplit("/", 1)[-1]
-            names = None if self._pages is None else partial(self._pages.of_array, name, folder, number)
-            return StoredArray(url, length, layout, digest, names)
-
-        data = array(data_url(self._root, part, name), elements, self._layouts[name])
-        ragged = kind == "ragged"
-        offsets = array(offsets_url(self._root, part, name), documents + 1, self._offsets_layout) if ragged else None
-        return LeafPart(documents, data, offsets)
-
-    def _part(self, number: int) -> CachePart:
-        part = self.leaf(TOKENS).parts[number]
-        if part.offsets is None:
-            raise CacheError("has no offsets", field="part", value=self._table.name(number))
-        return CachePart(self._table, number, part.data, part.offsets)
-
     def __repr__(self) -> str:
         return f"TokenCache({self.path!r}, documents={self.num_documents:,}, tokens={self.num_tokens:,})"
+
+
+def _cache_part(table: PartTable, leaves: Sequence[LeafPart], number: int) -> CachePart:
+    part = leaves[number]
+    if part.offsets is None:
+        raise CacheError("has no offsets", field="part", value=table.name(number))
+    return CachePart(table, number, part.data, part.offsets)
 
 
 def _converted(values: object, form: type[FormT], section: str, path: str) -> FormT:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,11 @@ from jaxtyping import Int64
 from headrace.errors import CacheError, IndexOutOfRangeError, ReadError
 from headrace.store.array import StoredArray
 from headrace.store.arrays import ArrayList
-from headrace.store.layout import LeafKind
+from headrace.store.chunk_pages import ChunkPages
+from headrace.store.layout import TOKENS, CacheLayout, LeafKind
+from headrace.store.parts import PartTable
 from headrace.store.pending import ArrayFuture
+from headrace.store.ragged import data_url, offsets_url
 
 _COPY_AGAIN = "Copy the cache again, with all its files, or build it again; headrace verify CACHE says what is damaged."
 BLOCK_ELEMENTS = 1 << 22
@@ -34,6 +38,37 @@ class LeafPart:
     documents: int
     data: StoredArray
     offsets: StoredArray | None
+
+
+@dataclass(frozen=True, eq=False)
+class OwnParts:
+    """The parts of a leaf that headrace wrote. They know nothing of the cache, so that one which nobody holds goes at
+    once, with what it has mapped, and not when cycles are looked for. ``offsets`` is None where documents have one
+    value each.
+    """
+
+    root: str
+    table: PartTable
+    leaf: str
+    layout: CacheLayout
+    offsets: CacheLayout | None
+    elements: Int64[np.ndarray, " parts"]
+    pages: ChunkPages | None
+
+    def part(self, number: int) -> LeafPart:
+        """One of them; nothing is read."""
+        part, documents = self.table.name(number), int(self.table.documents[number])
+        digest = partial(self.table.digest, number, None if self.leaf == TOKENS else self.leaf)
+
+        def array(url: str, length: int, layout: CacheLayout) -> StoredArray:
+            folder = url.rsplit("/", 1)[-1]
+            names = None if self.pages is None else partial(self.pages.of_array, self.leaf, folder, number)
+            return StoredArray(url, length, layout, digest, names)
+
+        data = array(data_url(self.root, part, self.leaf), int(self.elements[number]), self.layout)
+        if self.offsets is None:
+            return LeafPart(documents, data, None)
+        return LeafPart(documents, data, array(offsets_url(self.root, part, self.leaf), documents + 1, self.offsets))
 
 
 class CacheLeaf:
