@@ -15,6 +15,7 @@ import io
 import logging
 import re
 import tokenize
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -216,7 +217,8 @@ def stored_documents(cache: TokenCache, originals: Intervals) -> Intervals:
 def read_npy(raw: bytes, field: str, url: str, cure: str) -> np.ndarray:
     """The array in the bytes of a ``.npy`` file; ConfigError if they are none."""
     try:
-        return np.load(io.BytesIO(raw), allow_pickle=False)
+        with warnings.catch_warnings(action="ignore"):  # of names of dtypes that go; dtypes are looked at later
+            return np.load(io.BytesIO(raw), allow_pickle=False)
     except (ValueError, EOFError, OSError, SyntaxError, tokenize.TokenError) as error:  # its head is Python
         raise ConfigError(f"is not a .npy file of numbers ({error})", field=field, value=url, cure=cure) from error
 
