@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace import DataLoader, TokenCache, TokenSeqDataset
+from headrace.errors import HeadraceError
 from headrace.store import mapped
 from headrace.store.array import StoredArray
 from headrace.store.layout import CacheLayout
 from headrace.store.mapped import map_array
 from headrace.store.ragged import ArrayWriter
-from headrace.testing import CountingArray
+from headrace.testing import CountingArray, random_documents, write_cache
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="files are mapped on Linux only")
 
@@ -120,11 +122,11 @@ def test_other_layouts_are_not_mapped(tmp_path):
         metadata = json.loads(written)
         change(metadata)
         path.write_text(json.dumps(metadata))
-        assert map_array(Path(array.url), np.dtype("uint16"), 50) is None
+        assert map_array(Path(array.url), np.dtype("uint16"), 50, array.chunk_elements) is None
     path.write_text(written)
-    assert map_array(Path(array.url), np.dtype("uint16"), 50) is not None
+    assert map_array(Path(array.url), np.dtype("uint16"), 50, array.chunk_elements) is not None
     path.unlink()
-    assert map_array(Path(array.url), np.dtype("uint16"), 50) is None
+    assert map_array(Path(array.url), np.dtype("uint16"), 50, array.chunk_elements) is None
 
 
 def test_arrays_that_are_read_in_another_way_are_asked_to_read(tmp_path):
@@ -181,4 +183,27 @@ def test_a_place_that_is_not_known_counts_as_another_machine(tmp_path, monkeypat
     assert array.mapped() is not None
     assert mapped._is_remote(tmp_path, tmp_path / "no mountinfo")
     monkeypatch.setattr(mapped, "_is_remote", lambda _: True)
-    assert map_array(tmp_path / "a", array.dtype, array.length) is None
+    assert map_array(tmp_path / "a", array.dtype, array.length, array.chunk_elements) is None
+
+
+def test_a_ledger_that_tells_of_other_chunks_misplaces_no_row(tmp_path):
+    """As one without a digest may: what is stored is read as it is stored, or not at all."""
+    write_cache(tmp_path, [random_documents(300, seed=k) for k in range(2)], layout=CacheLayout("uint8", 32, 2))
+
+    def batches():
+        data = TokenSeqDataset(TokenCache.open(tmp_path), 16).shuffle(0)
+        return np.concatenate([batch.tokens for batch in DataLoader(data, batch_size=8)])
+
+    wanted = batches()
+    for file in tmp_path.rglob("zarr.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "attributes": {}}))
+    (tmp_path / "ledger.bin").unlink()
+    ledger = json.loads((tmp_path / "ledger.json").read_text())
+    for chunk in (2, 16, 64, 128):
+        layout = {**ledger["layout"], "chunk_elements": chunk}
+        (tmp_path / "ledger.json").write_text(json.dumps({**ledger, "digest": "", "layout": layout}))
+        try:
+            got = batches()
+        except HeadraceError:
+            continue
+        assert np.array_equal(got, wanted), chunk

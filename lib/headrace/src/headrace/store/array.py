@@ -251,7 +251,8 @@ class StoredArray:
             return None
         with self._lock:
             if not self._looked:
-                self._mapped, self._looked = map_array(self._folder, self.dtype, self.length, self.owner), True
+                about = self.dtype, self.length, self.chunk_elements, self.owner
+                self._mapped, self._looked = map_array(self._folder, *about), True
             return self._mapped
 
     def _read_here(

@@ -193,9 +193,11 @@ class MappedArray:
         return np.where(sound, offset.astype(np.int64), -1)
 
 
-def map_array(folder: Path, dtype: np.dtype[Any], length: int, owner: str = "") -> MappedArray | None:
-    """The array in a local folder, of this dtype, length and owner by the ledger, as mapped chunks; None if it has to
-    be read through TensorStore.
+def map_array(
+    folder: Path, dtype: np.dtype[Any], length: int, chunk_elements: int, owner: str = ""
+) -> MappedArray | None:
+    """The array in a local folder, of this dtype, length, chunk and owner by the ledger, as mapped chunks; None if it
+    has to be read through TensorStore.
     """
     if native() is None or _is_remote(folder):
         return None
@@ -204,6 +206,7 @@ def map_array(folder: Path, dtype: np.dtype[Any], length: int, owner: str = "") 
         as_in_memory = (
             stored.plain
             and stored.length == length
+            and stored.chunk == chunk_elements
             and (not stored.owner or not owner or stored.owner == owner)
             and np.dtype(stored.dtype) == dtype
             and stored.index_last
