@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.dataset import PlannedDataset, ReorderedDataset
+from headrace.data.erased import ErasedDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import Continued, PhasedDataset
 from headrace.errors import ConfigError
@@ -178,7 +179,9 @@ def other_policies(draw: st.DrawFn) -> LmDataConfig:
 def opened(run: LmDataConfig, caches: dict[str, TokenCache]) -> MixtureDataset | PhasedDataset | None:
     """The run's dataset; None where it cannot be: a budget that cannot be met, or a group that lost all its weight."""
     try:
-        return run.dataset({name: caches[name] for name in run.components})
+        dataset = run.dataset({name: caches[name] for name in run.components})
+        assert not isinstance(dataset, ErasedDataset)  # these caches have no tombstones
+        return dataset
     except ConfigError as error:
         assert error.cure  # noqa: PT017
         if any(a.drop for a in run.amendments) and "all weights are zero" in str(error):

@@ -15,13 +15,15 @@ from headrace.store.tombstones import TOMBSTONES_NAME, tombstones_of
 from headrace.testing import tiny_cache
 
 
-def run(*arguments, ok=True):
+def run(*arguments, ok=True) -> str:
     done = CliRunner().invoke(application(), [*map(str, arguments)])
     assert (done.exit_code == 0) == ok, done.output
-    return done.output if ok else done
+    return done.output
 
 
-def error_of(done) -> str:
+def error_of(*arguments) -> str:
+    done = CliRunner().invoke(application(), [*map(str, arguments)])
+    assert done.exit_code, done.output
     return str(done.exception)
 
 
@@ -43,7 +45,7 @@ def test_generations_are_counted_and_the_amendment_is_printed(cache, tmp_path):
     assert "3 documents with" in run("inspect", cache.path, "--samples", 0)
     assert run("verify", cache.path)
     other = tiny_cache(tmp_path / "other", documents=120)
-    assert "removed documents" in run("diff", cache.path, other.path, ok=False).output
+    assert "removed documents" in run("diff", cache.path, other.path, ok=False)
 
 
 def test_a_list_of_nothing_names_no_amendment(cache, tmp_path):
@@ -68,21 +70,19 @@ def test_a_list_of_nothing_names_no_amendment(cache, tmp_path):
     ],
 )
 def test_wrong_input_is_named(cache, arguments, expected):
-    assert expected in error_of(run("remove", cache.path, *arguments, ok=False))
+    assert expected in error_of("remove", cache.path, *arguments)
     assert not len(tombstones_of(cache))
 
 
 def test_lists_that_do_not_fit_are_refused(cache, tmp_path):
     (tmp_path / "ids.txt").write_text("3\n120\n")
-    assert "is not a document: the cache has 120" in error_of(
-        run("remove", cache.path, "--file", tmp_path / "ids.txt", ok=False)
-    )
+    assert "is not a document: the cache has 120" in error_of("remove", cache.path, "--file", tmp_path / "ids.txt")
     (tmp_path / "ids.txt").write_text("# cache: 1234\n3\n")
-    assert "is of another cache" in error_of(run("remove", cache.path, "--file", tmp_path / "ids.txt", ok=False))
-    assert "is not a token cache" in error_of(run("remove", tmp_path / "nothing", 1, ok=False))
+    assert "is of another cache" in error_of("remove", cache.path, "--file", tmp_path / "ids.txt")
+    assert "is not a token cache" in error_of("remove", tmp_path / "nothing", 1)
     (tmp_path / "web" / TOMBSTONES_NAME).write_bytes(b"{}")
-    assert "is damaged" in error_of(run("remove", cache.path, 1, ok=False))
-    assert "is damaged" in run("verify", cache.path, ok=False).output
+    assert "is damaged" in error_of("remove", cache.path, 1)
+    assert "is damaged" in run("verify", cache.path, ok=False)
 
 
 def test_where_and_cat_know_what_was_removed(cache, tmp_path):
@@ -109,7 +109,7 @@ def test_where_and_cat_know_what_was_removed(cache, tmp_path):
     assert run("cat", config, "--run", tmp_path / "run", "--step", seen[0]["step"])
     text = run(*args[:-1], "--component", "web")
     assert "documents were trained on before step 30" in text
-    assert "names no document" in error_of(run("where", config, "--component", "web", ok=False))
+    assert "names no document" in error_of("where", config, "--component", "web")
 
 
 def test_config_errors_name_field_value_and_cure(cache, tmp_path):

@@ -122,6 +122,7 @@ def test_only_what_is_removed_changes_and_only_from_its_step_on(data, folder):
         moved = dataclasses.replace(plain, components=components)
         with moved.loader(ONE).iter_from_step(0) as batches:
             wanted = [next(batches) for _ in range(STEPS)]
+        generation = 0
         for one in components.values():
             opened = TokenCache.open(str(one.cache))
             remove_documents(opened, numbers(*first))

@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from headrace.batch.micro_plan import MicroBatchConfig
+from headrace.batch.packed_batch import PackedBatch
 from headrace.config.lm_data import load_config
 from headrace.data.mixture import MixtureDataset
 from headrace.data.packed import PackedTokenDataset
@@ -43,6 +44,11 @@ def mixture(root):
 def mesh(n, names=("data",), shape=None, explicit=False):
     kind = AxisType.Explicit if explicit else AxisType.Auto
     return Mesh(np.array(jax.devices()[:n]).reshape(shape or (n,)), names, axis_types=(kind,) * len(names))
+
+
+def shortened(batch: PackedBatch) -> PackedBatch:
+    assert batch.segment_lengths is not None
+    return dataclasses.replace(batch, segment_lengths=np.minimum(batch.segment_lengths, 3))
 
 
 def documents_of(batch):
@@ -120,7 +126,7 @@ def test_a_config_says_it_and_functions_of_batches_go_before(tmp_path):
     odd = config.loader(mesh(2), fn=lambda batch: batch.tokens)
     with pytest.raises(ConfigError, match=r"micro_batches = '.*': needs batches that are PackedBatch"):
         odd.batch_at(0)
-    cut = config.loader(mesh(2), fn=lambda b: dataclasses.replace(b, segment_lengths=np.minimum(b.segment_lengths, 3)))
+    cut = config.loader(mesh(2), fn=shortened)
     with pytest.raises(ConfigError, match=r"micro_batches = 64: .* changed their lengths\. Change tokens, masks or"):
         cut.batch_at(0)
     with pytest.raises(ConfigError, match=r"max_tokens = 2147483648: times \d rows is more than 2\*\*31 places\. Give"):

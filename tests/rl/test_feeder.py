@@ -384,7 +384,7 @@ def test_steps_are_made_with_few_calls_and_whatever_is_stored(in_flight, max_sta
 
 
 def test_what_ends_a_process_ends_no_other_call():
-    class Ends(Policy):
+    class Ends:
         async def sample_and_score(self, prompt):
             if prompt.position == 1:
                 raise SystemExit
@@ -447,8 +447,9 @@ def test_an_aborted_call_that_does_not_end_is_given_up_and_its_abort_may_fail(ca
             raise RuntimeError("no route")
 
     options = {"stragglers": "abort", "max_staleness": 0, "timeout_s": 0.3, "retries": 1, "in_flight": 1}
-    with dataset(Deaf(), groups_per_batch=1, **options) as made:
-        while 0 not in made.sampler.asked:
+    sampler = Deaf()
+    with dataset(sampler, groups_per_batch=1, **options) as made:
+        while 0 not in sampler.asked:
             made._feeder.fill()
         for version in (1, 2, 3):
             made.set_policy_version(version)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
+from headrace.data.mixture import mixture_of
 from headrace.errors import CacheCorruptError, CacheError, ConfigError
 from headrace.ingest.reshuffle import ReshuffleConfig, reshuffle
 from headrace.order.intervals import Intervals
@@ -177,7 +178,9 @@ def test_on_object_stores(root, tmp_path):
     near, gone = (
         LmDataConfig({"a": ComponentConfig(path)}, seq_len=16, batch_size=8).dataset() for path in (cache.path, root)
     )
-    rows = np.arange(len(near.components[0].caches()[0].lengths()))
+    mixture = mixture_of(near)
+    assert mixture is not None
+    rows = np.arange(len(mixture.components[0].caches()[0].lengths()))
     ours, theirs = near.read(rows), gone.at_step(0)[0].read(rows)
     changed = (np.asarray(ours.tokens) != np.asarray(theirs.tokens)).any(axis=1)
     assert changed.any()

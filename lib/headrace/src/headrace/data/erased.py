@@ -27,7 +27,6 @@ from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import PhasedDataset
 from headrace.data.rows import Pieces, Rows, RowSource, SegmentedSource
 from headrace.errors import ConfigError
-from headrace.metrics import ReadStats
 from headrace.mix.schedule import BatchSchedule
 from headrace.order.intervals import Intervals
 from headrace.order.order import OpenWindow, Order, check_indices
@@ -172,6 +171,12 @@ class ErasedDataset(WrappingDataset):
         self._steps = sorted({0, *(step for of_component in erasures.values() for step, _ in of_component)})
         self._served: dict[tuple[int, int], PlannedDataset] = {}
 
+    def with_loss_weights(self, weights: Mapping[str, object]) -> ErasedDataset:
+        """See :meth:`~headrace.data.mixture.MixtureDataset.with_loss_weights`."""
+        return ErasedDataset(
+            cast("MixtureDataset | PhasedDataset", self.base).with_loss_weights(weights), self._erasures
+        )
+
     def at_step(self, step: int) -> tuple[PlannedDataset, int | None]:
         inner, until = self.base.at_step(step)
         number = int(np.searchsorted(self._steps, step, side="right")) - 1
@@ -220,14 +225,6 @@ class ErasedDataset(WrappingDataset):
     @property
     def length(self) -> int | None:
         return self.base.length
-
-    @property
-    def seq_len(self) -> int:
-        return self.base.seq_len
-
-    @property
-    def read_stats(self) -> ReadStats:
-        return self.base.read_stats
 
     def describe(self) -> dict[str, Any]:
         recorded = {n: {str(step): one.record for step, one in ones} for n, ones in self._erasures.items()}
