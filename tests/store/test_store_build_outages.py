@@ -82,7 +82,8 @@ def test_an_outage_in_the_middle_is_waited_for(remote: Any, source: SourceConfig
     thread.join()
     log, failed = len(remote.proxy.log), remote.proxy.count(fate="error")
     assert failed > 0
-    assert (report.requests, report.failed_requests) == (log, failed)
+    unseen = report.requests - log  # those whose connection broke before the proxy had read them
+    assert report.failed_requests - failed == unseen >= 0
     undisturbed = build(source, remote, "d")
     assert undisturbed.failed_requests == 0
     assert 0 < undisturbed.requests < report.requests
