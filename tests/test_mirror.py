@@ -25,7 +25,7 @@ COVERED = {  # modules without a file of their own, by the file that tests them 
     "demo/test_demo.py": "cli/demo demo/run",
     "feed/test_feed_stalls.py": "stalls",
     "feed/test_loader_rollouts.py": "feed/async_reader",
-    "feed/test_reader.py": "feed/gathering feed/plan feed/read_ahead",
+    "feed/test_reader.py": "feed/gathering feed/plan feed/read_ahead feed/workers",
     "ingest/readers/test_readers.py": "ingest/readers/columnar ingest/readers/shards"
     " ingest/readers/datasets ingest/readers/streams",
     "ingest/test_documents.py": "ingest/records",

@@ -14,7 +14,7 @@ block_hits                   count    uses of a block that was in memory already
 tensorstore_reads_issued     count    read calls to TensorStore (one a block, two if it has a mask; without a block
                                       cache one a range)
 bytes_read                   bytes    decoded bytes of those blocks and ranges, read or mapped
-mapped_blocks                count    chunks of them copied from memory-mapped files (local, uncompressed) and not
+mapped_blocks                count    chunks of them that lie in memory-mapped files (local, uncompressed), and are not
                                       read through TensorStore; 0 there: see headrace.store.mapped
 bytes_delivered              bytes    bytes of the rows that batches got
 content_tokens               count    tokens of these rows without padding; over examples_requested times seq_len: the

@@ -1,31 +1,28 @@
 """What batches are gathered with: slots of stored blocks, host buffers that are used again, and a few threads.
 
 Slots: the memory of blocks is allocated once, for each kind of values (tokens, columns) one flat buffer of equal slots,
-of which the operating system backs only what is touched. TensorStore reads into it; chunks of local uncompressed arrays
-are copied from memory-mapped files instead (store/mapped.py), which is faster. Rows that lie in their slots at
-multiples of their own length, which is the rule, are gathered for several steps in one call of ``np.take``, straight
-into the buffers of the batches. Rows of several pieces, as those of packed documents, are gathered in runs of elements.
+of which the operating system backs only what is touched. TensorStore reads into it. Chunks of local uncompressed arrays
+stay where they are, in memory-mapped files (store/mapped.py): each is held against its checksum once, where it lies,
+and its slot is but its address. The rows of several steps are gathered from these addresses in one call
+(feed/gather_kernel.py), straight into the buffers of the batches.
+
+Where that kernel cannot be had, or arrays of several dtypes are mixed, mapped chunks are copied into their slots. Rows
+that lie there at multiples of their own length are gathered in one call of ``np.take``, others in runs of elements.
 
 Buffers: a fresh one costs a page fault for every 4 KiB, when it is written and again when it is given back: as much as
 gathering a batch. A CPU device takes a host buffer over without a copy, so a buffer must not be written to while a
 batch, or a computation that reads it, is alive. Whoever can see a buffer holds a reference to its memory (a view has it
 as its base, XLA holds the view): no reference but the pool's own is the proof that it is free.
 
-Threads do work that runs without the interpreter's lock: gathering rows, checking blocks. Jobs are taken in the order
-in which they were given. The threads start with the first job and end with :meth:`Workers.close`; a job that was not
-begun by then never runs.
-
-Price: one look at the reference counts of the pool's buffers a batch; about 10 us to hand over a job.
+Price: one look at the reference counts of the pool's buffers a batch; one at each mapped file a second.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Sequence
-from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from functools import cached_property, partial
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Int64
@@ -33,13 +30,14 @@ from numpy.lib.stride_tricks import as_strided
 
 from headrace.data.columns import RunColumn
 from headrace.data.rows import runs_of_elements
-from headrace.errors import HeadraceError, ReadError
+from headrace.errors import HeadraceError
+from headrace.feed.gather_kernel import CopyPieces, copy_kernel
+from headrace.feed.mapped_files import MappedFiles
 from headrace.feed.plan import WindowPlan, slot_bytes
+from headrace.feed.workers import Workers
 from headrace.metrics import ReadStats
 from headrace.store.array import StoredArray
 from headrace.store.mapped import MappedArray
-
-T = TypeVar("T")
 
 ALIGNMENT = 64
 """XLA takes a host buffer as it is, without a copy, if it begins at a multiple of this."""
@@ -93,95 +91,6 @@ _UNSEEN = sys.getrefcount(_SAMPLE[0])
 """What ``getrefcount`` says of an array that only a list holds."""
 
 
-class Job(Generic[T]):
-    """Work handed over; :meth:`result` waits for it."""
-
-    __slots__ = ("_done", "_error", "_run", "_value")
-
-    def __init__(self, run: Callable[[], T]) -> None:
-        self._run: Callable[[], T] | None = run
-        self._done = threading.Lock()  # a lock that is held until then: the cheapest event there is
-        self._done.acquire()
-        self._error: BaseException | None = None
-        self._value: T | None = None
-
-    def result(self, timeout: float | None = None) -> T:
-        """What the work gave, or raised; TimeoutError if it is not done within ``timeout`` seconds."""
-        if not self._done.acquire(timeout=-1 if timeout is None else timeout):
-            raise TimeoutError
-        self._done.release()
-        if self._error is not None:
-            raise self._error
-        return self._value  # pyright: ignore[reportReturnType]
-
-    def run(self) -> None:
-        """Does the work, here."""
-        run, self._run = self._run, None  # what it holds is free as soon as it is done
-        try:
-            assert run is not None
-            self._value = run()
-        except BaseException as error:  # noqa: BLE001  # whoever waits gets it
-            self._error = error
-        del run
-        self._done.release()
-
-    def cancel(self) -> None:
-        """Ends a job that nobody has begun and nobody will."""
-        self._run = None
-        self._error = ReadError("the loader was closed before it was done")
-        self._done.release()
-
-
-class Workers:
-    """Threads that do jobs; with 0 of them a job is done at once by whoever hands it over.
-
-    Example:
-        >>> workers = Workers(2)
-        >>> workers.submit(lambda: 6 * 7).result()
-        42
-        >>> workers.close()
-    """
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
-        self._running: list[threading.Thread] = []
-
-    def submit(self, run: Callable[[], T]) -> Job[T]:
-        """Hands over work. For one thread."""
-        job = Job(run)
-        if not self._threads:
-            job.run()
-            return job
-        if len(self._running) < self._threads:
-            thread = threading.Thread(target=_work, args=(self._jobs,), name="headrace-worker", daemon=True)
-            self._running.append(thread)
-            thread.start()
-        self._jobs.put(job)
-        return job
-
-    def close(self) -> None:
-        """Ends the threads, after the jobs that they are at."""
-        while True:
-            try:
-                job = self._jobs.get_nowait()
-            except Empty:
-                break
-            if job is not None:
-                job.cancel()
-        for _ in self._running:
-            self._jobs.put(None)
-        for thread in self._running:
-            thread.join()
-        self._running.clear()
-
-
-def _work(jobs: SimpleQueue[Job[Any] | None]) -> None:
-    while (job := jobs.get()) is not None:
-        job.run()
-        del job  # its result belongs to whoever waits for it
-
-
 class Pending(Protocol):
     """A fetch under way; its result is False if what was copied is not what its checksum says."""
 
@@ -215,6 +124,11 @@ class Gathering(NamedTuple):
         return int(self.plan.row_bounds[self.step + 1] - self.plan.row_bounds[self.step])
 
     @property
+    def fills_rows(self) -> bool:
+        """Whether each row is one piece, or may be a copy of one."""
+        return self.plan.whole and (self.held == self.rows or (self.loose and self.held > 0))
+
+    @property
     def pieces(self) -> slice:
         """Its pieces, among those of the plan."""
         return slice(int(self.plan.piece_bounds[self.step]), int(self.plan.piece_bounds[self.step + 1]))
@@ -224,7 +138,7 @@ class Slots:
     """Chunks of arrays that are all of one kind: tokens, or a column of theirs. An array without has the default, or
     values of its documents, which are not in chunks: they are laid where the tokens are when these are gathered.
 
-    ``workers`` copy chunks of local uncompressed arrays from memory-mapped files, if ``mapping``.
+    ``workers`` check chunks of local uncompressed arrays in memory-mapped files, if ``mapping``, or copy them.
     """
 
     def __init__(
@@ -247,38 +161,71 @@ class Slots:
         self.slot_bytes = slot_bytes(kind, chunk)
         self._workers, self._mapping = workers, mapping
         self._mapped: dict[int, MappedArray | None] = {}
-        self._memory = np.empty(0, np.uint8)
+        self._files = MappedFiles()
+        self._last_rows: tuple[tuple[int, ...], np.ndarray, np.ndarray] | None = None
+        self.allocate(0)
 
     def allocate(self, slots: int) -> None:
         """Makes room for so many chunks, instead of what there was."""
         self._memory = np.empty(slots * self.slot_bytes, np.uint8)
+        self._own_address = self._memory.ctypes.data + np.arange(slots) * self.slot_bytes
+        self._address = self._own_address.copy()
+        self._files.hold(slots)
+
+    @cached_property
+    def _copy_pieces(self) -> CopyPieces | None:
+        """None: what is gathered lies in :attr:`_memory`."""
+        return copy_kernel() if self._dtypes == [self.dtype] and self.slot_bytes else None
 
     def start(self, number: int, chunk: int, slot: int) -> Pending | None:
         """Starts fetching a chunk of an array into a slot; None: there is nothing to wait for."""
-        array, stats = self.arrays.get(number), self.stats
-        begin = slot * self.slot_bytes
-        if array is None:
-            self._memory[begin : begin + self.slot_bytes].view(self.dtype)[:] = self.kind.default
-            return None
-        stats.bytes_read += _elements(array, chunk) * array.dtype.itemsize
-        mapped = self._mapped_array(number, array)
-        if mapped is None or not mapped.address(chunk):
+        if number not in self._mapped:
+            array = self.arrays.get(number)
+            self._mapped[number] = array.mapped() if self._mapping and array is not None else None
+        mapped = self._mapped[number]
+        at = 0 if mapped is None else mapped.address(chunk)
+        if mapped is not None and at:
+            return self._start_mapped(number, mapped, chunk, slot, at)
+        array = self.arrays.get(number)
+        if array is not None:
+            self.stats.bytes_read += _elements(array, chunk) * array.dtype.itemsize
             try:
                 return self.read(number, chunk, slot)
             except HeadraceError as error:  # it cannot even begin: that concerns the step that needs it
                 return _Failed(error)
-        stats.mapped_blocks += 1
+        self._own(slot)
+        self._memory_of(slot).view(self.dtype)[:] = self.kind.default
+        return None
+
+    def _start_mapped(self, number: int, mapped: MappedArray, chunk: int, slot: int, at: int) -> Pending | None:
+        self.stats.bytes_read += mapped.bytes_of(chunk)
+        self.stats.mapped_blocks += 1
+        if self._copy_pieces is None:
+            mapped.will_need(chunk)
+            return self._workers.submit(partial(mapped.copy, chunk, self._memory_of(slot)[: mapped.chunk_bytes]))
+        self._address[slot] = at
+        self._files.put(slot, number, mapped, chunk)
+        if mapped.is_sound(chunk):
+            return None
         mapped.will_need(chunk)
-        return self._workers.submit(partial(mapped.copy, chunk, self._memory[begin:][: mapped.chunk_bytes]))
+        return self._workers.submit(partial(mapped.check, chunk))
 
     def read(self, number: int, chunk: int, slot: int) -> Pending:
         """Starts reading a chunk through TensorStore."""
         array = self.arrays.get(number)
         assert array is not None
-        size, begin = _elements(array, chunk), slot * self.slot_bytes
-        out = self._memory[begin : begin + size * array.dtype.itemsize].view(array.dtype)
+        self._own(slot)
+        out = self._memory_of(slot)[: _elements(array, chunk) * array.dtype.itemsize].view(array.dtype)
         self.stats.tensorstore_reads_issued += 1
         return array.read_into(out, chunk * array.chunk_elements)
+
+    def _memory_of(self, slot: int) -> np.ndarray:
+        return self._memory[slot * self.slot_bytes :][: self.slot_bytes]
+
+    def _own(self, slot: int) -> None:
+        """What comes into a slot lies in its own memory."""
+        self._address[slot] = self._own_address[slot]
+        self._files.drop(slot)
 
     def gather(self, steps: Sequence[Gathering], out: np.ndarray) -> Callable[[], None]:
         """What copies the rows of some steps, all of one length, into ``out``, where rows without data become zeros.
@@ -293,16 +240,64 @@ class Slots:
         return partial(run_each, [*stored, partial(self._lay_documents, steps, out)])
 
     def _gather_stored(self, steps: Sequence[Gathering], out: np.ndarray) -> Callable[[], None]:
+        if self._copy_pieces is not None:
+            return self._gather_from_addresses(self._copy_pieces, steps, out)
         row_bytes = out.shape[1] * out.itemsize
         first_byte = [self._first_byte(step) for step in steps]
         regular = self._dtypes == [self.dtype] and self.slot_bytes % row_bytes == 0
-        if regular and all(s.plan.whole and (s.held == s.rows or (s.loose and s.held > 0)) for s in steps):
+        if regular and all(s.fills_rows for s in steps):
             by_place = [_by_place(s, begins) for s, begins in zip(steps, first_byte, strict=True)]
             begins = by_place[0] if len(steps) == 1 else np.concatenate(by_place)
             row, within = np.divmod(begins, row_bytes)
             if not within.any():
                 return partial(_take, self._memory.reshape(-1, row_bytes), row, out.view(np.uint8))
         return partial(self._gather_steps, steps, first_byte, out)
+
+    def _gather_from_addresses(
+        self, copy_pieces: CopyPieces, steps: Sequence[Gathering], out: np.ndarray
+    ) -> Callable[[], None]:
+        element_bytes = self.width * out.itemsize
+        begins = [self._address[s.slots] + s.plan.offset[s.pieces] * element_bytes for s in steps]
+        bare: list[np.ndarray] = []
+        if all(s.fills_rows for s in steps):
+            address, (target, size) = (
+                [_by_place(s, at) for s, at in zip(steps, begins, strict=True)],
+                self._rows_of(out),
+            )
+        else:
+            address, (target, size) = begins, self._places(steps, out, bare)
+        table = address[0] if len(steps) == 1 else np.concatenate(address), target + out.ctypes.data, size
+        slots = np.concatenate([step.slots for step in steps])
+
+        def gather() -> None:
+            self._files.check(slots)
+            for rows in bare:  # where no piece lies
+                rows[:] = self.kind.fill
+            copy_pieces(*table)
+
+        return gather
+
+    def _rows_of(self, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where each row begins, in bytes from the first, and how many it has."""
+        if self._last_rows is None or self._last_rows[0] != out.shape:
+            row_bytes = out.shape[1] * out.itemsize
+            self._last_rows = out.shape, np.arange(out.shape[0]) * row_bytes, np.full(out.shape[0], row_bytes)
+        return self._last_rows[1:]
+
+    def _places(
+        self, steps: Sequence[Gathering], out: np.ndarray, bare: list[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Where each piece comes, in bytes from the first row, and its bytes; rows that are not full go to ``bare``."""
+        at, targets, sizes = 0, list[np.ndarray](), list[np.ndarray]()
+        for step in steps:
+            plan, pieces = step.plan, step.pieces
+            targets.append((at + plan.piece_row[pieces]) * out.shape[1] + plan.column[pieces] * self.width)
+            sizes.append(plan.size[pieces] * self.width)
+            rows = out[at : at + step.rows]
+            if int(sizes[-1].sum()) < rows.size:
+                bare.append(rows)
+            at += step.rows
+        return np.concatenate(targets) * out.itemsize, np.concatenate(sizes) * out.itemsize
 
     def _first_byte(self, where: Gathering) -> np.ndarray:
         """Where each piece of a step begins."""
@@ -365,13 +360,6 @@ class Slots:
             elif runs:
                 _lay_runs(flat, *map(np.concatenate, zip(*runs, strict=True)), keep=self.slot_bytes > 0)
             at += where.rows
-
-    def _mapped_array(self, number: int, array: StoredArray) -> MappedArray | None:
-        if not self._mapping:
-            return None
-        if number not in self._mapped:
-            self._mapped[number] = array.mapped()
-        return self._mapped[number]
 
 
 def _by_place(where: Gathering, first_byte: np.ndarray) -> np.ndarray:

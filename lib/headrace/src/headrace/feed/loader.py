@@ -52,7 +52,7 @@ class LoaderOptions(TypedDict, total=False):
     """What is seldom given to a :class:`DataLoader`, by keyword.
 
     Attributes:
-        memory_map: Whether chunks of local, uncompressed caches are copied from memory-mapped files: the default.
+        memory_map: Whether chunks of local, uncompressed caches are served from memory-mapped files: the default.
         stall_rule: Which waits ``stats().stalls`` explains; None, the default: those of ``StallRule()``.
         check_hosts: Whether the first iteration makes sure that all processes of the mesh load the same batches from
             the same step (the default). All must then begin it; it takes one small collective.

@@ -5,7 +5,8 @@ free, as far ahead as :data:`AHEAD` steps. What is fetched, and what makes room 
 number of slots alone (order/residency.py); only the moment of a fetch depends on how far the batches have come.
 
 A block is a chunk of tokens and, where batches have columns, the chunks of these beside it. All are fetched together,
-once, straight into their slots (feed/gathering.py), and stay as long. All are under one byte budget.
+once, straight into their slots (feed/gathering.py), and stay as long. All are under one byte budget. Of a chunk that
+was mapped and checked before there is nothing to wait for: its slot is its address.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.errors import HeadraceError, ReadError
-from headrace.feed.gathering import Gathering, Pending, Slots, Workers, run_each
+from headrace.feed.gathering import Gathering, Pending, Slots, run_each
 from headrace.feed.plan import BlockSpace, WindowPlan
+from headrace.feed.workers import Workers
 from headrace.metrics import ReadStats
 from headrace.order.residency import Residency
 from headrace.stalls import LEAST_S, Cause, Wait, WaitLog
@@ -53,13 +55,16 @@ class BlockCache:
         """By block: its array, chunk and slot, and what it waits for."""
         self._interrupted = threading.Event()
 
-    def start(self, block: int, slot: int) -> None:
-        """Starts fetching a block into a slot. The step that used the slot last must have been gathered."""
+    def start(self, block: int, slot: int) -> bool:
+        """Starts fetching a block into a slot, and says whether there is anything to wait for. The step that used the
+        slot last must have been gathered.
+        """
         number, chunk = self.space.place_of(block)
         self.stats.block_fetches += 1
-        started = [(kind, kind.start(number, chunk, slot)) for kind in self.kinds]
-        waiting = [(kind, pending) for kind, pending in started if pending is not None]
-        self._pending[block] = (number, chunk, slot), waiting
+        waiting = [(kind, p) for kind in self.kinds if (p := kind.start(number, chunk, slot)) is not None]
+        if waiting:
+            self._pending[block] = (number, chunk, slot), waiting
+        return bool(waiting)
 
     def ready(self, blocks: list[int]) -> bool:
         """Whether :meth:`wait` would return at once, and without an error."""
@@ -144,7 +149,7 @@ class _Started(NamedTuple):
 
     at: float
     waited_s: float  # for its slot
-    mapped: bool  # a copy of mapped memory, and no read
+    mapped: bool  # memory-mapped, and not read
     retries: int  # of this process until then
     decode_s: float  # likewise
 
@@ -216,7 +221,8 @@ class ReadAhead:
         """The next step, its blocks all there. Those before it must have been gathered unless :meth:`may_begin`."""
         step = self._steps.popleft()
         for block in step.fetched:
-            self._wait(block, step.step)
+            if block in self._started:
+                self._wait(block, step.step)
         return step
 
     def gathered(self, step: int) -> None:
@@ -230,9 +236,10 @@ class ReadAhead:
             fetch = fetches.popleft()
             stats = self._cache.stats
             mapped, now = stats.mapped_blocks, time.perf_counter()
-            self._cache.start(fetch.block, fetch.slot)
-            counts, is_mapped = own_counts(), stats.mapped_blocks > mapped
-            self._started[fetch.block] = _Started(now, now - fetch.wanted, is_mapped, counts.retries, counts.decode_s)
+            if self._cache.start(fetch.block, fetch.slot):
+                counts, is_mapped = own_counts(), stats.mapped_blocks > mapped
+                since = now - fetch.wanted
+                self._started[fetch.block] = _Started(now, since, is_mapped, counts.retries, counts.decode_s)
 
     def _wait(self, block: int, step: int) -> None:
         began, started = time.perf_counter(), self._started.pop(block)
@@ -252,7 +259,7 @@ class ReadAhead:
         number, chunk = self._cache.space.place_of(block)
         array = self._cache.space.arrays[number]
         no_room, took = started.waited_s >= ended - began, f"{(ended - started.at) * 1000:.0f} ms"
-        detail = f"copy and check took {took}" if started.mapped else f"read took {took}"
+        detail = f"check took {took}" if started.mapped else f"read took {took}"
         if no_room:
             detail = f"{detail}, and had waited {started.waited_s * 1000:.0f} ms for room"
         counts = own_counts()

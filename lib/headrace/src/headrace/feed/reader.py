@@ -21,10 +21,11 @@ from headrace.data.dataset import BatchOrder, PlannedDataset
 from headrace.errors import ConfigError
 from headrace.feed.async_reader import AsyncReader, BatchReader, pad_batch
 from headrace.feed.exchange import PooledRows, RowExchange
-from headrace.feed.gathering import ALIGNMENT, Buffers, Gathering, Job, Workers
+from headrace.feed.gathering import ALIGNMENT, Buffers, Gathering
 from headrace.feed.placement import HostRows, Placement, count_untrained, spread_rows
 from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
 from headrace.feed.read_ahead import BlockCache, ReadAhead, Step
+from headrace.feed.workers import Job, Workers
 from headrace.metrics import IterationStats
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import Residency
@@ -64,7 +65,7 @@ class _Group(NamedTuple):
 class PlannedReader(BatchReader):
     """Reads batches of a planned dataset: the rows of ``placement``, through at most ``max_bytes`` of stored blocks.
 
-    ``mapping``: whether blocks of local uncompressed arrays are copied from memory-mapped files. ``exchange``: which
+    ``mapping``: whether blocks of local uncompressed arrays are served from memory-mapped files. ``exchange``: which
     rows are read for other processes, and by others for this one; their batches come as :class:`PooledRows`.
     """
 

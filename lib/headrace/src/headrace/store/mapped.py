@@ -3,19 +3,22 @@
 zarr3 sharding with the codecs ``bytes`` and ``crc32c`` leaves every chunk contiguous in its shard file, at a place that
 the index at the end of the file gives. So reading a chunk is one copy out of the page cache.
 
-The invariant: a chunk is copied only from a shard file whose size and index are sound, and :meth:`MappedArray.copy`
-holds the copy against its crc32c, and that against the one that ``zarr.json`` names for its place, if it does. Whatever
+The invariant: a chunk is used only from a shard file whose size and index are sound, and :meth:`MappedArray.check`
+holds it against its crc32c where it lies (:meth:`MappedArray.copy` the copy that it makes), and that against the one
+that ``zarr.json`` names for its place, if it does. Whatever
 is not as it should be (a lost or truncated file, a wrong checksum, another layout, a system other than Linux) is left
 to TensorStore, which reads it or says what is wrong. A file that is truncated *while* it is mapped ends the process
 (SIGBUS), as with any memory map: finished caches are never written to. On a network filesystem a server's hiccup would
 do the same, so files there are read and not mapped.
 
-Price: mapping a shard about 30 us; a chunk about two passes over its bytes, without the interpreter's lock.
+Price: mapping a shard about 30 us; a chunk one pass over its bytes, two if it is copied, without the interpreter's
+lock.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import importlib
 import json
@@ -27,7 +30,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -41,6 +44,8 @@ _ENTRY = 16
 _UNSEEN, _UNUSABLE = -1, -2
 _AROUND = 1 << 16
 """Linux maps at least so many bytes around a page that is touched; they go with it."""
+_POPULATE_READ = 22
+"""Of Linux 5.14: maps all pages in one go, and fails where the file does not reach, instead of SIGBUS later."""
 _FAILED = ctypes.c_void_p(-1).value
 
 _REMOTE = re.compile(
@@ -83,24 +88,53 @@ def native() -> _Native | None:
     return native if native.crc32c(0, probe.ctypes.data, probe.size) == 0xE3069283 else None
 
 
+class MappedFile(NamedTuple):
+    """A file as it was when it was mapped."""
+
+    path: Path
+    device: int
+    inode: int
+    size: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, path: Path, status: os.stat_result) -> MappedFile:
+        return cls(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def again(self) -> MappedFile:
+        """It, as it is now. One that was removed or replaced is still mapped as it was."""
+        try:
+            now = MappedFile.of(self.path, os.stat(self.path))
+        except OSError:
+            return self
+        return now if (self.device, self.inode) == (now.device, now.inode) else self
+
+
 class MappedArray:
-    """The chunks of one array, as addresses; ``chunk_bytes`` is without the checksum. Use :func:`map_array`. Safe for
-    several threads.
+    """The chunks of one array of ``size`` bytes, as addresses; ``chunk_bytes`` is without the checksum. Use
+    :func:`map_array`. Safe for several threads.
     """
 
     def __init__(
-        self, folder: Path, chunk_bytes: int, shard_chunks: int, chunks: int, checksums: np.ndarray | None = None
+        self, folder: Path, chunk_bytes: int, shard_chunks: int, size: int, checksums: np.ndarray | None = None
     ) -> None:
         self._checksums = None if checksums is None else checksums.data
-        self.folder, self.chunk_bytes, self.shard_chunks = folder, chunk_bytes, shard_chunks
+        self.folder, self.chunk_bytes, self.shard_chunks, self._bytes = folder, chunk_bytes, shard_chunks, size
+        chunks = -(-size // chunk_bytes)
         shards = -(-chunks // shard_chunks)
         self._native = native()
         self._place = np.full(shards, _UNSEEN, np.int64)  # of a shard, in the lists below
         self._addresses: list[list[int]] = []
+        self._files: list[MappedFile] = []
+        self._sound = np.zeros(chunks, np.bool_)
         self._mapping = threading.Lock()
         self._regions: list[tuple[int, int]] = []
         self._finalizer = weakref.finalize(self, _unmap, self._native, self._regions)
         self._finalizer.atexit = False  # threads may still copy when the process ends; the system unmaps
+
+    def bytes_of(self, chunk: int) -> int:
+        """Bytes of a chunk that hold data."""
+        return min(self.chunk_bytes, self._bytes - chunk * self.chunk_bytes)
 
     def address(self, chunk: int) -> int:
         """Where the chunk's first byte lies; 0 if it cannot be mapped, and has to be read."""
@@ -126,18 +160,53 @@ class MappedArray:
             return False  # a sound chunk, but of another place
         return self._native.crc32c(0, target, self.chunk_bytes) == stored
 
+    def is_sound(self, chunk: int) -> bool:
+        """Whether a chunk that has an :meth:`address` was found sound by :meth:`check`, and holds since."""
+        return bool(self._sound[chunk])
+
+    def check(self, chunk: int) -> bool:
+        """Says whether the bytes of a mapped chunk are what was written, where they lie."""
+        assert self._native is not None
+        if not self.bring(chunk):
+            return False
+        at = self.address(chunk)
+        stored = int.from_bytes(ctypes.string_at(at + self.chunk_bytes, CRC_BYTES), "little")
+        if self._checksums is not None and stored != self._checksums[chunk]:
+            return False  # a sound chunk, but of another place
+        self._sound[chunk] = self._native.crc32c(0, at, self.chunk_bytes) == stored
+        return bool(self._sound[chunk])
+
+    def bring(self, chunk: int) -> bool:
+        """Brings a mapped chunk into memory, and says whether all of it is in its file."""
+        return self._advise(chunk, _POPULATE_READ, mmap.PAGESIZE) == 0 or ctypes.get_errno() == errno.EINVAL
+
+    def leave(self) -> None:
+        """Takes all that is mapped out of this process's memory; the system keeps it as it likes."""
+        assert self._native is not None
+        for begin, size in list(self._regions):
+            self._native.madvise(begin, size, mmap.MADV_DONTNEED)
+
+    def forget(self, chunk: int) -> None:
+        """Forgets what :meth:`check` said of the chunks in the file of this one."""
+        first = chunk // self.shard_chunks * self.shard_chunks
+        self._sound[first : first + self.shard_chunks] = False
+
+    def file_of(self, chunk: int) -> MappedFile:
+        """The file that a chunk which has an :meth:`address` lies in."""
+        return self._files[int(self._place[chunk // self.shard_chunks])]
+
     def will_need(self, chunk: int) -> None:
         """Asks the system to bring the chunk into memory, and returns at once."""
         self._advise(chunk, mmap.MADV_WILLNEED, mmap.PAGESIZE)
 
-    def _advise(self, chunk: int, advice: int, unit: int) -> None:
+    def _advise(self, chunk: int, advice: int, unit: int) -> int:
         assert self._native is not None
         shard = chunk // self.shard_chunks
         begin, size = self._regions[int(self._place[shard])]
         at = self.address(chunk)
         low = max(at // unit * unit, begin)
         high = min(-(-(at + self.chunk_bytes) // unit) * unit, begin + size)
-        self._native.madvise(low, high - low, advice)
+        return self._native.madvise(low, high - low, advice)
 
     def _map(self, shard: int) -> int:
         with self._mapping:
@@ -153,16 +222,17 @@ class MappedArray:
         """Maps a shard file and gives its chunks' addresses, 0 for a chunk that is not as it should be."""
         global _maps
         assert self._native is not None
-        index_bytes = self.shard_chunks * _ENTRY
+        index_bytes, path = self.shard_chunks * _ENTRY, self.folder / "c" / str(shard)
         with _lock:
             if _maps >= MAX_MAPS:
                 return None
             _maps += 1
         address = None
         try:
-            fd = os.open(self.folder / "c" / str(shard), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                size = os.fstat(fd).st_size
+                status = os.fstat(fd)
+                size = status.st_size
                 if size < index_bytes + CRC_BYTES:
                     return None
                 index = os.pread(fd, index_bytes + CRC_BYTES, size - index_bytes - CRC_BYTES)
@@ -181,6 +251,7 @@ class MappedArray:
         if address is None or address == _FAILED:
             return None
         self._regions.append((address, size))
+        self._files.append(MappedFile.of(path, status))
         return np.where(entries >= 0, entries + address, 0).tolist()
 
     def _entries(self, index: bytes, end: int) -> np.ndarray | None:
@@ -217,8 +288,8 @@ def map_array(
         return None
     if not as_in_memory:
         return None
-    shard_chunks, chunks = stored.shard // stored.chunk, -(-length // stored.chunk)
-    return MappedArray(folder, stored.chunk * dtype.itemsize, shard_chunks, chunks, stored.checksums)
+    shard_chunks, itemsize = stored.shard // stored.chunk, dtype.itemsize
+    return MappedArray(folder, stored.chunk * itemsize, shard_chunks, length * itemsize, stored.checksums)
 
 
 def _is_remote(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:

@@ -1,0 +1,95 @@
+"""Files that are changed while a loader has them mapped: an error that names the file, and no wrong batch."""
+
+import itertools
+import os
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from headrace.data.dataset import BatchOrder
+from headrace.data.token_seq import TokenSeqDataset
+from headrace.errors import ReadError
+from headrace.feed import mapped_files
+from headrace.feed.placement import Placement
+from headrace.feed.reader import Grouping, PlannedReader
+from headrace.mix.schedule import BatchSchedule
+from headrace.store.cache import TokenCache
+from headrace.store.layout import CacheLayout
+from headrace.testing import write_cache
+
+HERE = Placement(NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec("data")))
+TOKENS, BATCH = np.arange(4000) % 251, 4
+
+
+@pytest.fixture(autouse=True)
+def always_look(monkeypatch):
+    monkeypatch.setattr(mapped_files, "LOOK_S", 0.0)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return write_cache(tmp_path / "c", [[TOKENS]], layout=CacheLayout("uint8", 64, 8))
+
+
+def batches_of(cache, max_bytes=1 << 20, **options):
+    order = BatchOrder(TokenSeqDataset(cache, 16).shuffle(1).repeat(), BatchSchedule(BATCH))
+    return PlannedReader(order, HERE, max_bytes, grouping=Grouping(0), **options).batches(0, 200)
+
+
+def assert_equal(batches, expected):
+    for batch, rows in zip(batches, expected, strict=True):
+        assert np.array_equal(batch.tokens, rows)
+
+
+def shards(cache):
+    return sorted(Path(cache.parts[0].data.url).glob("c/*"))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_what_is_written_over_is_named_before_a_batch_is_made_of_it(cache, seed):
+    random = np.random.default_rng(seed)
+    expected = [
+        batch.tokens for batch in batches_of(TokenCache.open(cache.path), mapping=False)
+    ]  # it keeps what it read
+    path = shards(cache)[int(random.integers(len(shards(cache))))]
+    found = batches_of(cache, [1 << 20, 2048][seed % 2])
+    steps = int(random.integers(1, 70))
+    assert_equal(itertools.islice(found, steps), expected[:steps])
+    if random.random() < 0.5:
+        os.truncate(path, int(random.integers(0, path.stat().st_size)))
+    else:
+        with path.open("r+b") as file:
+            file.seek(int(random.integers(4)) * 68 + int(random.integers(64)))
+            file.write(bytes([252]))
+        os.utime(path, ns=(0, int(random.integers(1 << 40))))
+    with pytest.raises(ReadError) as raised:
+        assert_equal(found, expected[steps:])
+    assert str(path.parent.parent) in str(raised.value)
+    assert "headrace verify" in str(raised.value) or "copied whole" in str(raised.value)
+
+
+def test_what_only_looks_changed_goes_on(cache):
+    expected = [batch.tokens for batch in batches_of(cache, mapping=False)]
+    for number, path in enumerate(shards(cache)):
+        found = batches_of(cache)
+        next(found)
+        if number % 3 == 0:
+            path.touch()
+        elif number % 3 == 1:
+            shutil.copy(path, path.with_suffix(".new"))
+            path.with_suffix(".new").replace(path)
+        else:
+            path.rename(path.with_suffix(".away"))
+        assert_equal(found, expected[1:])
+        if number % 3 == 2:
+            path.with_suffix(".away").rename(path)
+
+
+def test_what_is_mapped_leaves_the_page_tables_now_and_then(cache, monkeypatch):
+    monkeypatch.setattr(mapped_files, "SWEEP_BYTES", 1000)
+    expected = [batch.tokens for batch in batches_of(cache, mapping=False)]
+    assert_equal(batches_of(cache, 2048), expected)
