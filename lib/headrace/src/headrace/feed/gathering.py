@@ -266,14 +266,14 @@ class Slots:
             )
         else:
             address, (target, size) = begins, self._places(steps, out, bare)
-        table = address[0] if len(steps) == 1 else np.concatenate(address), target + out.ctypes.data, size
+        begin = address[0] if len(steps) == 1 else np.concatenate(address)
         slots = np.concatenate([step.slots for step in steps])
 
-        def gather() -> None:
+        def gather() -> None:  # it holds ``out``, and by ``self`` all that the addresses are of
             self._files.check(slots)
             for rows in bare:  # where no piece lies
                 rows[:] = self.kind.fill
-            copy_pieces(*table)
+            copy_pieces(begin, target + out.ctypes.data, size)
 
         return gather
 
