@@ -191,7 +191,7 @@ def _short(mixture: MixtureDataset, whole: int, steps: int, bounds: Bounds) -> C
 
 def _ends_before(mixture: MixtureDataset, step: int) -> bool:
     try:
-        mixture.draws.starts_at(step)
+        mixture.draws.policy.check_limits(step)
     except IndexOutOfRangeError:
         return True
     return False

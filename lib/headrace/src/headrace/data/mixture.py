@@ -139,7 +139,7 @@ class MixtureDataset(WrappingDataset):
                 return end
             if num_steps is not None and end is not None and (last is None or end <= last):
                 try:  # to the end of the run, which may be long before that of the limits
-                    self.draws.starts_at(num_steps)
+                    self.draws.policy.check_limits(num_steps)
                 except IndexOutOfRangeError:
                     pass
                 else:
@@ -238,17 +238,7 @@ class MixtureDataset(WrappingDataset):
             **({"loss_weights": weights} if weights else {}),
             "names": list(self.names),  # sources are numbered in this order
             "components": {n: c.describe() for n, c in zip(self.names, self.components, strict=True)},
-            "stages": [
-                {
-                    "step": stage.first_step,
-                    "name": stage.name,
-                    "components": list(stage.blend.names),  # their order breaks ties, and JSON objects have none
-                    "weights": stage.blend.to_config(),
-                    "max_share": dict(stage.max_share),
-                    **({"row_tokens": {n: [*t] for n, t in stage.row_tokens.items()}} if stage.row_tokens else {}),
-                }
-                for stage in self.stages
-            ],
+            "stages": [stage.describe() for stage in self.stages],
             "batch_size": self.batch_schedule.to_config(),
             "limits": {name: limit for name, limit in self.limits.items() if limit is not None},
             "stop_strategy": self.stop_strategy,

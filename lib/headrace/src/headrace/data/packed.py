@@ -246,6 +246,12 @@ class PackedRows:
         lengths[row, np.arange(items.size) - np.repeat(np.cumsum(held) - held, held)] = self._plan.items.size[items]
         return lengths
 
+    def held(self, first: int, stop: int) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """Tokens of the rows ``first .. stop``, and how many segments these are."""
+        bounds = np.asarray(self._plan.bounds[first : stop + 1], np.int64)
+        sizes = self._plan.items.size[int(bounds[0]) : int(bounds[-1])]
+        return np.add.reduceat(sizes, bounds[:-1] - bounds[0], dtype=np.int64), np.diff(bounds)
+
     def blocks_per_row(self) -> float:
         """Distinct stored chunks that a row's documents lie in, on average."""
         touched = 0

@@ -7,24 +7,31 @@ packs; so does what is trained on, unless a mask says it, which is read once. A 
 An epoch holds the same rows in every order, so its tokens are one number. Within an epoch they are added up along the
 order, as far as it is asked for.
 
-Price: 4 bytes a row; 0.2 to 0.5 us for each row that is added up, at most those of one epoch; a mask takes a pass over
-the leaf that says it.
+Sums that took long, of labels that a mask says, of pages of an order, and the steps at which stages end, are kept beside
+the cache's plans (:mod:`headrace.data.kept_sums`), where the next process finds them.
+
+Price, measured with 1.3e8 rows: 1 or 2 bytes a row and 0.04 us to count it; 0.15 to 0.4 us for each row that is added up
+along an order, at most those of one epoch, and 2 us for 4 million of them once they are kept; a mask takes a pass over
+the leaf that says it, once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, Integer
 
 from headrace.batch.packed_batch import pack_rows
 from headrace.data.async_dataset import AsyncDataset, run_blocking
 from headrace.data.columns import MASK, WEIGHT, columns_of, of_batch
 from headrace.data.dataset import PlannedDataset
-from headrace.data.rows import Rows, read_columns, read_rows, segments_of
+from headrace.data.kept_sums import kept, plans_of
+from headrace.data.packed import PackedRows
+from headrace.data.rows import Rows, RowSource, read_columns, read_rows, segments_of
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
 from headrace.mix.measure import TokenMeasure, time_stages
@@ -34,7 +41,11 @@ from headrace.mix.schedule import CountedTokens
 from headrace.mix.stages import Stage
 
 _CHUNK = 1 << 14  # rows that are looked at together
-_STRETCH = 1 << 14  # examples between two sums that are kept
+_STRETCH = 1 << 14  # examples between two sums
+_PAGE = 256  # stretches that are added up together
+_KEPT = 64  # stretches of a page whose sums are kept
+_READ = 1 << 24  # places of rows whose labels, once they were read, are kept
+_VERSION = 1  # of what is kept
 
 
 class RowTokens:
@@ -50,6 +61,7 @@ class RowTokens:
 
     Attributes:
         rows: Rows of a pass.
+        counted: What is counted.
         total: Tokens of these.
         each: Tokens of every row, if all hold as many; else None.
 
@@ -69,25 +81,20 @@ class RowTokens:
         if not stored.is_finite():
             cure = "Leave out repeat()."
             raise ConfigError("has no end, so its tokens cannot be counted", field=f"components.{name}", cure=cure)
-        self.rows = len(stored)
+        self.rows, self.counted = len(stored), counted
         self._of_source: list[np.ndarray] = []
         full = not any(hasattr(source, "segment_lengths") for source in stored.sources)
+        read = counted == "trained" and (_masked(stored) or stored.eos_id is not None)
         self.each: int | None = None
-        if full and (counted == "content" or (not _masked(stored) and stored.eos_id is None)):
+        if full and not read:
             self.each = stored.seq_len - (counted == "trained")
             self.total = self.rows * self.each
         else:
-            if counted == "trained" and (_masked(stored) or stored.eos_id is not None):
+            if read:
                 _check_there(stored, name)
-            self._of_source = [np.zeros(source.num_rows, np.int32) for source in stored.sources]
-            self.total = 0
-            for at in range(0, self.rows, _CHUNK):
-                located = stored.locate(np.arange(at, min(at + _CHUNK, self.rows)))
-                tokens = _count(stored, located, counted)
-                self.total += int(tokens.sum())
-                for number in np.unique(located.source).tolist():
-                    here = located.source == number
-                    self._of_source[number][located.row[here]] = tokens[here]
+            self._of_source = _read(stored) if read else [_held(source, counted) for source in stored.sources]
+            chunks = (np.arange(at, min(at + _CHUNK, self.rows)) for at in range(0, self.rows, _CHUNK))
+            self.total = sum(int(self.of(stored.locate(rows)).sum()) for rows in chunks)
         if self.total == 0:
             raise ConfigError(
                 "has no token that counts",
@@ -127,16 +134,17 @@ class OrderedTokens:
     """
 
     def __init__(self, dataset: PlannedDataset, rows: RowTokens) -> None:
-        self._dataset, self.rows = dataset, rows
-        # Tokens before each stretch of an epoch, as far as they were added up. Threads that meet store equal values.
-        self._sums: dict[int, list[int]] = {}
+        self.dataset, self.rows = dataset, rows
+        # By epoch and page: tokens of the page before each of its stretches, and in all. Threads that meet store equal
+        # values.
+        self._pages: dict[tuple[int, int], Int64[np.ndarray, " s1"]] = {}
         self._latest: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
 
     def between(self, first: int, stop: int) -> Int64[np.ndarray, " n"]:
         """Of each of the examples ``first .. stop``."""
         if self.rows.each is not None:
             return np.full(stop - first, self.rows.each)
-        return self.rows.of(self._dataset.locate(np.arange(first, stop)))
+        return self.rows.of(self.dataset.locate(np.arange(first, stop)))
 
     def before(self, examples: int) -> int:
         """Of the first so many examples together."""
@@ -144,7 +152,9 @@ class OrderedTokens:
             return examples * self.rows.each
         epoch, place = divmod(examples, self.rows.rows)
         stretch, within = divmod(place, _STRETCH)
-        known = self._stretches(epoch, stretch)[stretch]
+        page, nth = divmod(stretch, _PAGE)
+        known = sum(int(self._page(epoch, number)[-1]) for number in range(page))
+        known += int(self._page(epoch, page)[nth]) if nth else 0
         return epoch * self.rows.total + known + (int(self._running(epoch, stretch)[within - 1]) if within else 0)
 
     def fitting(self, tokens: int) -> int:
@@ -152,21 +162,27 @@ class OrderedTokens:
         if self.rows.each is not None:
             return tokens // self.rows.each
         epoch, left = divmod(tokens, self.rows.total)
-        stretch = 0
-        while (stretch + 1) * _STRETCH < self.rows.rows and self._stretches(epoch, stretch + 1)[stretch + 1] <= left:
-            stretch += 1
-        left -= self._stretches(epoch, stretch)[stretch]
-        within = int(np.searchsorted(self._running(epoch, stretch), left, side="right"))
+        page, last = 0, (self.rows.rows - 1) // (_STRETCH * _PAGE)
+        while page < last and self._page(epoch, page)[-1] <= left:
+            left -= int(self._page(epoch, page)[-1])
+            page += 1
+        sums = self._page(epoch, page)
+        nth = min(int(np.searchsorted(sums, left, side="right")), sums.size - 1) - 1
+        stretch = page * _PAGE + nth
+        within = int(np.searchsorted(self._running(epoch, stretch), left - sums[nth], side="right"))
         return epoch * self.rows.rows + stretch * _STRETCH + within
 
-    def _stretches(self, epoch: int, stretch: int) -> Sequence[int]:
-        sums = self._sums.get(epoch)
-        if sums is None:
-            if len(self._sums) >= 4:
-                self._sums = dict(list(self._sums.items())[-3:])
-            sums = self._sums[epoch] = [0]
-        while len(sums) <= stretch:
-            sums.append(sums[-1] + int(self._running(epoch, len(sums) - 1)[-1]))
+    def _page(self, epoch: int, page: int) -> Int64[np.ndarray, " s1"]:
+        if (sums := self._pages.get((epoch, page))) is None:
+            first = page * _PAGE
+            stretches = range(first, min(first + _PAGE, -(-self.rows.rows // _STRETCH)))
+
+            def add_up() -> Int64[np.ndarray, " s1"]:
+                return np.cumsum([0, *(int(self._running(epoch, stretch)[-1]) for stretch in stretches)])
+
+            folder = plans_of(self.dataset) if len(stretches) >= _KEPT else None
+            made_from = {"along": self.dataset.describe(), "counted": self.rows.counted, "epoch": epoch, "page": page}
+            sums = self._pages[epoch, page] = kept(folder, {**made_from, "version": _VERSION}, add_up)
         return sums
 
     def _running(self, epoch: int, stretch: int) -> Int64[np.ndarray, " n"]:
@@ -202,15 +218,34 @@ def _masked(stored: PlannedDataset) -> bool:
     return any(name in columns_of(source) for source in stored.sources for name in (MASK, WEIGHT))
 
 
-def _count(stored: PlannedDataset, located: Rows, counted: CountedTokens) -> Int64[np.ndarray, " n"]:
-    """Tokens of rows: of their segments, or the labels of a batch of them."""
-    segments = segments_of(stored.sources, located.source, located.row)
-    content = np.full(located.row.size, stored.seq_len) if segments is None else segments.sum(axis=1, dtype=np.int64)
-    if counted == "content":
-        return content
-    if segments is not None and not _masked(stored):
-        return content - (segments > 0).sum(axis=1)
-    return run_blocking(_read_labels(stored, located))
+def _held(source: RowSource, counted: CountedTokens) -> Integer[np.ndarray, " n"]:
+    """Tokens of all rows of a source without a mask, as its packs say."""
+    tokens = np.full(source.num_rows, source.row_elements, np.min_scalar_type(source.row_elements))
+    if not hasattr(source, "segment_lengths"):
+        return tokens - (counted == "trained")
+    packs = cast(PackedRows, source)
+    for at in range(0, tokens.size, _CHUNK):
+        content, segments = packs.held(at, min(at + _CHUNK, tokens.size))
+        tokens[at : at + _CHUNK] = content - segments if counted == "trained" else content
+    return tokens
+
+
+def _read(stored: PlannedDataset) -> list[Integer[np.ndarray, " n"]]:
+    """Trained tokens of the rows of each source, of those that a pass has, as masks and end-of-text tokens say: read
+    once, and kept.
+    """
+
+    def read() -> Integer[np.ndarray, " n"]:
+        tokens = np.zeros(first[-1], np.min_scalar_type(stored.seq_len))
+        for at in range(0, len(stored), _CHUNK):
+            located = stored.locate(np.arange(at, min(at + _CHUNK, len(stored))))
+            tokens[first[located.source] + located.row] = run_blocking(_read_labels(stored, located))
+        return tokens
+
+    first = np.cumsum([0] + [source.num_rows for source in stored.sources])
+    made_from = {"labels": stored.describe(), "version": _VERSION}
+    folder = plans_of(stored) if len(stored) * stored.seq_len >= _READ else None
+    return np.split(kept(folder, made_from, read), first[1:-1])
 
 
 async def _read_labels(stored: PlannedDataset, located: Rows) -> Int64[np.ndarray, " n"]:
@@ -295,6 +330,38 @@ class MixtureTokens:
         # as where amendments end a stage: its draws must not depend on its end, which follows from them
         inputs = replace(inputs, planned=1)
         timed = time_stages(
-            inputs.stages, self._measure.budgets, lambda stages: make(replace(inputs, stages=stages)), tokens
+            inputs.stages,
+            self._measure.budgets,
+            lambda stages: make(replace(inputs, stages=stages)),
+            tokens,
+            partial(self._kept_step, inputs, make),
         )
         return replace(inputs, stages=timed.stages), timed.end
+
+    def _kept_step(
+        self,
+        inputs: PolicyInputs,
+        make: Callable[[PolicyInputs], MixingPolicy],
+        stages: Sequence[Stage],
+        tokens: int,
+        find: Callable[[], int],
+    ) -> int:
+        """The step at which the tokens of a stage are used up. Far ones, to which policies may walk, are kept."""
+        first, batch = next(iter(self.of_component.values())), inputs.batch
+        made_from = {
+            "step_after": tokens,
+            "counted": self._measure.counted,
+            "components": {name: one.dataset.describe() for name, one in self.of_component.items()},
+            "limits": [*inputs.limits],
+            "stages": [stage.describe() for stage in stages],
+            "batch_size": batch.to_config(),
+            **make(replace(inputs, stages=stages[:1])).describe(),
+            "version": _VERSION,
+        }
+        step = kept(
+            plans_of(first.dataset),
+            made_from,
+            lambda: np.array([find()]),
+            lambda found: batch.rows_at(int(found[0]))[0] >= _STRETCH * _KEPT,
+        )
+        return int(step[0])

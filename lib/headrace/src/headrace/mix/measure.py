@@ -21,6 +21,7 @@ import bisect
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -75,6 +76,7 @@ def time_stages(
     budgets: Sequence[int | None],
     make: Callable[[Sequence[Stage]], MixingPolicy],
     lengths: Sequence[TokensInOrder],
+    keep: Callable[[Sequence[Stage], int, Callable[[], int]], int],
 ) -> TimedStages:
     """Begins each stage at the first step before which the stage before it was given its tokens.
 
@@ -83,6 +85,8 @@ def time_stages(
         budgets: Tokens of each planned stage, None for those that end where the next begins.
         make: The policy over stages.
         lengths: Tokens of the examples of each component.
+        keep: Is given stages, the tokens that the last planned of them lasts, and what finds the step at which these
+            are used up; it gives that step, found or remembered.
 
     Raises:
         ConfigError: limits end the mixture before the tokens of a stage are used up; an amendment that begins before
@@ -99,7 +103,9 @@ def time_stages(
         open_ended = [*timed[:number], _between(stage, stage.first_step, None)]
         if last:
             open_ended = [*timed[:number], _between(stage, stage.first_step, _first(amendments)), *amendments]
-        end = _step_after(make(open_ended), stage.first_step, tokens, lengths, f"stages[{number}].tokens")
+        path = f"stages[{number}].tokens"
+        found = partial(_step_after, partial(make, open_ended), stage.first_step, tokens, lengths, path)
+        end = keep(open_ended, tokens, found)
         if not last:
             timed[number] = _between(stage, stage.first_step, end)
             behind = timed[number + 1]
@@ -136,8 +142,11 @@ def tokens_before(policy: MixingPolicy, step: int, lengths: Sequence[TokensInOrd
     return sum(tokens.before(n) for tokens, n in zip(lengths, policy.starts_at(step).tolist(), strict=True))
 
 
-def _step_after(policy: MixingPolicy, first: int, tokens: int, lengths: Sequence[TokensInOrder], path: str) -> int:
+def _step_after(
+    make: Callable[[], MixingPolicy], first: int, tokens: int, lengths: Sequence[TokensInOrder], path: str
+) -> int:
     """The first step before which so many tokens were drawn since the step ``first``."""
+    policy = make()
     begin = tokens_before(policy, first, lengths)
 
     def is_met(step: int) -> bool:

@@ -75,6 +75,10 @@ class MixingPolicy(abc.ABC):
     def supply(self) -> Int64[np.ndarray, " d"]:
         """Examples of each component in the whole run, ``UNLIMITED`` (2**62) for those drawn for ever."""
 
+    def check_limits(self, step: int) -> None:
+        """Raises IndexOutOfRangeError if limits leave too few examples for the steps before ``step``."""
+        self.starts_at(step)
+
     def counts_at(self, step: int) -> Int64[np.ndarray, " d"]:
         """Examples of each component in ``step``."""
         return np.bincount(self.components_at(step), minlength=self.components)

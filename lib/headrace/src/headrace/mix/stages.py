@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int32, Int64
@@ -70,6 +70,17 @@ class Stage:
         if not self.row_tokens:
             return None
         return [tokens / rows for tokens, rows in (self.row_tokens[name] for name in self.blend.names)]
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON values of a manifest."""
+        return {
+            "step": self.first_step,
+            "name": self.name,
+            "components": list(self.blend.names),  # their order breaks ties, and JSON objects have none
+            "weights": self.blend.to_config(),
+            "max_share": dict(self.max_share),
+            **({"row_tokens": {n: [*t] for n, t in self.row_tokens.items()}} if self.row_tokens else {}),
+        }
 
 
 def check_components(names: Sequence[str], stages: Iterable[Stage]) -> None:

@@ -126,6 +126,9 @@ class SequencePolicy(MixingPolicy, Generic[State]):
             counts + np.bincount(self._stretch(stretch)[:place], minlength=self.components) if place else counts.copy()
         )
 
+    def check_limits(self, step: int) -> None:
+        """Nothing: limits end it as its own rule does, and ``length`` says where."""
+
     def anchor_at(self, step: int) -> Anchor:
         """See :class:`~headrace.mix.policy.MixingPolicy`."""
         first = self.batch.rows_at(step)[0]

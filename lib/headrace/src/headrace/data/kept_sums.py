@@ -1,0 +1,99 @@
+"""Sums that take long to add up, kept beside the plans of a cache, as anchors are kept in a run's folder.
+
+``<plans>/<fingerprint>/sums.json`` is named after all that its numbers follow from, and says it again: data, rows, order
+and what is counted, so what is found is what was asked for. Numbers too long for a record lie in ``sums.bin`` beside it
+(:mod:`headrace.store.vectors`). They save time and decide nothing: a folder that is damaged, deleted, or that cannot be
+written, costs the time to add them up again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Integer
+
+from headrace.data.dataset import PlannedDataset
+from headrace.errors import ConfigError, HeadraceError
+from headrace.pack.saved_plans import PLANS_FOLDER
+from headrace.store import files
+from headrace.store.vectors import PiecedVector, VectorWriter
+
+_SUMS, _VECTOR = "sums.json", "sums.bin"
+_IN_RECORD = 4096  # numbers
+
+
+def plans_of(dataset: PlannedDataset) -> str | None:
+    """Where sums of a dataset are kept: with the plan of its packs, or where its first cache has its plans. None where
+    nothing can be written.
+    """
+    while (base := getattr(dataset, "base", None)) is not None:
+        dataset = base
+    if (plan := getattr(dataset, "plan_path", None)) is not None:
+        return str(plan).rpartition("/")[0]
+    try:
+        path = dataset.caches()[0].path
+    except ConfigError:
+        return None
+    return None if files.is_web(path) or not files.exists(path) else files.join(path, PLANS_FOLDER)
+
+
+def kept(
+    folder: str | None,
+    made_from: Mapping[str, Any],
+    add_up: Callable[[], Integer[np.ndarray, " n"]],
+    worth: Callable[[Integer[np.ndarray, " n"]], bool] = lambda numbers: True,
+) -> Integer[np.ndarray, " n"]:
+    """Whole numbers from 0 up: found in a folder of plans, or added up and left there.
+
+    Args:
+        folder: Its path or URL; None: they are kept nowhere.
+        made_from: All that the numbers follow from, as JSON values.
+        add_up: Makes them.
+        worth: Whether they took so long that they are to be kept.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> kept(folder, {"order": 1}, lambda: np.arange(3)), kept(folder, {"order": 1}, lambda: 1 / 0)
+        (array([0, 1, 2]), array([0, 1, 2]))
+    """
+    if folder is None:
+        return add_up()
+    asked = json.loads(json.dumps(made_from))
+    root = files.join(folder, _digest(asked)[:32])
+    with contextlib.suppress(OSError, HeadraceError, ValueError, KeyError, TypeError, RecursionError):
+        if (raw := files.read_bytes(files.join(root, _SUMS))) is not None:
+            record = json.loads(raw)
+            if record["made_from"] == asked and record["sha256"] == _digest(record["numbers"]):
+                listed = record["numbers"]
+                if isinstance(listed, list):
+                    return np.array(listed, np.int64)
+                return PiecedVector(files.join(root, _VECTOR), listed, "sums").loaded()
+    numbers = add_up()
+    if not worth(numbers):
+        return numbers
+    with contextlib.suppress(OSError, HeadraceError):  # a run must not fail for want of room for them
+        listed = numbers.tolist() if numbers.size <= _IN_RECORD else _written(files.join(root, _VECTOR), numbers)
+        text = json.dumps({"made_from": asked, "numbers": listed, "sha256": _digest(listed)})
+        files.write_atomic(files.join(root, _SUMS), text.encode() + b"\n", writer=f".{uuid.uuid4().hex}")
+    return numbers
+
+
+def _written(url: str, numbers: Integer[np.ndarray, " n"]) -> dict[str, Any]:
+    writer = VectorWriter(url, numbers.dtype.newbyteorder("<").str, "sums")
+    try:
+        writer.append(numbers)
+        return writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+
+
+def _digest(values: object) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
