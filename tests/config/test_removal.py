@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.analysis.check.plan import plan_run
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
 from headrace.config.removal import with_tombstones
@@ -19,6 +20,7 @@ from headrace.ingest.reshuffle import ReshuffleConfig, reshuffle
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.order.intervals import Intervals
 from headrace.pack.spec import PackingConfig
+from headrace.run.manifest import open_run
 from headrace.store.cache import TokenCache
 from headrace.store.joined import JoinedCache
 from headrace.store.levanter.export import write_levanter
@@ -121,3 +123,41 @@ def test_joined_caches_are_counted_each(tmp_path):
     assert remove(component, [25]) == [0, 1, 0]
     with pytest.raises(ConfigError, match="gives 1 generations, and the component has 3 caches"):
         LmDataConfig({"a": dataclasses.replace(component, tombstones=1)}, seq_len=16).dataset()
+
+
+def test_a_source_of_which_nothing_is_left_is_refused_where_it_is_drawn(tmp_path):
+    """By the loader and by config check; not by a run that began before, nor where an amendment drops the source."""
+    web, book = one_cache(tmp_path), ComponentConfig(tiny_cache(tmp_path / "book", documents=40, seed=1).path)
+    ids = np.arange(60)
+    np.save(tmp_path / "some.npy", ids[:20])
+    half = dataclasses.replace(web, remove=str(tmp_path / "some.npy"))
+    runs = [LmDataConfig({"web": one, "book": book}, seq_len=16, batch_size=8, num_steps=9) for one in (web, half)]
+    for config in runs:
+        with config.loader() as begun:
+            open_run(str(tmp_path / f"run{runs.index(config)}"), begun)
+    remove(web, ids[20:].tolist())
+    for config in runs:
+        with config.loader() as loader:
+            if config is runs[0]:
+                assert loader.batch_at(0).tokens.shape == (8, 16)
+                continue
+            with pytest.raises(ConfigError, match="all documents of 'web' are removed") as caught:
+                loader.batch_at(0)
+        assert (caught.value.field, caught.value.value) == ("components.web.tombstones", [1])
+        with pytest.raises(ConfigError, match="all documents of 'web' are removed"):
+            plan_run(config)
+        with config.loader() as loader:  # as it began
+            open_run(str(tmp_path / f"run{runs.index(config)}"), loader, 3)
+            assert loader.batch_at(3).tokens.shape == (8, 16)
+    cured = {"web": dataclasses.replace(half, tombstones=0), "book": book}
+    plan_run(dataclasses.replace(runs[1], components=cured))
+    amended = dataclasses.replace(runs[1], components=cured, amendments=[AmendmentConfig(5, remove={"web": 1})])
+    with amended.loader() as loader:
+        loader.batch_at(4)
+        with pytest.raises(ConfigError, match="leaves nothing") as caught:
+            loader.batch_at(5)
+        assert caught.value.field == "amendments[0].remove.web"
+        assert "drop: [web]" in str(caught.value.cure)
+    dropped = AmendmentConfig(5, remove={"web": 1}, drop=["web"])
+    with dataclasses.replace(amended, amendments=[dropped]).loader() as loader:
+        assert (np.asarray(loader.batch_at(5).source_id) == 1).all()

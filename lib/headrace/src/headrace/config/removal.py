@@ -56,7 +56,11 @@ def erase_removed(
                 problem = f"is older than generation {max(before)}, which the run has by then"
                 raise ConfigError(problem, field=field, value=given, cure=cure)
         if any(map(any, (numbers for _, numbers in generations))):
-            erasures[name] = [(step, removal.erasure(numbers)) for step, numbers in generations if any(numbers)]
+            erasures[name] = [
+                (step, removal.erasure(numbers, field))
+                for (step, numbers), (_, field, _) in zip(generations, steps, strict=True)
+                if any(numbers)
+            ]
     return ErasedDataset(dataset, erasures) if erasures else dataset
 
 
@@ -128,7 +132,7 @@ class _Removals:
                 raise ConfigError(f"is not a generation of tombstones: {has}", field=field, value=given, cure=cure)
         return list(numbers)
 
-    def erasure(self, generations: Sequence[int]) -> Erasure:
+    def erasure(self, generations: Sequence[int], field: str) -> Erasure:
         """The documents of these generations, each with all of its unit, where they lie."""
         from headrace.data.erased import Erasure
 
@@ -145,4 +149,4 @@ class _Removals:
         whole = Intervals(whole.start, np.minimum(whole.stop, self._cache.num_documents))
         digests = [s.digest(number) for s, number in zip(self._of_member, generations, strict=True)]
         record = {"generation": [*generations], "documents": whole.total, "digest": "-".join(digests)}
-        return Erasure(token_ranges(self._cache, whole), whole.total, record)
+        return Erasure(token_ranges(self._cache, whole), whole.total, record, field)

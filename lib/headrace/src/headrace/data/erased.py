@@ -26,6 +26,7 @@ from headrace.data.dataset import Explained, PhaseChange, PlannedDataset, Wrappi
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import PhasedDataset
 from headrace.data.rows import Pieces, Rows, RowSource, SegmentedSource
+from headrace.data.token_seq import CacheDataset
 from headrace.errors import ConfigError
 from headrace.mix.schedule import BatchSchedule
 from headrace.order.intervals import Intervals
@@ -44,11 +45,13 @@ class Erasure:
         tokens: Where the documents lie in the token stream of the whole cache, all parts end to end.
         documents: How many they are.
         record: What manifests have of it, as JSON values: ``generation``, ``documents`` and ``digest``.
+        field: Where the config says so.
     """
 
     tokens: Intervals
     documents: int
     record: Mapping[str, Any]
+    field: str = "tombstones"
 
 
 class ErasedRows:
@@ -140,6 +143,31 @@ def _erased(rows: RowSource, cache: TokenCache, erasure: Erasure, eos_id: int | 
     return ErasedWindows(rows, cache, erasure) if eos_id is None else ErasedRows(rows, cache, erasure, eos_id)
 
 
+def _check_left(mixture: MixtureDataset, past: Mapping[str, Erasure], step: int) -> None:
+    """Raises ConfigError if a component is drawn from, at this step or later, of which nothing is left."""
+    later = [stage.first_step for stage in mixture.stages[1:]]
+    drawn = {
+        name
+        for stage, end in zip(mixture.stages, [*later, None], strict=True)
+        if end is None or end > step
+        for name in stage.blend.names
+    }
+    for name, erasure in past.items():
+        dataset = mixture.components[mixture.names.index(name)]
+        cache = dataset.caches()[0]
+        while (base := getattr(dataset, "base", None)) is not None:
+            dataset = base
+        gone = [erasure.tokens, cast("CacheDataset[Any]", dataset).removal.tokens]
+        if name not in drawn or sum(tokens.total for tokens in gone) < cache.num_tokens:
+            continue
+        if Intervals.union(gone).total == cache.num_tokens:
+            cure = f"Drop the source in the same amendment: drop: [{name}]."
+            if not erasure.field.startswith("amendments"):
+                cure = f"Leave the source out, or train on what was removed: components.{name}.tombstones: 0."
+            problem = f"leaves nothing of {cache.path}: all documents of {name!r} are removed"
+            raise ConfigError(problem, field=erasure.field, value=erasure.record["generation"], cure=cure)
+
+
 RunDataset: TypeAlias = "MixtureDataset | PhasedDataset | ErasedDataset"
 """What a config makes of its components."""
 
@@ -170,6 +198,7 @@ class ErasedDataset(WrappingDataset):
         self.base, self.batch_schedule, self._erasures = base, base.batch_schedule, erasures
         self._steps = sorted({0, *(step for of_component in erasures.values() for step, _ in of_component)})
         self._served: dict[tuple[int, int], PlannedDataset] = {}
+        self._checked: set[tuple[int, int]] = set()
 
     def with_loss_weights(self, weights: Mapping[str, object]) -> ErasedDataset:
         """See :meth:`~headrace.data.mixture.MixtureDataset.with_loss_weights`."""
@@ -181,25 +210,32 @@ class ErasedDataset(WrappingDataset):
         inner, until = self.base.at_step(step)
         number = int(np.searchsorted(self._steps, step, side="right")) - 1
         ends = [end for end in (until, *self._steps[number + 1 : number + 2]) if end is not None]
+        if (id(inner), number) not in self._checked:  # not before a step is asked for: a run may have begun with less
+            _check_left(cast(MixtureDataset, inner), self._past(number), self._steps[number])
+            self._checked.add((id(inner), number))
         return self._variant(inner, number), min(ends, default=None)
+
+    def _past(self, number: int) -> dict[str, Erasure]:
+        """What is erased of each component from the ``number``-th step on, at which something is."""
+        past = {n: [one for first, one in ones if first <= self._steps[number]] for n, ones in self._erasures.items()}
+        return {name: ones[-1] for name, ones in past.items() if ones and ones[-1].tokens.total}
 
     def _variant(self, inner: PlannedDataset, number: int) -> PlannedDataset:
         key = id(inner), number
         if key not in self._served:
-            self._served[key] = self._erased(cast(MixtureDataset, inner), self._steps[number])
+            self._served[key] = self._erased(cast(MixtureDataset, inner), self._past(number))
         return self._served[key]
 
-    def _erased(self, mixture: MixtureDataset, step: int) -> PlannedDataset:
-        """The mixture with what is erased at a step; itself, if nothing is."""
+    def _erased(self, mixture: MixtureDataset, past: Mapping[str, Erasure]) -> PlannedDataset:
+        """The mixture without what is erased; itself, if nothing is."""
         sources: list[RowSource] = []
         for name, component in zip(mixture.names, mixture.components, strict=True):
-            past = [erasure for first, erasure in self._erasures.get(name, ()) if first <= step]
-            if past and past[-1].tokens.total:
-                of_sources = zip(component.sources, component.caches(), strict=True)
-                sources += [_erased(rows, cache, past[-1], mixture.eos_id) for rows, cache in of_sources]
+            of_sources = zip(component.sources, component.caches(), strict=True)
+            if (gone := past.get(name)) is not None:
+                sources += [_erased(rows, cache, gone, mixture.eos_id) for rows, cache in of_sources]
             else:
                 sources += component.sources
-        return mixture.with_sources(sources) if any(isinstance(s, ErasedRows) for s in sources) else mixture
+        return mixture.with_sources(sources) if past else mixture
 
     @property
     def sources(self) -> Sequence[RowSource]:

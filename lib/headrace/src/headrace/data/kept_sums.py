@@ -1,9 +1,9 @@
 """Sums that take long to add up, kept beside the plans of a cache, as anchors are kept in a run's folder.
 
-``<plans>/<fingerprint>/sums.json`` is named after all that its numbers follow from, and says it again: data, rows, order
-and what is counted, so what is found is what was asked for. Numbers too long for a record lie in ``sums.bin`` beside it
-(:mod:`headrace.store.vectors`). They save time and decide nothing: a folder that is damaged, deleted, or that cannot be
-written, costs the time to add them up again.
+``<plans>/<fingerprint>/sums.json`` is named after all that its numbers follow from, and says it again: data, rows,
+order and what is counted, so what is found is what was asked for. Numbers too long for a record lie in ``sums.bin``
+beside it (:mod:`headrace.store.vectors`). They save time and decide nothing: a folder that is damaged, deleted, or that
+cannot be written, costs the time to add them up again.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ packs; so does what is trained on, unless a mask says it, which is read once. A 
 An epoch holds the same rows in every order, so its tokens are one number. Within an epoch they are added up along the
 order, as far as it is asked for.
 
-Sums that took long, of labels that a mask says, of pages of an order, and the steps at which stages end, are kept beside
-the cache's plans (:mod:`headrace.data.kept_sums`), where the next process finds them.
+Sums that took long, of labels that a mask says, of pages of an order, and the steps at which stages end, are kept
+beside the cache's plans (:mod:`headrace.data.kept_sums`), where the next process finds them.
 
-Price, measured with 1.3e8 rows: 1 or 2 bytes a row and 0.04 us to count it; 0.15 to 0.4 us for each row that is added up
-along an order, at most those of one epoch, and 2 us for 4 million of them once they are kept; a mask takes a pass over
-the leaf that says it, once.
+Price, measured with 1.3e8 rows: 1 or 2 bytes a row and 0.04 us to count it; 0.15 to 0.4 us for each row that is added
+up along an order, at most those of one epoch, and nothing to speak of once they are kept; a mask takes a pass over the
+leaf that says it, once.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Where the samples' lengths are known, the order is a plan (:class:`LeastConsumedPlan`), with random access and without a
 state. Invariant: as long as two sources have samples left, their counts differ by no more than the longest sample drawn
-from them (and their difference at the start). Price: 0.3 us a sample where few tie and 2 us where all do (100 sources: 1
-us); as the draw of ties goes from sample to sample, a far one is walked to, or saved (10 kB).
+from them (and their difference at the start). Price: 0.3 us a sample where few tie and 2 us where all do (of 100
+sources: 1 us); as the draw of ties goes from sample to sample, a far one is walked to, or saved (10 kB).
 
 Over stages (a plan's or amendments') the sources in use change: one that joins, or comes back, starts at the smallest
 count of those that stay, so that it is neither served alone until it has caught up nor left waiting. Only the count is
