@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from headrace.batch.balance import TransformerCost
+from headrace.batch.loss import unified_loss
 from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.batch.packed_batch import PackedBatch
-from headrace.config.lm_data import load_config
+from headrace.config.lm_data import LmDataConfig, load_config
 from headrace.data.mixture import MixtureDataset
 from headrace.data.packed import PackedTokenDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
 from headrace.feed.loader import DataLoader
 from headrace.run.manifest import RunManifest
+from headrace.store.layout import LeafSpec
 from headrace.testing import random_documents, tiny_cache, write_cache
 
 BATCH = {0: 16, 3: 8}
@@ -149,3 +152,102 @@ def test_what_does_not_go_together_is_refused(mixture):
         DataLoader(stream, 8, micro_batches=MicroBatchConfig(64))
     whole = DataLoader(TokenSeqDataset(tiny_cache(), 8), 8, micro_batches=MicroBatchConfig(16, rows=2), mesh=mesh(1))
     assert whole.batch_at(0).rows.tokens.shape == (4, 16)
+
+
+WIDE = ["data", "context"]
+MESHES = {
+    "1": lambda: NamedSharding(mesh(1), PartitionSpec("data")),
+    "2": lambda: NamedSharding(mesh(2), PartitionSpec("data")),
+    "4": lambda: NamedSharding(mesh(4), PartitionSpec("data")),
+    "2x2": lambda: NamedSharding(mesh(4, (*WIDE,), (2, 2)), PartitionSpec(*WIDE)),
+    "1x2": lambda: NamedSharding(mesh(2, (*WIDE,), (1, 2)), PartitionSpec(*WIDE)),
+}
+BALANCES = {
+    "none": MicroBatchConfig(96, rows=4),
+    "tokens": MicroBatchConfig(96, "tokens", rows=4),
+    "flops": MicroBatchConfig(96, "flops", rows=4, model=TransformerCost(64, 2, 4, 16, 2, 128, 1000)),
+}
+LEAVES = {
+    LeafSpec("loss_weights", "float32", "ragged", 1): lambda ids: (ids % 5 / 4).astype(np.float32),
+    LeafSpec("topk", "int32", "ragged", 2): lambda ids: np.stack([ids, ids + 1], axis=-1).astype(np.int32),
+    LeafSpec("score", "float32", "fixed"): lambda ids: np.full(1, ids.size % 7 / 3, np.float32),
+}
+
+
+def with_columns(folder, seq_len, packing="{algorithm: next_fit, max_documents: 2, long: split}") -> LmDataConfig:
+    """A run over rows, seldom full if packed, with float weights, K numbers a token and one a document."""
+    for seed, name in enumerate("ab"):
+        write_cache(folder / name, [random_documents(120, vocab_size=200, seed=seed)], vocab_size=200, leaves=LEAVES)
+    return load_config(
+        overrides=[
+            f"seq_len={seq_len}", "batch_size=8", "num_steps=6",
+            f"components.a={{cache: {folder / 'a'}, packing: {packing}, weight: 2}}",
+            f"components.b={{cache: {folder / 'b'}, packing: {packing}, loss_weight: 0.5}}",
+            "columns={weight: loss_weights, ids: topk, score: score}",
+        ]
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return with_columns(tmp_path_factory.mktemp("columns"), 32)
+
+
+TABLE = jax.random.normal(jax.random.key(0), (208, 208))
+
+
+def loss_of(table, batch: PackedBatch, denominator):
+    """It goes by the columns too, so that a value beside another token is another loss."""
+    assert batch.extras is not None
+    beside = table[batch.extras["ids"]].mean(axis=2)
+    return unified_loss(table[batch.tokens] + batch.extras["score"][..., None] * beside, batch, denominator)
+
+
+@jax.jit
+def gradient_of_batch(batch: PackedBatch):
+    return jax.value_and_grad(loss_of)(TABLE, batch, "weights")
+
+
+@jax.jit
+def gradient_of_step(step):
+    return step.sum(lambda some, whole: jax.value_and_grad(loss_of)(TABLE, some, whole))
+
+
+def check_step(config: LmDataConfig, step: int, sharding: NamedSharding, balances=BALANCES) -> None:
+    """Micro-batches of a step hold every token once, with its columns, and its loss and gradient."""
+    plain = config.loader(mesh(1)).batch_at(step)
+    loss, gradient = gradient_of_batch(plain)
+    for name, micro in balances.items():
+        with dataclasses.replace(config, micro_batches=micro).loader(sharding=sharding) as loader:
+            delivered = loader.batch_at(step)
+        assert columns_of_documents(delivered.rows) == columns_of_documents(plain), name
+        assert delivered.rows.token_ids.sharding.is_equivalent_to(sharding, 2)
+        of_step = gradient_of_step(delivered)
+        assert float(of_step[0]) == pytest.approx(float(loss), rel=2e-5)
+        np.testing.assert_allclose(of_step[1], gradient, atol=2e-6)
+
+
+def columns_of_documents(batch: PackedBatch) -> list[tuple[object, ...]]:
+    """Tokens, weights and columns of every document, in some order."""
+    batch = jax.tree.map(np.asarray, batch)
+    beside = [batch.tokens, batch.token_weights, *(batch.extras[name] for name in ("ids", "score"))]
+    segments = batch.segment_ids
+    return sorted(
+        tuple(str(values[row][segments[row] == k].tolist()) for values in beside)
+        for row in range(len(segments))
+        for k in range(segments[row].max() + 1)
+    )
+
+
+@pytest.mark.parametrize("on", [*("2", "4", "2x2"), *(pytest.param(on, marks=pytest.mark.slow) for on in ("1", "1x2"))])
+def test_losses_of_micro_batches_are_those_of_the_step_on_every_mesh(run, on):
+    for step in (0, 3):
+        check_step(run, step, MESHES[on](), BALANCES if on == "2x2" else {"flops": BALANCES["flops"]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on", ["2", "2x2"])
+def test_losses_add_up_where_rows_change_their_length(tmp_path, on):
+    run = with_columns(tmp_path, "{0: 32, 2: 64}", "null")
+    for step in (1, 2):
+        check_step(run, step, MESHES[on](), {"flops": BALANCES["flops"]})
