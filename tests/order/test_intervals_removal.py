@@ -74,4 +74,4 @@ def test_borders_are_those_behind_a_gap_with_a_long_run_ahead(parts, chunk, run,
         if gone[border - chunk : border].any() and not gone[border : border + run].any()
     ]
     removed = Intervals.of_numbers(np.flatnonzero(gone))
-    assert clean_borders(removed, ends, chunk, run).tolist() == wanted
+    assert clean_borders(Removal(int(ends[-1]), removed), ends, chunk, run).tolist() == wanted

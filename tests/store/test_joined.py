@@ -162,7 +162,7 @@ def test_shuffled_members_tell_the_numbers_of_their_originals(tmp_path):
     assert [mixed.document(int(p)).tolist() for p in places] == [joined.document(i).tolist() for i in range(63)]
     assert [mixed.original(int(p)).number for p in places] == list(range(63))
     removed = [DocumentFilter([3, 25, 60]).of(cache) for cache in (mixed, joined)]
-    assert removed[0].tokens.total == removed[1].tokens.total
+    assert removed[0].num_tokens == removed[1].num_tokens
     assert sorted(mixed.originals(removed[0].documents.numbers(np.arange(3))).tolist()) == [3, 25, 60]
     assert joined.original(25) == OriginalDocument(25, str(tmp_path / "p1" / "00000"), [])
     with pytest.raises(ConfigError, match="units of 1"):

@@ -171,8 +171,8 @@ def removal(cache: TokenCache, url: str) -> dict[str, int]:
         "listed_documents": found.listed,
         "repeated_documents": found.repeated,
         "not_found_documents": found.not_found,
-        "removed_documents": found.documents.total,
-        "removed_tokens": found.tokens.total,
+        "removed_documents": found.num_documents,
+        "removed_tokens": found.num_tokens,
     }
 
 

@@ -172,7 +172,7 @@ def _compared(
                 "fill": plan.fill,
                 "blocks_a_pack": PackedRows(cache, plan, name).blocks_per_row(),
                 "split_documents": plan.counts.split_documents,
-                "lost_tokens": cache.num_tokens - gone.tokens.total - plan.counts.packed_tokens,
+                "lost_tokens": cache.num_tokens - gone.num_tokens - plan.counts.packed_tokens,
                 "seconds": seconds,
             }
         )

@@ -14,18 +14,20 @@ read anyway; buckets told apart would read each block once for each of them. A n
 one of them by a hash of the document, so that its expectation is the number.
 
 Invariant: the bucket of a document follows from its number, the config and, between levels, (seed, document) alone.
-Price, measured for 1e8 documents by scripts/bench/bench_buckets.py: 1 byte a document while datasets are made, and what
-:mod:`headrace.data.documents` says of runs of documents that are left out.
+Price, measured for 1e8 documents by scripts/bench/bench_buckets.py: three buckets take 20 s of CPU and 0.57 GB, 0.87 GB
+while datasets are made: 1 byte a document then, and what :mod:`headrace.data.documents` says of runs of documents that
+are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64, UInt8
+from jaxtyping import Bool, Float64, Int64, UInt8
 
 from headrace.data.documents import DocumentFilter, RemovedDocuments, read_npy
 from headrace.errors import ConfigError, did_you_mean
@@ -269,15 +271,25 @@ def without_others(
             of_document = buckets_of(cache, rule, path)
             looked.append((cache, rule, of_document))
         kept = np.isin(np.arange(MOST_BUCKETS + 1), config.keep or [])
-        others = Intervals.of_mask(~kept[of_document])
-        if others.total == cache.num_documents:
-            sizes = np.bincount(of_document, minlength=config.count).tolist()
+        sizes = _sizes(of_document, config.count)
+        if not sum(size for size, keep in zip(sizes, kept.tolist(), strict=False) if keep):
             problem = f"leaves no document: the buckets of {cache.path} by {config.by} hold {sizes}"
             cure = "Leave out the edge, quantile or level that no document reaches."
             raise ConfigError(problem, field=f"{path}.keep", value=config.keep, cure=cure)
-        own = removed[name]
-        left_out[name] = (own or DocumentFilter(Intervals.empty())).of(cache).with_others(cache, others)
+        own = (removed[name] or DocumentFilter(Intervals.empty())).of(cache)
+        left_out[name] = own.with_others(cache, partial(_is_other, kept, of_document))
     return left_out
+
+
+def _is_other(kept: Bool[np.ndarray, " b"], of_document: UInt8[np.ndarray, " n"], first: int, stop: int) -> np.ndarray:
+    """Whether documents are in buckets that are not kept."""
+    return ~kept[of_document[first:stop]]
+
+
+def _sizes(of_document: UInt8[np.ndarray, " n"], buckets: int) -> list[int]:
+    """Documents of each bucket."""
+    chunks = (of_document[at : at + _CHUNK] for at in range(0, of_document.size, _CHUNK))
+    return sum((np.bincount(some, minlength=buckets) for some in chunks), np.zeros(buckets, np.int64)).tolist()
 
 
 def expected_repeats(config: BucketsConfig) -> Float64[np.ndarray, " buckets"]:

@@ -6,7 +6,8 @@ over the whole cache, part after part, as in :meth:`~headrace.store.cache.TokenC
 shuffled when it was written they run over the one that it was made of, so that a list serves both.
 
 Price: once, when the dataset is opened: the offsets of the filtered documents are read, no others (one read for each
-run of neighbouring chunks of 16,384 offsets); 32 bytes of memory for each run of filtered documents.
+run of neighbouring chunks of 16,384 offsets); 32 bytes of memory for each run of filtered documents, and 8, with a bit
+for each document, where there are many.
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ import re
 import tokenize
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from weakref import WeakSet
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from headrace.errors import ConfigError
-from headrace.order.intervals import Intervals
+from headrace.order.intervals import Intervals, Removal
 from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
@@ -36,39 +36,88 @@ from headrace.store.pending import ArrayFuture
 
 _READS_IN_FLIGHT = 32
 _RUN_CHUNKS = 16  # 2 MiB of offsets a read
+_CHUNK = 1 << 20  # documents that are looked at together
+_RANGE_BITS = 128  # of memory, for a range of documents
 _CACHE_LINE = re.compile(rb"^#\s*cache:\s*([\x21-\x7e]+)\s*$", re.MULTILINE)
 _CURE = (
     "Give document numbers, one a line or as an integer .npy file, or a boolean .npy file with one entry a document."
 )
 
 
-@dataclass(frozen=True, eq=False)
 class RemovedDocuments:
     """What is left out of a cache.
 
-    Attributes:
-        documents: Numbers of documents.
-        tokens: Where these lie in the token stream of the whole cache, all parts end to end.
-        listed: Numbers that the filter gave, repeats included.
+    Args:
+        cache: The cache.
+        documents: Numbers of documents; or sets of them, in their order, that are no more in memory than one at a time.
+        listed: Numbers that a filter gave, repeats included.
         repeated: Those of them that it had given before.
         not_found: Different numbers of them that no document has.
+
+    Attributes:
+        left: What is left of the token stream of the whole cache, all parts end to end.
+        num_documents: How many documents are left out.
+
+    Raises:
+        ReadError: offsets cannot be read.
     """
 
-    documents: Intervals
-    tokens: Intervals
-    listed: int = 0
-    repeated: int = 0
-    not_found: int = 0
+    def __init__(
+        self,
+        cache: TokenCache,
+        documents: Intervals | Iterable[Intervals],
+        listed: int = 0,
+        repeated: int = 0,
+        not_found: int = 0,
+    ) -> None:
+        self.listed, self.repeated, self.not_found = listed, repeated, not_found
+        known = [documents] if isinstance(documents, Intervals) else documents
+        self._bits: np.ndarray | None = None
+        self._ranges = Intervals.empty()
+        if isinstance(documents, Intervals) and documents.start.size * _RANGE_BITS <= cache.num_documents:
+            self._ranges = documents
+        else:
+            self._bits = np.zeros(-(-cache.num_documents // 8), np.uint8)
+        self._documents, self.num_documents = cache.num_documents, 0
 
-    @classmethod
-    def of(cls, cache: TokenCache, documents: Intervals) -> RemovedDocuments:
-        """These documents, once their offsets were read."""
-        return cls(documents, token_ranges(cache, documents))
+        def tokens() -> Iterator[Intervals]:
+            for some in known:
+                self.num_documents += some.total
+                if self._bits is not None and some.total:
+                    first, stop = int(some.start[0]) // 8, -(-int(some.stop[-1]) // 8)
+                    self._bits[first:stop] |= np.packbits(some.mask(first * 8, stop * 8))
+                yield token_ranges(cache, some)
 
-    def with_others(self, cache: TokenCache, documents: Intervals) -> RemovedDocuments:
-        """Further documents left out, which no filter listed."""
-        every = Intervals.union([self.documents, documents])
-        return replace(self, documents=every, tokens=token_ranges(cache, every))
+        self.left = Removal(cache.num_tokens, tokens())
+
+    @property
+    def documents(self) -> Intervals:
+        """Their numbers; made anew where they are many ranges."""
+        if self._bits is None:
+            return self._ranges
+        return Intervals.of_mask(np.unpackbits(self._bits, count=self._documents).view(bool))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of these documents."""
+        return self.left.length - self.left.remaining
+
+    def with_others(self, cache: TokenCache, others: Callable[[int, int], Bool[np.ndarray, " n"]]) -> RemovedDocuments:
+        """Further documents left out, which no filter listed.
+
+        Args:
+            cache: The cache.
+            others: Says of each of the documents ``first .. stop`` whether it is.
+        """
+        own, documents = self.documents, cache.num_documents
+
+        def every() -> Iterator[Intervals]:
+            for at in range(0, documents, _CHUNK):
+                stop = min(at + _CHUNK, documents)
+                found = Intervals.of_mask(others(at, stop) | own.mask(at, stop))
+                yield Intervals(found.start + at, found.stop + at)
+
+        return RemovedDocuments(cache, every(), self.listed, self.repeated, self.not_found)
 
 
 class DocumentFilter:
@@ -149,13 +198,11 @@ class DocumentFilter:
             >>> import headrace.testing
             >>> cache = headrace.testing.tiny_cache(documents=20)
             >>> removed = DocumentFilter([3, 3, 4, 99], count_not_found=True).of(cache)
-            >>> removed.documents.total, removed.listed, removed.repeated, removed.not_found
+            >>> removed.num_documents, removed.listed, removed.repeated, removed.not_found
             (2, 4, 1, 1)
         """
         found, given = stored_documents(cache, self.of_numbers_in(cache)), self._documents.total
-        return RemovedDocuments(
-            found, token_ranges(cache, found), self.listed, self.listed - given, given - found.total
-        )
+        return RemovedDocuments(cache, found, self.listed, self.listed - given, given - found.total)
 
     def of_numbers_in(self, cache: TokenCache) -> Intervals:
         """Numbers of the documents of a cache; those of a shuffled one are those of its original.

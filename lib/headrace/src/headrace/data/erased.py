@@ -157,10 +157,10 @@ def _check_left(mixture: MixtureDataset, past: Mapping[str, Erasure], step: int)
         cache = dataset.caches()[0]
         while (base := getattr(dataset, "base", None)) is not None:
             dataset = base
-        gone = [erasure.tokens, cast("CacheDataset[Any]", dataset).removal.tokens]
-        if name not in drawn or sum(tokens.total for tokens in gone) < cache.num_tokens:
+        removal = cast("CacheDataset[Any]", dataset).removal
+        if name not in drawn or erasure.tokens.total < removal.left.remaining:
             continue
-        if Intervals.union(gone).total == cache.num_tokens:
+        if Intervals.union([erasure.tokens, removal.left.removed()]).total == cache.num_tokens:
             cure = f"Drop the source in the same amendment: drop: [{name}]."
             if not erasure.field.startswith("amendments"):
                 cure = f"Leave the source out, or train on what was removed: components.{name}.tombstones: 0."

@@ -39,6 +39,7 @@ from headrace.store.layout import TOKENS
 from headrace.store.leaf import starts
 from headrace.store.levanter.layout import UNNAMED
 
+_CHUNK = 1 << 20  # ranges of tokens that are looked at together
 RowsT = TypeVar("RowsT", bound=RowSource)
 
 
@@ -98,12 +99,12 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
     @property
     def removed_documents(self) -> int:
         """Documents of the cache that are left out."""
-        return self.removal.documents.total
+        return self.removal.num_documents
 
     @property
     def removed_tokens(self) -> int:
         """Tokens of these documents."""
-        return self.removal.tokens.total
+        return self.removal.num_tokens
 
     @property
     def incomplete_tokens(self) -> int:
@@ -155,7 +156,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 
     def _without(self, documents: Intervals) -> Self:
         every = Intervals.union([self.removal.documents, documents])
-        return self._with(self.seq_len, RemovedDocuments.of(self.cache, every))
+        return self._with(self.seq_len, RemovedDocuments(self.cache, every))
 
     @abc.abstractmethod
     def _with(self, seq_len: int, removed: RemovedDocuments) -> Self:
@@ -217,7 +218,7 @@ class TokenSeqDataset(CacheDataset["TokenRows"]):
         super().__init__(cache, seq_len, removed, loss_mask, columns)
         warn_of_parted(self.cache)
         self._rows = TokenRows(
-            self.cache, seq_len, name or self.cache.path, self.removal.tokens, columns=self._opened, **cuts
+            self.cache, seq_len, name or self.cache.path, self.removal.left, columns=self._opened, **cuts
         )
         self._check_not_empty()
         self._eos_id = end_of_text(self.cache) if split_documents else None
@@ -268,8 +269,10 @@ class TokenSeqDataset(CacheDataset["TokenRows"]):
 
     def _describe_removed(self) -> dict[str, Any]:
         """Equal for filters that leave the same tokens."""
-        ranges = self.removal.tokens
-        digest = hashlib.sha256(np.stack([ranges.start, ranges.stop]).astype("<i8").tobytes())
+        digest, left = hashlib.sha256(), self.removal.left
+        for end in ("start", "stop"):
+            for at in range(0, left.ranges, _CHUNK):
+                digest.update(getattr(left.removed(at, at + _CHUNK), end).astype("<i8").tobytes())
         return {
             "documents": self.removed_documents,
             "tokens": self.removed_tokens,
@@ -344,8 +347,8 @@ class TokenRows:
     (see :func:`~headrace.order.intervals.clean_borders`).
 
     Args:
-        removed: Tokens that are left out, in the stream of all parts end to end. Rows close up over the gaps: one that
-            runs over a gap has a piece on either side.
+        removed: What is left of the tokens of all parts end to end. Rows close up over the gaps: one that runs over a
+            gap has a piece on either side.
         block_tokens: See :class:`~headrace.order.windows.Windows`.
         clean_run: Tokens without a gap from which on rows begin anew; None: 256 rows. To cut the same blocks into rows
             of another length, give the same number.
@@ -362,7 +365,7 @@ class TokenRows:
         cache: TokenCache,
         seq_len: int,
         name: str,
-        removed: Intervals,
+        removed: Removal,
         block_tokens: int | None = None,
         clean_run: int | None = None,
         columns: Mapping[str, Column] | None = None,
@@ -372,11 +375,10 @@ class TokenRows:
         self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
         self.columns = columns or {}
         self.clean_run = CLEAN_ROWS * seq_len if clean_run is None else clean_run
-        self._removal = None
+        self._removal = removed if removed.ranges else None
         self.stretch_tokens = cache.part_tokens
-        if removed.total:
+        if self._removal is not None:
             ends = starts(cache.part_tokens)
-            self._removal = Removal(int(ends[-1]), removed)
             borders = clean_borders(removed, ends, cache.layout.chunk_elements, self.clean_run)
             stretches = np.sort(np.concatenate([ends, borders]))
             left = self._removal.kept_before(stretches)
