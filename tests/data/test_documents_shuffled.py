@@ -41,7 +41,7 @@ def test_a_list_removes_the_same_documents(caches, numbers):
     places = shuffled.documents.numbers(np.arange(shuffled.documents.total))
     assert sorted(caches[1].originals(places).tolist()) == sorted(set(numbers))
     ends = np.cumsum(caches[1].lengths())
-    of_token = np.searchsorted(ends, shuffled.left.removed().numbers(np.arange(shuffled.num_tokens)), side="right")
+    of_token = np.searchsorted(ends, shuffled.tokens.numbers(np.arange(shuffled.num_tokens)), side="right")
     assert sorted(set(caches[1].originals(of_token).tolist())) == sorted(set(numbers))
 
 

@@ -55,7 +55,8 @@ class RemovedDocuments:
         not_found: Different numbers of them that no document has.
 
     Attributes:
-        left: What is left of the token stream of the whole cache, all parts end to end.
+        left: What is left of the token stream of the whole cache, all parts end to end; None: all of it.
+        num_tokens: Tokens of these documents.
         num_documents: How many documents are left out.
 
     Raises:
@@ -88,7 +89,10 @@ class RemovedDocuments:
                     self._bits[first:stop] |= np.packbits(some.mask(first * 8, stop * 8))
                 yield token_ranges(cache, some)
 
-        self.left = Removal(cache.num_tokens, tokens())
+        nothing = isinstance(documents, Intervals) and not documents.start.size
+        left = None if nothing else Removal(cache.num_tokens, tokens())
+        self.num_tokens = 0 if left is None else left.length - left.remaining
+        self.left = left if self.num_tokens else None
 
     @property
     def documents(self) -> Intervals:
@@ -98,9 +102,9 @@ class RemovedDocuments:
         return Intervals.of_mask(np.unpackbits(self._bits, count=self._documents).view(bool))
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens of these documents."""
-        return self.left.length - self.left.remaining
+    def tokens(self) -> Intervals:
+        """Where these documents lie in the token stream of the whole cache."""
+        return Intervals.empty() if self.left is None else self.left.removed()
 
     def with_others(self, cache: TokenCache, others: Callable[[int, int], Bool[np.ndarray, " n"]]) -> RemovedDocuments:
         """Further documents left out, which no filter listed.

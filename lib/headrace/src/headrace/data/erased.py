@@ -158,9 +158,9 @@ def _check_left(mixture: MixtureDataset, past: Mapping[str, Erasure], step: int)
         while (base := getattr(dataset, "base", None)) is not None:
             dataset = base
         removal = cast("CacheDataset[Any]", dataset).removal
-        if name not in drawn or erasure.tokens.total < removal.left.remaining:
+        if name not in drawn or erasure.tokens.total < cache.num_tokens - removal.num_tokens:
             continue
-        if Intervals.union([erasure.tokens, removal.left.removed()]).total == cache.num_tokens:
+        if Intervals.union([erasure.tokens, removal.tokens]).total == cache.num_tokens:
             cure = f"Drop the source in the same amendment: drop: [{name}]."
             if not erasure.field.startswith("amendments"):
                 cure = f"Leave the source out, or train on what was removed: components.{name}.tombstones: 0."

@@ -270,6 +270,7 @@ class TokenSeqDataset(CacheDataset["TokenRows"]):
     def _describe_removed(self) -> dict[str, Any]:
         """Equal for filters that leave the same tokens."""
         digest, left = hashlib.sha256(), self.removal.left
+        assert left is not None
         for end in ("start", "stop"):
             for at in range(0, left.ranges, _CHUNK):
                 digest.update(getattr(left.removed(at, at + _CHUNK), end).astype("<i8").tobytes())
@@ -347,8 +348,8 @@ class TokenRows:
     (see :func:`~headrace.order.intervals.clean_borders`).
 
     Args:
-        removed: What is left of the tokens of all parts end to end. Rows close up over the gaps: one that runs over a
-            gap has a piece on either side.
+        removed: What is left of the tokens of all parts end to end; None: all. Rows close up over the gaps: one that
+            runs over a gap has a piece on either side.
         block_tokens: See :class:`~headrace.order.windows.Windows`.
         clean_run: Tokens without a gap from which on rows begin anew; None: 256 rows. To cut the same blocks into rows
             of another length, give the same number.
@@ -365,7 +366,7 @@ class TokenRows:
         cache: TokenCache,
         seq_len: int,
         name: str,
-        removed: Removal,
+        removed: Removal | None,
         block_tokens: int | None = None,
         clean_run: int | None = None,
         columns: Mapping[str, Column] | None = None,
@@ -375,13 +376,13 @@ class TokenRows:
         self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
         self.columns = columns or {}
         self.clean_run = CLEAN_ROWS * seq_len if clean_run is None else clean_run
-        self._removal = removed if removed.ranges else None
+        self._removal = removed
         self.stretch_tokens = cache.part_tokens
-        if self._removal is not None:
+        if removed is not None:
             ends = starts(cache.part_tokens)
             borders = clean_borders(removed, ends, cache.layout.chunk_elements, self.clean_run)
             stretches = np.sort(np.concatenate([ends, borders]))
-            left = self._removal.kept_before(stretches)
+            left = removed.kept_before(stretches)
             self._array_of = np.searchsorted(ends, stretches[:-1], side="right") - 1
             self._first_stored, self._first_left = ends[self._array_of], left[:-1]
             self.stretch_tokens = np.diff(left)
