@@ -50,6 +50,7 @@ from headrace.rl.advantages import AdvantageSpec, resolve
 from headrace.rl.feeder import Feeder
 from headrace.rl.groups import Prompt, Prompts, Sampler, ScoredGroup
 from headrace.rl.prompt_order import PROMPT_ORDERS
+from headrace.rl.rollout_metrics import rollout_metrics
 from headrace.rl.rollout_records import BatchRecord
 from headrace.rl.sampler_calls import SamplerCalls
 from headrace.rl.selection import COUNTERS, NoGroupError, Selection
@@ -181,6 +182,19 @@ class RLDataset(AsyncDataset[PackedBatch]):
             else:
                 time.sleep(_POLL_S)
 
+    def metrics(self, step: int) -> dict[str, float]:
+        """Counters and figures (:mod:`headrace.rl.rollout_metrics`) of a step that was made, for a log.
+
+        To be handed to :class:`~headrace.feed.run_log.RunLog` as ``log(step, rollout=dataset.metrics(step))``.
+
+        Raises:
+            ConfigError: the step has not been made.
+        """
+        if (record := self.store.record(operator.index(step))) is None:
+            cure = "Ask for it after its batch was given out."
+            raise ConfigError("has not been made", field="step", value=step, cure=cure)
+        return {**dict.fromkeys(COUNTERS, 0.0), **record.counts, **record.metrics}
+
     @property
     def length(self) -> None:
         return None
@@ -251,8 +265,9 @@ class RLDataset(AsyncDataset[PackedBatch]):
                 yield from self._follow(step, patience)
             else:
                 yield from self._wait_for_policy(step, policy_version, patience)
-                selection = Selection(step, policy_version, self.settings, self.store)
+                selection, began = Selection(step, policy_version, self.settings, self.store), time.monotonic()
                 yield from self._select(selection, patience)
+                selection.wait_s = time.monotonic() - began
         with self._lock:  # a loader and an iteration that was left may ask for the same step
             record = self.store.record(step)
             if record is not None:
@@ -260,9 +275,10 @@ class RLDataset(AsyncDataset[PackedBatch]):
             else:
                 assert selection is not None
                 self._check_next(step)
-                record = self._with_counts(selection.record())
+                record = selection.record()
                 # before the record is put: a step that cannot be packed has used no prompt
                 batch = self._pack(record, [selection.groups[p] for p in record.positions])
+                self._measure(record, selection, batch)
                 if self._feeder is not None:
                     self._feeder.end_step()
                 self.store.put_record(record)  # on the disk, and still ours, before the batch is given out
@@ -313,11 +329,11 @@ class RLDataset(AsyncDataset[PackedBatch]):
                 patience.say("waits for groups of step %d: no producer has stored them", selection.step)
                 yield
 
-    def _with_counts(self, record: BatchRecord) -> BatchRecord:
-        """The record with what happened to calls of the sampler since the last one."""
-        if self._calls is not None:
-            record.counts.update({name: n for name, n in self._calls.take_counts().items() if n})
-        return record
+    def _measure(self, record: BatchRecord, selection: Selection, batch: PackedBatch) -> None:
+        """Puts into the record the step's figures, and what happened to calls of the sampler since the last one."""
+        counts, call_s = (Counter(), []) if self._calls is None else self._calls.take_counts()
+        record.counts.update({name: n for name, n in counts.items() if n})
+        record.metrics.update(rollout_metrics(selection, batch, call_s))
 
     def produce(self, share: tuple[int, int] = (0, 1), *, ahead: int = 64) -> list[int]:
         """Samples groups, once, for the process that makes the steps. The store was opened with a producer's name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,17 @@ class NoGroupError(HeadraceError):
     """So many groups in a row were left out that the run cannot go on."""
 
 
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """What is kept of a group that was looked at: of each completion its reward, its tokens behind the prompt, and
+    whether it was cut off, if the sampler says so.
+    """
+
+    rewards: np.ndarray
+    lengths: np.ndarray
+    truncated: np.ndarray | None
+
+
 class Selection:
     """The groups of a step that is being made.
 
@@ -39,6 +51,8 @@ class Selection:
         groups: Those that it trains on, by position.
         dropped: Positions that are left out, and why.
         counts: Its counters, by name.
+        scored: Of all groups that were looked at, but for those that are sampled again.
+        wait_s: Seconds that it took.
     """
 
     def __init__(self, step: int, policy_version: int, settings: RLSettings, store: RolloutStore) -> None:
@@ -47,6 +61,8 @@ class Selection:
         self.groups: dict[int, ScoredGroup] = {}
         self.dropped: dict[int, str] = {}
         self.counts: Counter[str] = Counter()
+        self.scored: list[Scored] = []
+        self.wait_s = 0.0
         self._reasons: Counter[str] = Counter()  # since the last group that was kept
 
     @property
@@ -87,6 +103,8 @@ class Selection:
             self._count_reason("stale")
             self._store.refuse_group(position)
             return
+        lengths = np.array([max(row.size - group.prompt_len, 0) for row in group.tokens])
+        self.scored.append(Scored(group.rewards, lengths, group.truncated))
         verdict = self._judge(group, position)
         if verdict.keep:
             self.groups[position] = group
