@@ -21,8 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from headrace.errors import ConfigError, HeadraceError
-from headrace.rl.groups import Prompt
+from headrace.errors import ConfigError
+from headrace.rl.groups import Prompt, SamplerError
 from headrace.rl.sampler_calls import SamplerCalls, place
 from headrace.rl.selection import Selection
 from headrace.rl.settings import RLSettings
@@ -30,10 +30,6 @@ from headrace.rl.store import RolloutStore
 
 logger = logging.getLogger(__name__)
 _CLOSE_S, _IDLE_S = 10.0, 5.0
-
-
-class SamplerError(HeadraceError):
-    """The sampler did not answer in time, as often as it was asked."""
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int32, Integer, Shaped
 
 from headrace.batch.examples import Example
-from headrace.errors import CacheCorruptError, ConfigError, check_not_negative
+from headrace.errors import CacheCorruptError, ConfigError, HeadraceError, check_not_negative
 from headrace.store.cache import TokenCache
 
 
@@ -250,6 +250,10 @@ class PartialGroup:
     """
 
     group: ScoredGroup
+
+
+class SamplerError(HeadraceError):
+    """The sampler did not answer, or not in time: a sampler that raises it is called again, ``retries`` times."""
 
 
 class Sampler(Protocol):

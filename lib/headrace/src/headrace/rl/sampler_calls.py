@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.rl.groups import PartialGroup, Prompt, Sampler, ScoredGroup
+from headrace.rl.groups import PartialGroup, Prompt, Sampler, SamplerError, ScoredGroup
 from headrace.rl.settings import RLSettings
 from headrace.rl.store import RolloutStore
 
@@ -59,7 +59,8 @@ class SamplerCalls:
             except Exception as error:
                 if is_over():
                     return None
-                if isinstance(error, HeadraceError) or not retries_left:
+                is_final = isinstance(error, HeadraceError) and not isinstance(error, SamplerError)
+                if is_final or not retries_left:
                     if self._settings.retries:
                         error.add_note(f"{self._settings.retries - retries_left + 1} calls failed of {place(prompt)}")
                     raise
