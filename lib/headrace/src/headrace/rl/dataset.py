@@ -324,7 +324,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
                 self._feeder.fill()
                 yield
             elif self._calls is not None:
-                self._sample_missing(selection)
+                self._sample_missing()
             else:
                 patience.say("waits for groups of step %d: no producer has stored them", selection.step)
                 yield
@@ -363,10 +363,10 @@ class RLDataset(AsyncDataset[PackedBatch]):
             self._sample(chosen)
         return chosen
 
-    def _sample_missing(self, selection: Selection) -> None:
+    def _sample_missing(self) -> None:
         """Samples what the step has to have next, and with it as many prompts as are sampled at a time."""
         at_a_time = self.settings.prompts_at_a_time
-        missing = (p for p in self.store.open_positions() if not (selection.has(p) or self.store.has_group(p)))
+        missing = (p for p in self.store.open_positions() if not self.store.has_group(p))
         first = next(missing)
         self._sample([first, *takewhile(lambda p: p < first + at_a_time, missing)])
 

@@ -58,6 +58,7 @@ class Selection:
     def __init__(self, step: int, policy_version: int, settings: RLSettings, store: RolloutStore) -> None:
         self.step, self.policy_version = step, policy_version
         self._settings, self._store = settings, store
+        store.look_anew()
         self.groups: dict[int, ScoredGroup] = {}
         self.dropped: dict[int, str] = {}
         self.counts: Counter[str] = Counter()
@@ -74,18 +75,14 @@ class Selection:
         """The position to look at next; None: there is none yet."""
         if (position := self.awaited) is not None:
             return position if self._store.has_group(position) else None
-        return next((p for p in self._store.waiting() if not self.has(p)), None)
+        return self._store.first_waiting
 
     @property
     def awaited(self) -> int | None:
         """The position that has to be looked at next; None: any may."""
         if self._settings.stragglers != "wait":
             return None
-        return next(p for p in self._store.open_positions() if not self.has(p))
-
-    def has(self, position: int) -> bool:
-        """Whether it has looked at a position."""
-        return position in self.groups or position in self.dropped
+        return next(self._store.open_positions())
 
     def consider(self, position: int) -> None:
         """Takes the group of a position, leaves it out, or refuses it, so that its prompt is sampled again.
@@ -103,6 +100,7 @@ class Selection:
             self._count_reason("stale")
             self._store.refuse_group(position)
             return
+        self._store.look_at(position)
         lengths = np.array([max(row.size - group.prompt_len, 0) for row in group.tokens])
         self.scored.append(Scored(group.rewards, lengths, group.truncated))
         verdict = self._judge(group, position)
@@ -121,6 +119,7 @@ class Selection:
     def drop(self, position: int, reason: str) -> None:
         """Leaves out a prompt that was begun anew too often."""
         self.counts["given_up_groups"] += 1
+        self._store.look_at(position)
         self.dropped[position] = reason
         self._count_reason(reason)
 

@@ -23,7 +23,6 @@ others. Folders of earlier releases (``groups/``, ``batches/``, ``run.json``) ar
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -92,7 +91,6 @@ class RolloutStore(RolloutIndex):
         self._identities: dict[str, dict[str, Any]] = {}  # what producers sampled for, by their names
         self._own: AppendLog | None = None  # open for writing
         self._is_closed = False
-        self._lock = threading.RLock()
         self._steps = AppendLog(self._join(_STEPS), load=range(_IDENTITY, _GROUP), cure=_STEPS_CURE)
         self._logs: dict[str, AppendLog] = {}
         for record in self._earlier.records():
@@ -245,7 +243,7 @@ class RolloutStore(RolloutIndex):
                 if position in self._used:
                     problem = f"is in step {self._used[position]} already: no prompt is in two steps"
                     raise CacheError(problem, field="position", value=position, cure="Open the store anew.")
-            sources = [self._source(position) for position in record.positions]
+            sources = [self._looked_at.get(position) or self._source(position) for position in record.positions]
             if None in sources:
                 missing = record.positions[sources.index(None)]
                 cure = "Store it with put_group() first."
