@@ -168,6 +168,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
                 not fit ``rows`` or ``max_segments``: its groups are stored, and the step is still to be made.
             NoGroupError: ``max_attempts`` groups in a row were left out; the message has the counts.
             SamplerError: the sampler did not answer within ``timeout_s``.
+            HostError: the process whose steps this one follows is gone.
         """
         step = self.store.next_step if step is None else operator.index(step)
         self.set_policy_version(policy_version)
@@ -297,6 +298,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
     def _follow(self, step: int, patience: Patience) -> Iterator[None]:
         self.store.refresh()
         while self.store.record(step) is None:
+            self.store.check_leader()
             patience.say("waits for step %d: the process that makes the steps has not stored it", step)
             yield
             self.store.refresh()
@@ -333,7 +335,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
         """Puts into the record the step's figures, and what happened to calls of the sampler since the last one."""
         counts, call_s = (Counter(), []) if self._calls is None else self._calls.take_counts()
         record.counts.update({name: n for name, n in counts.items() if n})
-        record.metrics.update(rollout_metrics(selection, batch, call_s))
+        record.metrics.update(rollout_metrics(selection, batch, call_s, oldest=record.oldest))
 
     def produce(self, share: tuple[int, int] = (0, 1), *, ahead: int = 64) -> list[int]:
         """Samples groups, once, for the process that makes the steps. The store was opened with a producer's name.

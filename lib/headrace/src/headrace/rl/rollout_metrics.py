@@ -35,21 +35,24 @@ _KINDS = {
 }
 
 
-def rollout_metrics(selection: Selection, batch: PackedBatch, call_s: Sequence[float]) -> dict[str, float]:
+def rollout_metrics(
+    selection: Selection, batch: PackedBatch, call_s: Sequence[float], *, oldest: int | None = None
+) -> dict[str, float]:
     """The figures of a step by name, finite ones alone; see the module.
 
     Args:
         selection: Its groups.
         batch: What they became.
         call_s: Seconds of the sampler's calls.
+        oldest: Tokens that an older policy sampled are not trained on; None: all are.
     """
     assert batch.policy_version is not None
-    ages = selection.policy_version - batch.policy_version[batch.label_mask].astype(np.int64)
+    versions = batch.policy_version[batch.policy_version >= max(oldest or 0, 0)]  # -1: not sampled
     scored = selection.scored
     values = {
         "reward": np.concatenate([group.rewards for group in scored]),
         "length": np.concatenate([group.lengths for group in scored]),
-        "staleness": ages,
+        "staleness": selection.policy_version - versions,
         "sample_s": np.asarray(call_s),
     }
     said = [group.truncated for group in scored if group.truncated is not None]

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from headrace.errors import CacheCorruptError, CacheError, ConfigError
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, HostError
 from headrace.rl.groups import ScoredGroup
 from headrace.rl.rollout_index import RolloutIndex
 from headrace.rl.rollout_records import (
@@ -46,6 +46,7 @@ from headrace.rl.rollout_records import (
 )
 from headrace.store import files
 from headrace.store.append_log import AppendLog
+from headrace.store.lease import LeaseWatch
 from headrace.store.log_segments import Record, list_names, segment_names
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class RolloutStore(RolloutIndex):
         self._identity, self._claimed = self._earlier.identity(), None
         self._identities: dict[str, dict[str, Any]] = {}  # what producers sampled for, by their names
         self._own: AppendLog | None = None  # open for writing
+        self._leader: LeaseWatch | None = None
         self._is_closed = False
         self._steps = AppendLog(self._join(_STEPS), load=range(_IDENTITY, _GROUP), cure=_STEPS_CURE)
         self._logs: dict[str, AppendLog] = {}
@@ -128,6 +130,20 @@ class RolloutStore(RolloutIndex):
             for name in names:
                 if not name.startswith("."):  # no producer's: what file managers leave
                     self._add_groups(name, self._log(name).refresh())
+
+    def check_leader(self) -> None:
+        """For a process that follows: raises HostError if nobody makes steps any more, or nobody has begun to."""
+        if self._leader is None:
+            self._leader = LeaseWatch(self._join(_STEPS) or "")
+        seconds, watch = self._leader.absence_s(), self._leader
+        if seconds <= watch.limit_s:
+            return
+        who = "" if watch.holder is None else f": {watch.holder.who}, which did, has ended or stands still"
+        problem = f"has nobody who makes steps, for {seconds:.0f} s{who}"
+        cure = "Start the run again: it goes on with the next step. The log of that process says what it died of."
+        if watch.holder is None:
+            cure = "Start the process that makes the steps, with a RolloutStore of this folder and without follow."
+        raise HostError(problem, field="rollouts", value=self.folder, cure=cure)
 
     @property
     def identity(self) -> dict[str, Any]:
