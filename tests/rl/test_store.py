@@ -571,3 +571,13 @@ def test_open_positions_are_those_that_nothing_has(actions):
         assert store.pending == sorted(p for p in groups if not any(p in step for step in used))
         assert store.num_waiting == len(waits)
         assert (store.first_waiting is None) == (not waits)
+
+
+def test_a_step_has_the_group_that_it_saw_whatever_came_later(tmp_path):
+    with RolloutStore(tmp_path) as store:
+        store.put_group(0, group(0, version=1))
+        store.look_at(0)
+        store.put_group(0, group(0, version=2))  # as a second producer's
+        store.put_record(BatchRecord(0, [0], {}, 1))
+        assert store.group(0).oldest_version == 1
+    assert RolloutStore(tmp_path).group(0).oldest_version == 1
