@@ -1,7 +1,9 @@
 """Figures of the program's own in a run's log, and on the page: over restarts, cuts and nonsense."""
 
 import json
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -56,10 +58,20 @@ def test_writers_get_figures_at_every_call_and_counters_when_they_are_due():
     assert got == []
 
 
-@pytest.mark.parametrize("value", [np.zeros(2), "much", None])
+@pytest.mark.parametrize("value", [np.zeros(2), "much", None, 10**400, []])
 def test_what_is_not_one_number_is_named(tmp_path, value):
     with RunLog(None, tmp_path) as log, pytest.raises(ConfigError, match="train/kl"):
         log(0, train={"kl": value})
+
+
+def test_figures_without_a_name_are_named_and_arrays_of_one_number_are_numbers(tmp_path):
+    unnamed: Any = 3.0
+    with RunLog(None, tmp_path) as log:
+        with pytest.raises(ConfigError, match=r"train = 'float': are no figures\. Give them by name: train="):
+            log(0, train=unnamed)
+        log(1, train={"a": jnp.ones((1,)), "b": jnp.bfloat16(1.5), "c": True, "d": float("nan")})
+    found = {name: values.tolist() for name, (_, values) in read_records(str(tmp_path)).figures.items()}
+    assert str(found) == "{'train/a': [1.0], 'train/b': [1.5], 'train/c': [1.0], 'train/d': [nan]}"
 
 
 def test_steps_that_were_done_again_count_once():

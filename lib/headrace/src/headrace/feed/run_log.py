@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Any, Protocol, SupportsFloat, TypeAlias
 
 import jax
+import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError, check_at_least, install_command
 from headrace.metrics import LoaderStats
@@ -280,10 +281,13 @@ def _named(figures: Mapping[str, Mapping[str, SupportsFloat]]) -> dict[str, floa
     """One number by name; ConfigError for what is none."""
     values: dict[str, float] = {}
     for group, of_group in figures.items():
+        if not isinstance(of_group, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            cure = f"Give them by name: {group}={{'loss': loss}}."
+            raise ConfigError("are no figures", field=group, value=type(of_group).__name__, cure=cure)
         for name, value in of_group.items():
             try:
-                values[f"{group}/{name}"] = float(value)
-            except (TypeError, ValueError) as error:
+                values[f"{group}/{name}"] = float(np.asarray(value).item())
+            except (TypeError, ValueError, OverflowError) as error:
                 problem = f"is not one number ({error})"
                 cure = "Log its mean, or leave it out."
                 raise ConfigError(problem, field=f"{group}/{name}", value=type(value).__name__, cure=cure) from error
