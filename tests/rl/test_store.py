@@ -573,6 +573,27 @@ def test_open_positions_are_those_that_nothing_has(actions):
         assert (store.first_waiting is None) == (not waits)
 
 
+@pytest.mark.parametrize("stragglers", ["wait", "keep"])
+def test_two_iterations_that_make_the_same_step_neither_lose_nor_double_prompts(stragglers):
+    """One was left while its sampler ran: it goes on beside the one that took its place."""
+    made = RLDataset(PROMPTS, Sampler(), RLSettings(16, 3, seed=0, stragglers=stragglers, prompts_at_a_time=2))
+    batches: list[list[Any]] = [[], []]
+
+    def make(mine):
+        for step in range(20):
+            mine.append(made.next_batch(step).tokens)
+
+    threads = [threading.Thread(target=make, args=[mine]) for mine in batches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(mine) for mine in batches] == [20, 20]
+    for one, other in zip(*batches, strict=True):
+        assert np.array_equal(one, other)
+    assert [p for r in made.store.records() for p in r.positions] == list(range(60))
+
+
 def test_a_step_has_the_group_that_it_saw_whatever_came_later(tmp_path):
     with RolloutStore(tmp_path) as store:
         store.put_group(0, group(0, version=1))

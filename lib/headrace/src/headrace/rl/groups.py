@@ -6,6 +6,7 @@ asked is a :class:`Prompt`, whose position in the run it may use as the seed of 
 
 from __future__ import annotations
 
+import hashlib
 import io
 import operator
 import zipfile
@@ -69,6 +70,15 @@ class CachePrompts:
 
     def __getitem__(self, index: int, /) -> Integer[np.ndarray, " n"]:
         return self.cache.document(index)
+
+
+def digest_of_prompts(prompts: Prompts) -> str:
+    """Of the ids of all prompts, in their order."""
+    digest = hashlib.sha256()
+    for number in range(len(prompts)):
+        ids = np.asarray(prompts[number], np.int64)
+        digest.update(ids.size.to_bytes(8, "little") + ids.astype("<i8").tobytes())
+    return f"sha256:{digest.hexdigest()}"
 
 
 @dataclass(frozen=True, eq=False)

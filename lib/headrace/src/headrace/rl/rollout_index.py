@@ -21,6 +21,7 @@ class RolloutIndex:
 
     Attributes:
         duplicate_groups: Groups of prompts that had one already.
+        lock: Held while any of it changes.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class RolloutIndex:
         self._fresh: dict[int, tuple[Record, ScoredGroup]] = {}  # groups of this process that wait, as it got them
         self._looked_at: dict[int, Source | None] = {}  # by the step that is being made; with the group that it saw
         self._next: dict[int, int] = {}  # of positions that are not open: none is open from there up to this one
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._forgotten = 0  # groups of steps before this one are let go of
 
     @property
@@ -51,7 +52,8 @@ class RolloutIndex:
     @property
     def pending(self) -> list[int]:
         """Positions whose groups are stored, and wait for a step."""
-        return sorted([*self._waiting, *(p for p in self._looked_at if self.has_group(p))])
+        with self.lock:
+            return sorted([*self._waiting, *(p for p in self._looked_at if self.has_group(p))])
 
     @property
     def num_waiting(self) -> int:
@@ -65,13 +67,13 @@ class RolloutIndex:
 
     def look_at(self, position: int) -> None:
         """Says that the step that is being made has looked at a position, which is not open any more."""
-        with self._lock:
+        with self.lock:
             self._looked_at[position] = self._source(position)
             self._waiting.pop(position, None)
 
     def look_anew(self) -> None:
-        """Says that another step is being made, and has looked at nothing."""
-        with self._lock:
+        """Says that a step is begun, or begun again, and has looked at nothing."""
+        with self.lock:
             self._waiting = {p: None for p in self._looked_at if self.has_group(p)} | self._waiting
             self._looked_at.clear()
             self._next.clear()
@@ -86,7 +88,7 @@ class RolloutIndex:
     def _open_from(self, position: int) -> int:
         """The first such position from one on."""
         passed: list[int] = []
-        with self._lock:
+        with self.lock:
             while position in self._used or position in self._looked_at:
                 passed.append(position)
                 position = self._next.get(position, position + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,7 @@ class Selection:
         self.dropped: dict[int, str] = {}
         self.counts: Counter[str] = Counter()
         self.scored: list[Scored] = []
-        self.wait_s = 0.0
+        self.wait_s, self._began = 0.0, time.monotonic()
         self._reasons: Counter[str] = Counter()  # since the last group that was kept
 
     @property
@@ -71,8 +72,21 @@ class Selection:
         """Whether it has its groups."""
         return len(self.groups) == self._settings.groups_per_batch
 
-    def candidate(self) -> int | None:
-        """The position to look at next; None: there is none yet."""
+    def advance(self) -> bool:
+        """Looks at the next position; False: there is none yet.
+
+        Raises:
+            NoGroupError: ``max_attempts`` groups in a row were not taken.
+        """
+        with self._store.lock:
+            if self.is_complete:  # by another thread
+                return True
+            if (position := self._candidate()) is not None:
+                self._consider(position)
+            self.wait_s = time.monotonic() - self._began
+        return position is not None
+
+    def _candidate(self) -> int | None:
         if (position := self.awaited) is not None:
             return position if self._store.has_group(position) else None
         return self._store.first_waiting
@@ -84,12 +98,8 @@ class Selection:
             return None
         return next(self._store.open_positions())
 
-    def consider(self, position: int) -> None:
-        """Takes the group of a position, leaves it out, or refuses it, so that its prompt is sampled again.
-
-        Raises:
-            NoGroupError: ``max_attempts`` groups in a row were not taken.
-        """
+    def _consider(self, position: int) -> None:
+        """Takes the group of a position, leaves it out, or refuses it, so that its prompt is sampled again."""
         group, oldest = self._store.group(position), self._settings.oldest(self.policy_version, "resample")
         self.counts["attempts_per_batch"] += 1
         if oldest is not None and group.trains() and group.oldest_version < oldest:  # a new policy mends it

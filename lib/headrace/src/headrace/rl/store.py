@@ -123,7 +123,7 @@ class RolloutStore(RolloutIndex):
 
     def refresh(self) -> None:
         """Reads what other processes have added since: groups of producers; for a producer, the consumer's steps."""
-        with self._lock:
+        with self.lock:
             for record in self._steps.refresh():
                 self._apply(record)
             names = [] if self.folder is None else list_names(self._join(_PRODUCERS) or "")
@@ -168,7 +168,7 @@ class RolloutStore(RolloutIndex):
         if self.follow:
             return
         known = {name: value for name, value in identity.items() if value is not None}
-        with self._lock:
+        with self.lock:
             if self.producer is not None:
                 log, mine = self._open_own(self.producer), {"format_version": FORMAT_VERSION, **known}
                 if known != self._identities.get(self.producer):
@@ -192,7 +192,7 @@ class RolloutStore(RolloutIndex):
             CacheError: it is not stored any more.
             CacheCorruptError: it is damaged or lost.
         """
-        with self._lock:
+        with self.lock:
             source = self._source(position)
             record = None if source is None else self._groups[position][source]
             fresh = self._fresh.get(position)
@@ -215,7 +215,7 @@ class RolloutStore(RolloutIndex):
 
     def partial(self, position: int) -> ScoredGroup | None:
         """What an aborted call left of the group of a position; None: there is nothing to go on from."""
-        with self._lock:
+        with self.lock:
             if position not in self._partial:
                 return None
             producer, record = self._partial[position]
@@ -234,17 +234,17 @@ class RolloutStore(RolloutIndex):
             raise CacheError("was closed while a group was sampled", field="rollouts", value=self.folder, cure=cure)
         name, data = self.producer or CONSUMER, group.to_bytes()
         if (log := self._own) is None:
-            with self._lock:
+            with self.lock:
                 log = self._own = self._open_own(name)
         record = log.append(_PARTIAL if partial else _GROUP, position, data)
-        with self._lock:
+        with self.lock:
             self._add_group(name, record)
             if position in self._waiting and not partial:
                 self._fresh[position] = record, group
 
     def refuse_group(self, position: int) -> None:
         """Says that the group of a position is not used: it is too old, and to be sampled again."""
-        with self._lock:
+        with self.lock:
             for source in self._groups.get(position, {}).keys() - self._refused:
                 self._append(_REFUSED, position, source)
 
@@ -254,7 +254,7 @@ class RolloutStore(RolloutIndex):
         Raises:
             CacheError: a position is in another step already; its group is not stored; the lease was lost.
         """
-        with self._lock:
+        with self.lock:
             for position in (*record.positions, *record.dropped):
                 if position in self._used:
                     problem = f"is in step {self._used[position]} already: no prompt is in two steps"
@@ -270,7 +270,7 @@ class RolloutStore(RolloutIndex):
 
     def forget(self, before_step: int) -> int:
         """Lets go of the groups of steps before ``before_step``, records excepted, and returns how many there were."""
-        with self._lock:
+        with self.lock:
             steps = [r for r in self._records.values() if self._forgotten <= r.step < before_step]
             stored = [p for r in steps for p in (*r.positions, *r.dropped) if p in self._groups]
             earlier = [p for p in stored if None in self._groups[p].values()]
@@ -287,7 +287,7 @@ class RolloutStore(RolloutIndex):
 
         For a trainer that goes back to an old checkpoint, and wants its steps made anew.
         """
-        with self._lock:
+        with self.lock:
             if any(step >= to_step for step in self._records):
                 self._append(_REWIND, to_step, None)
 
