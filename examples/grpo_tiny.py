@@ -1,17 +1,23 @@
 """GRPO on a task of seconds: a tiny transformer learns to repeat a symbol, from rewards alone.
 
     python examples/grpo_tiny.py --folder /tmp/grpo --steps 30
+    python examples/grpo_tiny.py --folder /tmp/grpo2 --steps 30 --processes 2
     python examples/grpo_tiny.py --folder /tmp/gspo --steps 30 --loss gspo --updates 2
 
 A prompt is a symbol; an answer is two symbols, sampled from the model; its reward is the share of them that equal the
 prompt's. Groups of answers come from ``RLDataset``, with their advantages as token weights and the log probabilities
-that they were sampled with; ``policy_loss`` takes both from the batch. With more than one update a batch, the policy
-leaves the one that sampled, and the ratio between them is clipped as the loss says (docs/losses.md).
+that they were sampled with, through a ``DataLoader``, as global batches over all devices; ``policy_loss`` takes both
+from the batch. With more than one update a batch, the policy leaves the one that sampled, and the ratio between them is
+clipped as the loss says (docs/losses.md).
+
+With ``--processes 2`` the model is trained data-parallel by two processes that ``jax.distributed`` brings together. The
+first samples and makes the steps; the other follows its log. ``--max-staleness 1`` samples beside training, with a
+policy that may be one update behind.
 
 Everything that the run needs to go on lies in the folder: rollouts and steps (``rollouts/``), and the trainer's
-checkpoint, written atomically after each step. Kill it at any moment and start it again: it goes on as if nothing had
-been, and trains on each prompt exactly once. The checkpoint keeps which prompts each step was made of, so that this can
-be checked.
+checkpoint, written atomically after each step. Kill it at any moment and start it again, on as many processes as you
+like: it goes on as if nothing had been, and trains on each prompt exactly once. The checkpoint keeps which prompts each
+step was made of, and a checksum of its batch, so that this can be checked. ``headrace report FOLDER`` has its figures.
 """
 
 from __future__ import annotations
@@ -19,6 +25,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import equinox as eqx
@@ -26,7 +36,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from headrace import DataLoader, RunLog
 from headrace.batch import PackedBatch, policy_loss, token_stats
 from headrace.demo import Transformer
 from headrace.rl import Prompt, RLDataset, RLSettings, RolloutStore, ScoredGroup
@@ -40,6 +52,18 @@ LEARNING_RATE = 1e-2  # solves the task in some 40 steps, after which no group t
 def new_model(seed: int) -> Transformer:
     """The model before training."""
     return Transformer(SYMBOLS + 1, dim=32, layers=1, heads=2, key=jax.random.key(seed))
+
+
+PROMPTS = [np.array([BEGIN, symbol]) for symbol in range(SYMBOLS)]
+
+
+def settings(seed: int, max_staleness: int) -> RLSettings:
+    """Steps of 64 answers; sampled within the step, or, if they may be of an older policy, in the background."""
+    beside = {"in_flight": 4, "stragglers": "keep"} if max_staleness else {}
+    return RLSettings(
+        seq_len=32, groups_per_batch=8, seed=seed, advantages="slime", max_attempts=200, rows=8, max_segments=8,
+        max_staleness=max_staleness, **beside,
+    )  # fmt: skip
 
 
 @eqx.filter_jit
@@ -61,15 +85,20 @@ class ModelSampler:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.model = new_model(seed)
-        self.version = 0
+        self.current = new_model(seed), 0  # and its version, in one assignment: threads sample meanwhile
 
     def sample_and_score(self, prompt: Prompt) -> ScoredGroup:
         """A group of answers. Its random numbers follow from the prompt's position: nothing has to be saved."""
         key = jax.random.fold_in(jax.random.key(self.seed + 1), prompt.position)
-        tokens, log_probs = (np.asarray(x) for x in sample(self.model, jnp.asarray(prompt.tokens), key))
+        model, version = self.current
+        tokens, log_probs = (np.asarray(x) for x in sample(model, jnp.asarray(prompt.tokens), key))
         rewards = (tokens[:, PROMPT:] == prompt.tokens[-1]).mean(axis=1)
-        return ScoredGroup.dense(tokens, log_probs, rewards, PROMPT, policy_version=self.version)
+        return ScoredGroup.dense(tokens, log_probs, rewards, PROMPT, policy_version=version)
+
+    def take(self, model: Transformer, version: int) -> None:
+        """Goes on with new weights: this process's copy of them."""
+        local = jax.tree.map(lambda leaf: leaf.addressable_data(0) if eqx.is_array(leaf) else leaf, model)
+        self.current = local, version
 
 
 @eqx.filter_jit
@@ -88,6 +117,17 @@ def train_step(
     updates, opt_state = OPTIMIZER.update(gradients, opt_state)
     updates = jax.tree.map(lambda update: -learning_rate * update, updates)
     return eqx.apply_updates(model, updates), opt_state, metrics
+
+
+@jax.jit
+def checksum(batch: PackedBatch) -> jax.Array:
+    """Of ids, weights and versions of a batch, whichever process has which rows."""
+    leaves = (batch.token_ids, jax.lax.bitcast_convert_type(batch.token_weights, jnp.int32), batch.policy_version)
+    total = jnp.uint32(0)
+    for k, leaf in enumerate(leaves):
+        places = jnp.arange(leaf.size, dtype=jnp.uint32).reshape(leaf.shape) * jnp.uint32(2654435761) + jnp.uint32(k)
+        total += ((leaf.astype(jnp.uint32) ^ places) * jnp.uint32(2246822519)).sum()
+    return total
 
 
 def save(folder: Path, model: Transformer, opt_state: optax.OptState, history: list[dict]) -> None:
@@ -126,37 +166,61 @@ def run(
     learning_rate: float = LEARNING_RATE,
     loss: str = "dapo",
     updates: int = 1,
+    max_staleness: int = 0,
+    keep_rollouts: bool = False,
     quiet: bool = False,
 ) -> list[dict]:
     """Trains to ``steps`` steps, going on from where the folder says; what each step was made of, and its reward."""
+    leads = jax.process_index() == 0
+    mesh = Mesh(np.array(jax.devices()), ("data",))
     model, opt_state, history = restore(folder, seed)
+    model, opt_state = eqx.filter_shard((model, opt_state), NamedSharding(mesh, PartitionSpec()))  # on every device
     sampler = ModelSampler(seed)
-    prompts = [np.array([BEGIN, symbol]) for symbol in range(SYMBOLS)]
-    settings = RLSettings(
-        seq_len=32, groups_per_batch=8, seed=seed, advantages="slime", max_attempts=200, rows=8, max_segments=8
-    )
-    with RolloutStore(folder / "rollouts") as store:  # no other process writes it meanwhile
-        dataset = RLDataset(prompts, sampler, settings, store=store)
-        for step in range(len(history), steps):
-            sampler.model, sampler.version = model, step
-            batch = jax.tree.map(jnp.asarray, dataset.next_batch(step, policy_version=step))
-            metrics: dict[str, jax.Array] = {}
-            for _ in range(updates):
-                model, opt_state, metrics = train_step(model, opt_state, batch, jnp.float32(learning_rate), loss)
-            record = store.record(step)
-            assert record is not None
-            seen = [*record.positions, *record.dropped]
-            reward = float(np.mean([store.group(p).rewards.mean() for p in seen]))
-            history.append(
-                {"step": step, "trained": record.positions, "left_out": list(record.dropped), "reward": reward}
-            )
-            save(folder, model, opt_state, history)
-            store.forget(step)  # the checkpoint is past it
-            if not quiet:
-                shown = ("policy_loss", "entropy", "sampler_kl", "ratio_max", "clip_high_share")
-                said = "  ".join(f"{name} {float(metrics[name]):+.4f}" for name in shown)
-                print(f"step {step:3d}  reward {reward:.3f}  {said}  {dataset.counts}", flush=True)
+    with (
+        RolloutStore(folder / "rollouts", follow=not leads) as store,  # no other process writes it meanwhile
+        RLDataset(PROMPTS, sampler, settings(seed, max_staleness), store=store) as dataset,
+        DataLoader(dataset, mesh=mesh) as loader,
+        RunLog(loader, folder) as log,
+    ):
+        sampler.take(model, len(history))
+        with loader.iter_from_step(len(history)) as batches:
+            for step in range(len(history), steps):
+                batch = next(batches)
+                metrics: dict[str, jax.Array] = {}
+                for _ in range(updates):
+                    model, opt_state, metrics = train_step(model, opt_state, batch, jnp.float32(learning_rate), loss)
+                record, figures = store.record(step), dataset.metrics(step)
+                assert record is not None
+                made_of = {"trained": record.positions, "left_out": list(record.dropped), "batch": int(checksum(batch))}
+                history.append({"step": step, "reward": figures["reward_mean"], **made_of})
+                log(step, rollout=figures, train=metrics)
+                if leads:
+                    save(folder, model, opt_state, history)
+                    if not keep_rollouts:
+                        store.forget(step)  # the checkpoint is past it
+                sampler.take(model, step + 1)
+                dataset.set_policy_version(step + 1)
+                if leads and not quiet:
+                    shown = ("policy_loss", "entropy", "sampler_kl", "ratio_max", "clip_high_share")
+                    said = "  ".join(f"{name} {float(metrics[name]):+.4f}" for name in shown)
+                    print(f"step {step:3d}  reward {figures['reward_mean']:.3f}  {said}", flush=True)
     return history
+
+
+def start_processes(count: int) -> int:
+    """Starts this program so many times, to train together; if one dies, all end. An exit status."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [sys.executable, *sys.argv, "--coordinator", address, "--process"]
+    processes = [subprocess.Popen([*command, str(number)]) for number in range(count)]
+    try:
+        while any(process.poll() is None for process in processes) and not any(process.poll() for process in processes):
+            time.sleep(0.05)
+    finally:
+        for process in processes:
+            process.kill()
+    return max(abs(process.wait()) for process in processes)
 
 
 def main() -> None:
@@ -168,7 +232,20 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE)
     parser.add_argument("--loss", default="dapo", help="a preset of policy_loss: grpo, dapo, gspo, cispo, ppo, ...")
     parser.add_argument("--updates", type=int, default=1, help="updates on each batch")
-    run(**vars(parser.parse_args()))
+    parser.add_argument(
+        "--max-staleness", type=int, default=0, help="updates that the policy that samples may be behind"
+    )
+    parser.add_argument("--keep-rollouts", action="store_true", help="of steps that the checkpoint is past, too")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--process", type=int, help="which of them this is; started by the first command")
+    parser.add_argument("--coordinator", help="where they meet, HOST:PORT")
+    options = vars(parser.parse_args())
+    processes, process, coordinator = (options.pop(name) for name in ("processes", "process", "coordinator"))
+    if processes > 1 and process is None:
+        sys.exit(start_processes(processes))
+    if processes > 1:
+        jax.distributed.initialize(coordinator, processes, process)
+    run(**options)
 
 
 if __name__ == "__main__":

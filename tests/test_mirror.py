@@ -49,7 +49,7 @@ COVERED = {  # modules without a file of their own, by the file that tests them 
     "store/levanter/test_levanter.py": "store/levanter/export store/levanter/layout",
     "store/test_array_forks.py": "store/pending",
     "store/test_verify.py": "store/array_files",
-    "testing/test_servers.py": "testing/_http",
+    "testing/test_servers.py": "store/http_messages",
     "testing/test_testing.py": "testing/caches",
 }
 

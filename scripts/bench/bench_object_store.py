@@ -54,9 +54,9 @@ from headrace.errors import ReadError
 from headrace.feed import loader as loader_module
 from headrace.feed.placement import Placement
 from headrace.store.array import kvstore_spec
+from headrace.store.http_messages import Head
 from headrace.store.layout import CacheLayout
 from headrace.testing import FaultProxy, Faults, LoggedRequest, gcs_server, s3_server, use_gcs, use_s3, write_cache
-from headrace.testing._http import Head
 from headrace.testing.faults import Fate
 
 HOSTS, BATCH, SEQ_LEN, BLOCK_ROWS, SHARD_BLOCKS = 8, 128, 1024, 16, 256

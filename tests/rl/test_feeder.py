@@ -403,7 +403,7 @@ def test_a_closed_dataset_makes_no_step_and_a_closed_store_takes_no_group(tmp_pa
     with dataset(Policy(), in_flight=1) as made:
         made_within(made, 0)
     made.store.rewind(0)
-    for position in made.store.waiting():
+    for position in made.store.pending:
         made.store.refuse_group(position)
     with pytest.raises(ConfigError, match=r"was closed\. Make another RLDataset of the same store"):
         made_within(made, 0)

@@ -1,5 +1,6 @@
 """The store of rollouts: whose it is, who writes, several producers, damage, and folders of earlier releases."""
 
+import itertools
 import json
 import os
 import pickle
@@ -16,11 +17,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError, PlanMismatchError
 from headrace.rl.dataset import RLDataset, RLSettings
 from headrace.rl.groups import CachePrompts, ScoredGroup
 from headrace.rl.rollout_records import BatchRecord
+from headrace.rl.selection import NoGroupError
 from headrace.rl.store import RolloutStore
 from headrace.store import append_log
 from headrace.testing import tiny_cache
@@ -504,3 +508,97 @@ def test_what_cannot_be_is_an_error_of_headrace(tmp_path):
     (tmp_path / "producers" / "notes.txt").write_bytes(b"")
     with pytest.raises(CacheError, match=r"notes.txt.*is no folder"):
         trained.store.refresh()
+
+
+class Counted(dict):
+    """Counts how often it is asked whether it has something."""
+
+    asked = 0
+
+    def __contains__(self, key):
+        Counted.asked += 1
+        return super().__contains__(key)
+
+
+@pytest.mark.parametrize("in_flight", [None, 4])
+@pytest.mark.parametrize("stragglers", ["wait", "keep"])
+def test_what_a_step_has_left_out_is_not_searched_again(stragglers, in_flight):
+    """A step that leaves out everything took a time that grew with the square of what it left out."""
+
+    class Equal:
+        def sample_and_score(self, prompt):
+            return ScoredGroup([np.array([1, 2])] * 2, np.zeros(2), 1)
+
+    settings = RLSettings(8, 1, seed=0, max_attempts=400, stragglers=stragglers, in_flight=in_flight)
+    with RLDataset([np.array([1])], Equal(), settings) as made:
+        made.store._looked_at, Counted.asked = Counted(), 0
+        with pytest.raises(NoGroupError, match="400"):
+            made.next_batch()
+        assert len(made.store._looked_at) == 400
+        assert Counted.asked < 400 * 25  # it was 400 * 200 and more
+        assert made.store.pending[:400] == list(range(400)) or stragglers == "keep"
+        with pytest.raises(NoGroupError, match="400"):  # another attempt looks at the same ones
+            made.next_batch()
+        assert made.store.next_step == 0
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["put", "look", "record", "anew", "rewind"]), st.integers(0, 9)), max_size=40)
+)
+def test_open_positions_are_those_that_nothing_has(actions):
+    store, groups, looked, used = RolloutStore(None), [], [], []
+    for action, position in actions:
+        is_open = position not in looked and not any(position in step for step in used)
+        if action == "put" and is_open:
+            store.put_group(position, ScoredGroup([np.array([1, 2])], np.zeros(1), 1))
+            groups = [*(p for p in groups if p != position), position] if position not in groups else groups
+        elif action == "look" and position in groups and is_open:
+            store.look_at(position)
+            looked.append(position)
+        elif action == "record" and looked:
+            store.put_record(BatchRecord(len(used), sorted(looked), {}, max(looked) + 1))
+            used.append(looked)
+            looked = []
+        elif action == "anew":
+            store.look_anew()
+            looked = []
+        elif action == "rewind":
+            store.rewind(min(position, len(used)))
+            used = used[: min(position, len(used))]
+        taken = {p for step in [*used, looked] for p in step}
+        waits = [p for p in groups if p not in taken]
+        assert list(itertools.islice(store.open_positions(), 12)) == [p for p in range(40) if p not in taken][:12]
+        assert store.pending == sorted(p for p in groups if not any(p in step for step in used))
+        assert store.num_waiting == len(waits)
+        assert (store.first_waiting is None) == (not waits)
+
+
+@pytest.mark.parametrize("stragglers", ["wait", "keep"])
+def test_two_iterations_that_make_the_same_step_neither_lose_nor_double_prompts(stragglers):
+    """One was left while its sampler ran: it goes on beside the one that took its place."""
+    made = RLDataset(PROMPTS, Sampler(), RLSettings(16, 3, seed=0, stragglers=stragglers, prompts_at_a_time=2))
+    batches: list[list[Any]] = [[], []]
+
+    def make(mine):
+        for step in range(20):
+            mine.append(made.next_batch(step).tokens)
+
+    threads = [threading.Thread(target=make, args=[mine]) for mine in batches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(mine) for mine in batches] == [20, 20]
+    for one, other in zip(*batches, strict=True):
+        assert np.array_equal(one, other)
+    assert [p for r in made.store.records() for p in r.positions] == list(range(60))
+
+
+def test_a_step_has_the_group_that_it_saw_whatever_came_later(tmp_path):
+    with RolloutStore(tmp_path) as store:
+        store.put_group(0, group(0, version=1))
+        store.look_at(0)
+        store.put_group(0, group(0, version=2))  # as a second producer's
+        store.put_record(BatchRecord(0, [0], {}, 1))
+        assert store.group(0).oldest_version == 1
+    assert RolloutStore(tmp_path).group(0).oldest_version == 1

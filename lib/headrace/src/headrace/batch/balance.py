@@ -252,7 +252,7 @@ def capped_partitions(
         found = _differenced(values, k)
         if max(int(sizes[b].sum()) for b in found) <= max_tokens:
             return found
-        found = _cheapest_with_room(values, sizes.tolist(), max_tokens, k)
+        found = cheapest_with_room(values, sizes.tolist(), max_tokens, k)
         if found is not None:
             return found
         k += multiple
@@ -305,7 +305,8 @@ def micro_batches(
     return result
 
 
-def _cheapest_with_room(values: list[Any], sizes: list[int], max_tokens: int, k: int) -> Bins | None:
+def cheapest_with_room(values: list[Any], sizes: list[int], max_tokens: int, k: int) -> Bins | None:
+    """``k`` partitions: the costliest item first, into the cheapest with room; None if one has none or is empty."""
     bins: Bins = [[] for _ in range(k)]
     load: list[Any] = [0] * k
     room = [max_tokens] * k

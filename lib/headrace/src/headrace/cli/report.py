@@ -78,6 +78,7 @@ def _as_json(facts: ReportFacts) -> dict[str, Any]:
     """What the page shows, as numbers."""
     from dataclasses import asdict
 
+    from headrace.report.blocks import plain
     from headrace.report.page import state
 
     plan, records = facts.plan, facts.records
@@ -102,5 +103,6 @@ def _as_json(facts: ReportFacts) -> dict[str, Any]:
         },
         "sources": [] if plan is None else [asdict(source) for source in plan.sources],
         "measured": measured if records.series else None,
+        "own": {name: dict(zip(s.tolist(), plain(v), strict=True)) for name, (s, v) in records.figures.items()},
         "figures": {name.removeprefix("chart-"): figure for name, figure in figures.items()},
     }

@@ -5,14 +5,17 @@
     manifest = open_run("runs/7", loader)
     with RunLog(loader, "runs/7", config=config) as log:
         for step, batch in enumerate(loader):
-            state = train_step(state, batch)
-            log(step)
+            state, losses = train_step(state, batch)
+            log(step, train=losses)
 
-Each host writes ``stats/host-00000.jsonl`` in the folder, JSON lines of three kinds:
+Each host writes ``stats/host-00000.jsonl`` in the folder, JSON lines of four kinds:
 
 - ``start``: a process began: its host, the number of hosts, the time, the config as YAML (or null);
 - ``stats``: the step, the time and all counters of :meth:`headrace.metrics.LoaderStats.to_json`, since ``start``;
-- ``stall``: a :class:`headrace.metrics.Stall`, once.
+- ``stall``: a :class:`headrace.metrics.Stall`, once;
+- ``figures``: the step, the time, and figures of the program's own, as they are handed over: those of
+  ``log(step, train={"kl": kl}, rollout=dataset.metrics(step))`` are ``train/kl``, ``rollout/reward_mean`` and so on.
+  They are of that step alone, and written at every call, whatever ``every`` is.
 
 Invariant: lines are only added. A process that is killed leaves at most one line cut off, the next one begins a new
 line; who reads leaves out what is no record (headrace.report.run_records). A folder that cannot be written does not
@@ -23,7 +26,7 @@ to 1 MB are written again, at most every 30 s, by a thread of its own.
 
 :class:`LogStats` takes one snapshot (about 0.1 ms) for any number of writers. A writer is any function of a step and a
 dict of numbers, so whatever else collects figures needs one line. The names are those of the table in
-:mod:`headrace.metrics`, which says what high and low mean.
+:mod:`headrace.metrics`, which says what high and low mean. It takes the program's own figures as ``RunLog`` does.
 """
 
 from __future__ import annotations
@@ -38,9 +41,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, SupportsFloat, TypeAlias
 
 import jax
+import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError, check_at_least, install_command
 from headrace.metrics import LoaderStats
@@ -71,7 +75,7 @@ class RunLog:
     """Writes the counters of a loader into the folder of its run.
 
     Args:
-        loader: The loader.
+        loader: The loader; None: there is none, and only the program's own figures are written.
         folder: Path or URL of the run's folder, as :func:`headrace.run.manifest.open_run` was given.
         config: The config of the run. With it ``headrace report FOLDER`` needs nothing else.
         every: Steps from one line to the next; the first call always writes, and so does :meth:`close`.
@@ -98,7 +102,7 @@ class RunLog:
 
     def __init__(
         self,
-        loader: HasStats,
+        loader: HasStats | None,
         folder: str | os.PathLike[str],
         *,
         config: HasYaml | None = None,
@@ -115,15 +119,25 @@ class RunLog:
         self._next: int | None = None
         self._last: int | None = None
         self._written: int | None = None
-        self._stalls = loader.stats().num_stalls
+        self._stalls = 0 if loader is None else loader.stats().num_stalls
         self.failed = 0
         start: dict[str, Any] = {"kind": "start", "version": FORMAT_VERSION, "host": self._host, "hosts": hosts}
         start |= {"time": time.time(), "headrace": version("headrace")}
         self._add({**start, "config": None if config is None else config.to_yaml()})
 
-    def __call__(self, step: int) -> None:
-        """Says that a step is done."""
+    def __call__(self, step: int, **figures: Mapping[str, SupportsFloat]) -> None:
+        """Says that a step is done.
+
+        Args:
+            step: The step.
+            figures: The program's own, by name, arrays of one number too; the keyword stands before each name.
+
+        Raises:
+            ConfigError: a figure is not one number.
+        """
         self._last = step
+        if handed := _named(figures):
+            self._add({"kind": "figures", "step": step, "time": time.time(), "figures": handed})
         if self._next is None or step >= self._next:
             self._next = step + self._every
             self._write(step)
@@ -141,6 +155,8 @@ class RunLog:
         self.close()
 
     def _write(self, step: int) -> None:
+        if self._loader is None:
+            return
         stats, self._written = self._loader.stats(), step
         fresh = min(stats.num_stalls - self._stalls, len(stats.stalls))
         self._stalls = stats.num_stalls
@@ -227,10 +243,10 @@ class LogStats:
         log = LogStats(loader, tensorboard("runs/7"), wandb_run(run), every=10)
 
     Args:
-        loader: The loader.
+        loader: The loader; None: there is none, and only the program's own figures are handed on.
         writers: Each gets the step and the figures.
         every: Steps from one time to the next; the first call always writes.
-        prefix: Put before every name.
+        prefix: Put before every name of the loader's.
 
     Raises:
         ConfigError: ``every`` is below 1.
@@ -246,19 +262,36 @@ class LogStats:
         2 3.0
     """
 
-    def __init__(self, loader: HasStats, *writers: Writer, every: int = 10, prefix: str = "data/") -> None:
+    def __init__(self, loader: HasStats | None, *writers: Writer, every: int = 10, prefix: str = "data/") -> None:
         check_at_least("every", every, cure="Count in steps.")
         self._loader, self._writers, self._every, self._prefix = loader, writers, every, prefix
         self._next: int | None = None
 
-    def __call__(self, step: int) -> None:
-        """Says that a step is done."""
-        if self._next is not None and step < self._next:
-            return
-        self._next = step + self._every
-        figures = {self._prefix + name: float(value) for name, value in self._loader.stats().to_json().items()}
-        for write in self._writers:
-            write(step, figures)
+    def __call__(self, step: int, **figures: Mapping[str, SupportsFloat]) -> None:
+        """Says that a step is done, with the program's own figures, as :meth:`RunLog.__call__`."""
+        values = _named(figures)
+        if self._loader is not None and (self._next is None or step >= self._next):
+            self._next = step + self._every
+            values |= {self._prefix + name: float(value) for name, value in self._loader.stats().to_json().items()}
+        for write in self._writers if values else ():
+            write(step, values)
+
+
+def _named(figures: Mapping[str, Mapping[str, SupportsFloat]]) -> dict[str, float]:
+    """One number by name; ConfigError for what is none."""
+    values: dict[str, float] = {}
+    for group, of_group in figures.items():
+        if not isinstance(of_group, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            cure = f"Give them by name: {group}={{'loss': loss}}."
+            raise ConfigError("are no figures", field=group, value=type(of_group).__name__, cure=cure)
+        for name, value in of_group.items():
+            try:
+                values[f"{group}/{name}"] = float(np.asarray(value).item())
+            except (TypeError, ValueError, OverflowError) as error:
+                problem = f"is not one number ({error})"
+                cure = "Log its mean, or leave it out."
+                raise ConfigError(problem, field=f"{group}/{name}", value=type(value).__name__, cure=cure) from error
+    return values
 
 
 def tensorboard(target: str | Path | Any) -> Writer:

@@ -15,7 +15,7 @@ import numpy as np
 from headrace.analysis.simulate.forecast import Forecast
 from headrace.report.blocks import Figure
 from headrace.report.plan_figures import Fill, Lengths, MixtureFacts, largest
-from headrace.report.run_records import HostSeries
+from headrace.report.run_records import HostSeries, Points
 from headrace.stalls import Stall
 
 PALETTE = ("#2a7ab8", "#d97706", "#1a9870", "#c2589c", "#b8860b", "#4aa3d8", "#c8442c", "#7a68c4", "#7c8a3a", "#8a8f98")
@@ -167,6 +167,15 @@ def measured_chart(
         traces.append(_line(0, ends, [expected[1]] * 2, expected[0], line=line))
     framed = _framed(np.concatenate([np.zeros(0), *values]), 0.0 if expected is None else expected[1])
     return {"data": traces, "layout": layout("step", y, yaxis={"rangemode": "tozero", **framed, **axis})}
+
+
+def lines_chart(lines: Mapping[str, Points]) -> Figure:
+    """Figures over steps, a line each."""
+    traces = [
+        _line(k, steps, values, name, mode="lines" if steps.size > 1 else "markers", line={"dash": _dash(k)})
+        for k, (name, (steps, values)) in enumerate(lines.items())
+    ]
+    return {"data": traces, "layout": layout("step", "", showlegend=True)}
 
 
 def _framed(values: np.ndarray, expected: float = 0.0) -> dict[str, Any]:

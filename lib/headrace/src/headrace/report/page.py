@@ -36,6 +36,7 @@ from headrace.report.plan_sections import (
     mixture_section,
     order_section,
 )
+from headrace.report.program_figures import figures_section
 from headrace.report.run_sections import (
     amendments_section,
     provenance_section,
@@ -61,6 +62,8 @@ def sections(facts: ReportFacts) -> list[Section]:
     found = [summary_section(facts)]
     if plan is not None:
         found += [mixture_section(plan), order_section(plan), documents_section(plan), forecast_section(plan)]
+    if facts.records.figures:
+        found.append(figures_section(facts.records.figures))
     found += [reads_section(facts), waiting_section(facts), stalls_section(facts)]
     found += [provenance_section(facts), amendments_section(facts)]
     return [*found, config_section(plan)] if plan is not None else found

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -30,6 +30,9 @@ SUMS = (
     *("block_fetches", "block_hits", "tensorstore_reads_issued", "bytes_read", "retries", "hedges", "requests"),
 )
 LEVELS = ("wait_p50_s", "wait_p95_s", "wait_p99_s", "wait_max_s", "queue_occupancy", "resident_bytes")
+
+
+Points: TypeAlias = tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"]]
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class RunRecords:
     """What all hosts of a run measured.
 
     Attributes:
+        figures: Those that the program of the first host handed over, by name: steps, and the value at each.
         hosts: Number of hosts that the last process said there are.
         series: Of each host that has measured something.
         sessions: Processes that host 0 (or the first there is) has had: 1, and one for each resumption.
@@ -85,11 +89,13 @@ class RunRecords:
     left_out: int = 0
     began: float | None = None
     ended: float | None = None
+    figures: Mapping[str, Points] = field(default_factory=dict[str, Points])
 
     @property
     def last_step(self) -> int | None:
         """The last step that any host has written down; None: none has."""
-        return max((int(s.step[-1]) for s in self.series), default=None)
+        ends = [int(s.step[-1]) for s in self.series] + [int(steps[-1]) for steps, _ in self.figures.values()]
+        return max(ends, default=None)
 
     @property
     def waiting_share(self) -> float | None:
@@ -147,6 +153,7 @@ def parse_records(texts: Sequence[bytes]) -> RunRecords:
         left_out=left_out,
         began=min(times, default=None),
         ended=max(times, default=None),
+        figures=next((host.points() for host in found if host.figures), {}),
     )
 
 
@@ -156,8 +163,12 @@ class _Host:
     sessions: int = 0
     records: list[tuple[int, dict[str, Any]]] = field(default_factory=list[tuple[int, dict[str, Any]]])
     stalls: list[Stall] = field(default_factory=list[Stall])
+    figures: dict[int, tuple[int, dict[str, float]]] = field(default_factory=dict[int, tuple[int, dict[str, float]]])
 
     def add(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "figures":
+            self.add_figures(record["step"], record["figures"])
+            return
         if record["kind"] == "stall":
             known: dict[str, Any] = {k: v for k, v in record.items() if k in Stall.__dataclass_fields__}
             known["host"] = self.number
@@ -169,6 +180,26 @@ class _Host:
         elif self.records and self.records[-1][1]["step"] >= record["step"]:
             self.records.pop()
         self.records.append((self.sessions, record))
+
+    def add_figures(self, step: int, figures: dict[str, Any]) -> None:
+        if next(reversed(self.figures.values()), (0,))[0] != self.sessions:  # done again from here on
+            self.figures = {s: old for s, old in self.figures.items() if s < step}
+        _, values = self.figures.get(step, (0, {}))
+        added = {name: value for name, value in figures.items() if isinstance(value, float)}
+        self.figures[step] = self.sessions, {**values, **added}
+
+    def points(self) -> dict[str, Points]:
+        """Steps and values of each figure, at most so many."""
+        every = -(-len(self.figures) // MAX_POINTS)
+        steps = sorted(self.figures)
+        kept = sorted({*steps[::every], steps[-1]})
+        names = dict.fromkeys(name for _, values in self.figures.values() for name in values)
+        points: dict[str, Points] = {}
+        for name in names:
+            have = [step for step in kept if name in self.figures[step][1]]
+            if have:
+                points[name] = np.array(have, np.int64), np.array([self.figures[s][1][name] for s in have], np.float64)
+        return points
 
     def series(self) -> HostSeries:
         records = _thinned(self.records)
@@ -208,6 +239,7 @@ def _thinned(records: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[
 _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "start": {"host": int, "hosts": int, "time": (int, float)},
     "stats": {"step": int, "time": (int, float), "stats": dict},
+    "figures": {"step": int, "time": (int, float), "figures": dict},
     "stall": {"step": int, "wait_s": (int, float), "cause": str},
 }
 

@@ -3,8 +3,9 @@ from .advantages import drop_constant as drop_constant
 from .advantages import group_advantages as group_advantages
 from .advantages import not_constant as not_constant
 from .advantages import whiten as whiten
+from .completions import Completion as Completion
+from .completions import CompletionsSampler as CompletionsSampler
 from .dataset import RLDataset as RLDataset
-from .feeder import SamplerError as SamplerError
 from .gae import gae as gae
 from .gae import kl_penalty as kl_penalty
 from .gae import value_loss as value_loss
@@ -14,6 +15,7 @@ from .groups import PartialGroup as PartialGroup
 from .groups import Prompt as Prompt
 from .groups import Prompts as Prompts
 from .groups import Sampler as Sampler
+from .groups import SamplerError as SamplerError
 from .groups import ScoredGroup as ScoredGroup
 from .prompt_order import rollout_shares as rollout_shares
 from .prompt_order import tinker_schedule as tinker_schedule

@@ -25,7 +25,6 @@ Price: the sampler's. With a store, one ``fsync`` a group; packing takes 20 us a
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import operator
 import threading
@@ -48,8 +47,9 @@ from headrace.mix.schedule import BatchSchedule
 from headrace.order.order import Order
 from headrace.rl.advantages import AdvantageSpec, resolve
 from headrace.rl.feeder import Feeder
-from headrace.rl.groups import Prompt, Prompts, Sampler, ScoredGroup
+from headrace.rl.groups import Prompt, Prompts, Sampler, ScoredGroup, digest_of_prompts
 from headrace.rl.prompt_order import PROMPT_ORDERS
+from headrace.rl.rollout_metrics import rollout_metrics
 from headrace.rl.rollout_records import BatchRecord
 from headrace.rl.sampler_calls import SamplerCalls
 from headrace.rl.selection import COUNTERS, NoGroupError, Selection
@@ -111,6 +111,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
         self._lock = threading.Lock()
         self._version: int | None = None  # nobody has told it
         self._feeder: Feeder | None = None
+        self._selection: Selection | None = None  # of the step that is being made, for all that ask for it
         if settings.in_flight is not None and self._calls is not None and self.store.producer is None:
             self._feeder = Feeder(self._calls, self.store, settings, self._prompt)
 
@@ -123,7 +124,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
         if self.store.folder is None:
             return identity
         advantages = {name: value for name, value in asdict(self.advantages).items() if value != _ADVANTAGES[name]}
-        digest = getattr(self.prompts, "fingerprint", None) or _digest(self.prompts)
+        digest = getattr(self.prompts, "fingerprint", None) or digest_of_prompts(self.prompts)
         return {**identity, "prompts_digest": digest, "seq_len": self.settings.seq_len, "advantages": advantages}
 
     def __iter__(self) -> Iterator[PackedBatch]:
@@ -167,6 +168,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
                 not fit ``rows`` or ``max_segments``: its groups are stored, and the step is still to be made.
             NoGroupError: ``max_attempts`` groups in a row were left out; the message has the counts.
             SamplerError: the sampler did not answer within ``timeout_s``.
+            HostError: the process whose steps this one follows is gone.
         """
         step = self.store.next_step if step is None else operator.index(step)
         self.set_policy_version(policy_version)
@@ -180,6 +182,19 @@ class RLDataset(AsyncDataset[PackedBatch]):
                 self._feeder.wait(_POLL_S)
             else:
                 time.sleep(_POLL_S)
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """Counters and figures (:mod:`headrace.rl.rollout_metrics`) of a step that was made, for a log.
+
+        To be handed to :class:`~headrace.feed.run_log.RunLog` as ``log(step, rollout=dataset.metrics(step))``.
+
+        Raises:
+            ConfigError: the step has not been made.
+        """
+        if (record := self.store.record(operator.index(step))) is None:
+            cure = "Ask for it after its batch was given out."
+            raise ConfigError("has not been made", field="step", value=step, cure=cure)
+        return {**dict.fromkeys(COUNTERS, 0.0), **record.counts, **record.metrics}
 
     @property
     def length(self) -> None:
@@ -245,28 +260,33 @@ class RLDataset(AsyncDataset[PackedBatch]):
         check_not_negative("step", step)
         patience = Patience()
         selection = None
-        if self.store.record(step) is None:
-            self._check_next(step)
-            if self.store.follow:
-                yield from self._follow(step, patience)
-            else:
-                yield from self._wait_for_policy(step, policy_version, patience)
-                selection = Selection(step, policy_version, self.settings, self.store)
-                yield from self._select(selection, patience)
-        with self._lock:  # a loader and an iteration that was left may ask for the same step
-            record = self.store.record(step)
-            if record is not None:
-                batch = self._pack(record, [self.store.group(p) for p in record.positions])
-            else:
-                assert selection is not None
+        try:
+            if self.store.record(step) is None:
                 self._check_next(step)
-                record = self._with_counts(selection.record())
-                # before the record is put: a step that cannot be packed has used no prompt
-                batch = self._pack(record, [selection.groups[p] for p in record.positions])
-                if self._feeder is not None:
-                    self._feeder.end_step()
-                self.store.put_record(record)  # on the disk, and still ours, before the batch is given out
-                self.totals.update(record.counts)
+                if self.store.follow:
+                    yield from self._follow(step, patience)
+                else:
+                    yield from self._wait_for_policy(step, policy_version, patience)
+                    selection = yield from self._select(step, policy_version, patience)
+            with self._lock:  # a loader and an iteration that was left may ask for the same step
+                record = self.store.record(step)
+                if record is not None:
+                    batch = self._pack(record, [self.store.group(p) for p in record.positions])
+                else:
+                    assert selection is not None
+                    self._check_next(step)
+                    record = selection.record()
+                    # before the record is put: a step that cannot be packed has used no prompt
+                    batch = self._pack(record, [selection.groups[p] for p in record.positions])
+                    self._measure(record, selection, batch)
+                    if self._feeder is not None:
+                        self._feeder.end_step()
+                    self.store.put_record(record)  # on the disk, and still ours, before the batch is given out
+                    self._selection = None
+                    self.totals.update(record.counts)
+        except Exception:
+            self._selection = None  # the next attempt begins anew
+            raise
         if self._feeder is not None:
             self._feeder.fill()
         self.counts = dict.fromkeys(COUNTERS, 0) | record.counts
@@ -281,6 +301,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
     def _follow(self, step: int, patience: Patience) -> Iterator[None]:
         self.store.refresh()
         while self.store.record(step) is None:
+            self.store.check_leader()
             patience.say("waits for step %d: the process that makes the steps has not stored it", step)
             yield
             self.store.refresh()
@@ -292,32 +313,38 @@ class RLDataset(AsyncDataset[PackedBatch]):
             patience.say(message, step, policy_version - bound)
             yield
 
-    def _select(self, selection: Selection, patience: Patience) -> Iterator[None]:
+    def _select(self, step: int, version: int, patience: Patience) -> Generator[None, None, Selection | None]:
         """Takes groups until the step has all; samples what is missing, or waits for it."""
-        if self._feeder is not None:
-            self._feeder.begin_step(selection)
-        while not selection.is_complete:
-            position = selection.candidate()
-            if position is None and self._feeder is None:
+        with self._lock:
+            selection = self._selection
+            is_mine = selection is not None and (selection.step, selection.policy_version) == (step, version)
+            if self.store.record(step) is None and not is_mine:
+                selection = self._selection = Selection(step, version, self.settings, self.store)
+                if self._feeder is not None:
+                    self._feeder.begin_step(selection)
+        while selection is not None and not selection.is_complete and self.store.record(step) is None:
+            has_advanced = selection.advance()
+            if not has_advanced and self._feeder is None:
                 self.store.refresh()
-                position = selection.candidate()
-            if position is not None:
-                selection.consider(position)
-            elif self._feeder is not None:
+                has_advanced = selection.advance()
+            if has_advanced:
+                continue
+            if self._feeder is not None:
                 self._feeder.check()
                 self._feeder.fill()
                 yield
             elif self._calls is not None:
-                self._sample_missing(selection)
+                self._sample_missing()
             else:
-                patience.say("waits for groups of step %d: no producer has stored them", selection.step)
+                patience.say("waits for groups of step %d: no producer has stored them", step)
                 yield
+        return selection
 
-    def _with_counts(self, record: BatchRecord) -> BatchRecord:
-        """The record with what happened to calls of the sampler since the last one."""
-        if self._calls is not None:
-            record.counts.update({name: n for name, n in self._calls.take_counts().items() if n})
-        return record
+    def _measure(self, record: BatchRecord, selection: Selection, batch: PackedBatch) -> None:
+        """Puts into the record the step's figures, and what happened to calls of the sampler since the last one."""
+        counts, call_s = (Counter(), []) if self._calls is None else self._calls.take_counts()
+        record.counts.update({name: n for name, n in counts.items() if n})
+        record.metrics.update(rollout_metrics(selection, batch, call_s, oldest=record.oldest))
 
     def produce(self, share: tuple[int, int] = (0, 1), *, ahead: int = 64) -> list[int]:
         """Samples groups, once, for the process that makes the steps. The store was opened with a producer's name.
@@ -347,10 +374,10 @@ class RLDataset(AsyncDataset[PackedBatch]):
             self._sample(chosen)
         return chosen
 
-    def _sample_missing(self, selection: Selection) -> None:
+    def _sample_missing(self) -> None:
         """Samples what the step has to have next, and with it as many prompts as are sampled at a time."""
         at_a_time = self.settings.prompts_at_a_time
-        missing = (p for p in self.store.open_positions() if not (selection.has(p) or self.store.has_group(p)))
+        missing = (p for p in self.store.open_positions() if not self.store.has_group(p))
         first = next(missing)
         self._sample([first, *takewhile(lambda p: p < first + at_a_time, missing)])
 
@@ -390,12 +417,3 @@ class RLDataset(AsyncDataset[PackedBatch]):
 
 
 _ADVANTAGES: dict[str, Any] = asdict(AdvantageSpec())
-
-
-def _digest(prompts: Prompts) -> str:
-    """Of the ids of all prompts, in their order."""
-    digest = hashlib.sha256()
-    for number in range(len(prompts)):
-        ids = np.asarray(prompts[number], np.int64)
-        digest.update(ids.size.to_bytes(8, "little") + ids.astype("<i8").tobytes())
-    return f"sha256:{digest.hexdigest()}"

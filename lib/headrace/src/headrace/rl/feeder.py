@@ -21,8 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from headrace.errors import ConfigError, HeadraceError
-from headrace.rl.groups import Prompt
+from headrace.errors import ConfigError
+from headrace.rl.groups import Prompt, SamplerError
 from headrace.rl.sampler_calls import SamplerCalls, place
 from headrace.rl.selection import Selection
 from headrace.rl.settings import RLSettings
@@ -30,10 +30,6 @@ from headrace.rl.store import RolloutStore
 
 logger = logging.getLogger(__name__)
 _CLOSE_S, _IDLE_S = 10.0, 5.0
-
-
-class SamplerError(HeadraceError):
-    """The sampler did not answer in time, as often as it was asked."""
 
 
 @dataclass(eq=False)
@@ -120,7 +116,6 @@ class Feeder:
     def _room(self) -> int:
         """How many prompts may be begun now."""
         settings, selection, most = self._settings, self._selection, self._settings.in_flight or 0
-        seen = 0 if selection is None else len(selection.groups) + len(selection.dropped)
         wanted = most  # beside what the step has looked at
         if settings.max_staleness is not None:
             steps = self.policy_version + settings.max_staleness - self._next_version + 1
@@ -128,7 +123,7 @@ class Feeder:
             if selection is not None:
                 wanted = max(wanted, settings.prompts_at_a_time) - len(selection.groups)
         fresh = sum(self._is_fresh(call, self._next_version) for call in self._under_way.values())
-        wanted -= self._store.num_waiting - seen + fresh
+        wanted -= self._store.num_waiting + fresh
         # however much there is for later: this one the step cannot do without
         needed = selection is not None and self._is_missing(selection.awaited)
         return min(max(wanted, int(needed)), most - len(self._under_way))
@@ -149,9 +144,7 @@ class Feeder:
             missing = (
                 position
                 for position in self._store.open_positions()
-                if self._is_missing(position)
-                and position not in self.given_up
-                and not (self._selection is not None and self._selection.has(position))
+                if self._is_missing(position) and position not in self.given_up
             )
             for position in list(itertools.islice(missing, room)):
                 self._begin(position)

@@ -6,6 +6,7 @@ asked is a :class:`Prompt`, whose position in the run it may use as the seed of 
 
 from __future__ import annotations
 
+import hashlib
 import io
 import operator
 import zipfile
@@ -14,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int32, Integer, Shaped
+from jaxtyping import Bool, Float32, Float64, Int32, Integer, Shaped
 
 from headrace.batch.examples import Example
-from headrace.errors import CacheCorruptError, ConfigError, check_not_negative
+from headrace.errors import CacheCorruptError, ConfigError, HeadraceError, check_not_negative
 from headrace.store.cache import TokenCache
 
 
@@ -71,6 +72,15 @@ class CachePrompts:
         return self.cache.document(index)
 
 
+def digest_of_prompts(prompts: Prompts) -> str:
+    """Of the ids of all prompts, in their order."""
+    digest = hashlib.sha256()
+    for number in range(len(prompts)):
+        ids = np.asarray(prompts[number], np.int64)
+        digest.update(ids.size.to_bytes(8, "little") + ids.astype("<i8").tobytes())
+    return f"sha256:{digest.hexdigest()}"
+
+
 @dataclass(frozen=True, eq=False)
 class ScoredGroup:
     """N completions of one prompt. Lists, and arrays of other libraries, become numpy's.
@@ -86,6 +96,7 @@ class ScoredGroup:
         policy_version: Version of the policy that sampled each completion's tokens: one number, or one a token.
         extras: Columns by name: of each completion ``[n, ...]``, an entry for each token, the prompt's too, such as a
             teacher's likeliest tokens. The batch has them beside its tokens.
+        truncated: Of each completion, whether it was cut off at its limit of tokens, for the log; None: not known.
 
     Raises:
         ConfigError: the lists are not of one length; no completion; ids or versions are no whole numbers; something is
@@ -104,6 +115,7 @@ class ScoredGroup:
     loss_masks: Sequence[Integer[np.ndarray, " n"]] | None = None
     policy_version: Sequence[Int32[np.ndarray, " n"]] | int = field(default=0)
     extras: Mapping[str, Sequence[Shaped[np.ndarray, "n ..."]]] = field(default_factory=dict[str, Any])
+    truncated: Bool[np.ndarray, " N"] | None = None
 
     def __post_init__(self) -> None:
         tokens = [_ids(f"tokens[{i}]", row) for i, row in enumerate(self.tokens if np.iterable(self.tokens) else [])]
@@ -121,6 +133,8 @@ class ScoredGroup:
             elif said is not None:
                 made[name] = _each(name, said, tokens, check)
         made["extras"] = {name: _each(f"extras.{name}", rows, tokens, _column) for name, rows in self.extras.items()}
+        if self.truncated is not None:
+            made["truncated"] = _flags("truncated", self.truncated, len(tokens))
         for name, value in made.items():
             object.__setattr__(self, name, value)
 
@@ -203,6 +217,8 @@ class ScoredGroup:
         """The group as the bytes of an ``.npz`` file, exactly."""
         arrays = {"rewards": np.asarray(self.rewards, np.float64), "prompt_len": np.array(self.prompt_len)}
         versions = [self.versions(i) for i in range(len(self.tokens))]
+        if self.truncated is not None:
+            arrays["truncated"] = self.truncated
         ragged = {
             "tokens": self.tokens,
             "versions": versions,
@@ -228,8 +244,9 @@ class ScoredGroup:
                 log_probs, loss_masks = rows.get("log_probs"), rows.get("loss_masks")
                 prompt_len = int(arrays["prompt_len"])
                 extras = {n.removeprefix("extras."): row for n, row in rows.items() if n.startswith("extras.")}
-                versions = rows["versions"]
-                return cls(rows["tokens"], arrays["rewards"], prompt_len, log_probs, loss_masks, versions, extras)
+                cut = arrays.get("truncated")
+                ids, rewards, versions = rows["tokens"], arrays["rewards"], rows["versions"]
+                return cls(ids, rewards, prompt_len, log_probs, loss_masks, versions, extras, cut)
         except (ConfigError, ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise CacheCorruptError("is no stored group of rollouts", field="file", value=name) from error
 
@@ -243,6 +260,10 @@ class PartialGroup:
     """
 
     group: ScoredGroup
+
+
+class SamplerError(HeadraceError):
+    """The sampler did not answer, or not in time: a sampler that raises it is called again, ``retries`` times."""
 
 
 class Sampler(Protocol):
@@ -308,6 +329,15 @@ def _sized(field: str, row: np.ndarray, size: int) -> np.ndarray:
     if row.size != size:
         cure = "One value for each token, the prompt included."
         raise ConfigError(f"are not as many as the {size} tokens", field=field, value=row.size, cure=cure)
+    return row
+
+
+def _flags(field: str, values: Any, size: int) -> np.ndarray:
+    row = _row(field, values)
+    if row.size != size or row.dtype != bool:
+        cure = "Give an array of bool."
+        problem = f"are not {size} times True or False, one for each completion"
+        raise ConfigError(problem, field=field, value=row.tolist(), cure=cure)
     return row
 
 

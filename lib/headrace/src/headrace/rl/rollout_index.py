@@ -1,12 +1,14 @@
 """``RolloutIndex``: what the logs of rollouts say: which groups there are, and which step has each.
 
-It holds where groups lie, and no group, but those of this process that wait for a step.
+It holds where groups lie, and no group, but those of this process that wait for a step. While a step is made, it also
+knows what that has looked at: neither that nor what steps have used is searched again, however much it is.
 """
 
 from __future__ import annotations
 
-import itertools
+import threading
 from collections.abc import Iterator
+from itertools import islice
 
 from headrace.errors import CacheCorruptError
 from headrace.rl.groups import ScoredGroup
@@ -19,6 +21,7 @@ class RolloutIndex:
 
     Attributes:
         duplicate_groups: Groups of prompts that had one already.
+        lock: Held while any of it changes.
     """
 
     def __init__(self) -> None:
@@ -31,7 +34,9 @@ class RolloutIndex:
         self._waiting: dict[int, None] = {}  # positions of groups that no step has, in the order of their arrival
         self._partial: dict[int, tuple[str, Record]] = {}  # what an aborted call left, with its producer
         self._fresh: dict[int, tuple[Record, ScoredGroup]] = {}  # groups of this process that wait, as it got them
-        self._first_open = 0  # all positions below are used
+        self._looked_at: dict[int, Source | None] = {}  # by the step that is being made; with the group that it saw
+        self._next: dict[int, int] = {}  # of positions that are not open: none is open from there up to this one
+        self.lock = threading.RLock()
         self._forgotten = 0  # groups of steps before this one are let go of
 
     @property
@@ -47,22 +52,48 @@ class RolloutIndex:
     @property
     def pending(self) -> list[int]:
         """Positions whose groups are stored, and wait for a step."""
-        return sorted(self.waiting())
+        with self.lock:
+            return sorted([*self._waiting, *(p for p in self._looked_at if self.has_group(p))])
 
     @property
     def num_waiting(self) -> int:
-        """How many these are."""
+        """How many these are, but for those that the step that is being made has looked at."""
         return len(self._waiting)
 
-    def waiting(self) -> list[int]:
-        """The same in the order of their arrival."""
-        return list(self._waiting)
+    @property
+    def first_waiting(self) -> int | None:
+        """The one of these that came first; None: there is none."""
+        return next(iter(list(islice(self._waiting, 1))), None)
+
+    def look_at(self, position: int) -> None:
+        """Says that the step that is being made has looked at a position, which is not open any more."""
+        with self.lock:
+            self._looked_at[position] = self._source(position)
+            self._waiting.pop(position, None)
+
+    def look_anew(self) -> None:
+        """Says that a step is begun, or begun again, and has looked at nothing."""
+        with self.lock:
+            self._waiting = {p: None for p in self._looked_at if self.has_group(p)} | self._waiting
+            self._looked_at.clear()
+            self._next.clear()
 
     def open_positions(self) -> Iterator[int]:
-        """Positions that no step has taken or left out, without end."""
-        while self._first_open in self._used:
-            self._first_open += 1
-        return (position for position in itertools.count(self._first_open) if position not in self._used)
+        """Positions that no step has taken or left out, and that the one being made has not looked at, without end."""
+        position = self._open_from(0)
+        while True:
+            yield position
+            position = self._open_from(position + 1)
+
+    def _open_from(self, position: int) -> int:
+        """The first such position from one on."""
+        passed: list[int] = []
+        with self.lock:
+            while position in self._used or position in self._looked_at:
+                passed.append(position)
+                position = self._next.get(position, position + 1)
+            self._next.update(dict.fromkeys(passed, position))
+        return position
 
     def refusals(self, position: int) -> int:
         """How many groups of a position were refused."""
@@ -73,7 +104,7 @@ class RolloutIndex:
         if position in self._used or not self.has_group(position):
             self._waiting.pop(position, None)
             self._fresh.pop(position, None)
-        else:
+        elif position not in self._looked_at:
             self._waiting.setdefault(position)
 
     @property
@@ -112,6 +143,7 @@ class RolloutIndex:
         self._used |= dict.fromkeys((*record.positions, *record.dropped), record.step)
         self._pinned |= dict(zip(record.positions, sources, strict=True))
         for position in (*record.positions, *record.dropped):
+            self._looked_at.pop(position, None)
             self._set_waiting(position)
             self._partial.pop(position, None)
 
@@ -131,7 +163,8 @@ class RolloutIndex:
                 self._used.pop(position, None)
                 self._pinned.pop(position, None)
                 self._set_waiting(position)
-        self._forgotten, self._first_open = min(self._forgotten, to_step), 0
+        self._forgotten = min(self._forgotten, to_step)
+        self._next.clear()
 
     def _let_go(self, before_step: int) -> None:
         """Forgets the groups of earlier steps."""

@@ -42,6 +42,7 @@ class BatchRecord:
         counts: Counters of the step, by name.
         oldest: The oldest policy whose tokens it trains on; None: it trains on all.
         groups: Which group it is of each of ``positions``; none in records of earlier releases.
+        metrics: Figures of the step, by name (:mod:`headrace.rl.rollout_metrics`); none in these.
     """
 
     step: int
@@ -52,6 +53,7 @@ class BatchRecord:
     counts: dict[str, int] = field(default_factory=dict[str, int])
     oldest: int | None = None
     groups: list[Source] = field(default_factory=list[Source])
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
 
     def to_json(self) -> bytes:
         """As bytes."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.rl.groups import PartialGroup, Prompt, Sampler, ScoredGroup
+from headrace.rl.groups import PartialGroup, Prompt, Sampler, SamplerError, ScoredGroup
 from headrace.rl.settings import RLSettings
 from headrace.rl.store import RolloutStore
 
@@ -28,11 +28,13 @@ class SamplerCalls:
 
     Attributes:
         counts: How often something happened, by name.
+        call_s: Seconds that each call took.
     """
 
     def __init__(self, sampler: Sampler, settings: RLSettings) -> None:
         self.sampler, self._settings = sampler, settings
         self.counts: Counter[str] = Counter()
+        self.call_s: list[float] = []
         self._awaited: dict[Prompt, Future[Any]] = {}  # by call: a position may be asked for again meanwhile
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
@@ -57,7 +59,8 @@ class SamplerCalls:
             except Exception as error:
                 if is_over():
                     return None
-                if isinstance(error, HeadraceError) or not retries_left:
+                is_final = isinstance(error, HeadraceError) and not isinstance(error, SamplerError)
+                if is_final or not retries_left:
                     if self._settings.retries:
                         error.add_note(f"{self._settings.retries - retries_left + 1} calls failed of {place(prompt)}")
                     raise
@@ -87,10 +90,11 @@ class SamplerCalls:
         except Exception:
             logger.exception("the sampler's abort() failed at %s: its call goes on", place(prompt))
 
-    def take_counts(self) -> Counter[str]:
-        """The counters, which begin anew."""
+    def take_counts(self) -> tuple[Counter[str], list[float]]:
+        """The counters, and the seconds of calls; both begin anew."""
         counts, self.counts = self.counts, Counter()
-        return counts
+        call_s, self.call_s = self.call_s, []
+        return counts, call_s
 
     def close(self) -> None:
         """Ends the event loop."""
@@ -100,6 +104,7 @@ class SamplerCalls:
             asyncio.run_coroutine_threadsafe(_end(loop), loop)
 
     def _call(self, prompt: Prompt, is_over: Callable[[], bool]) -> Any:
+        began = time.monotonic()
         try:
             answer: Any = self.sampler.sample_and_score(prompt)
             if not inspect.isawaitable(answer):
@@ -119,6 +124,7 @@ class SamplerCalls:
             raise ConfigError(problem, field=error.field, cure=error.cure, **given) from error
         finally:
             self._awaited.pop(prompt, None)
+            self.call_s.append(time.monotonic() - began)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,17 @@ class NoGroupError(HeadraceError):
     """So many groups in a row were left out that the run cannot go on."""
 
 
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """What is kept of a group that was looked at: of each completion its reward, its tokens behind the prompt, and
+    whether it was cut off, if the sampler says so.
+    """
+
+    rewards: np.ndarray
+    lengths: np.ndarray
+    truncated: np.ndarray | None
+
+
 class Selection:
     """The groups of a step that is being made.
 
@@ -39,14 +52,19 @@ class Selection:
         groups: Those that it trains on, by position.
         dropped: Positions that are left out, and why.
         counts: Its counters, by name.
+        scored: Of all groups that were looked at, but for those that are sampled again.
+        wait_s: Seconds that it took.
     """
 
     def __init__(self, step: int, policy_version: int, settings: RLSettings, store: RolloutStore) -> None:
         self.step, self.policy_version = step, policy_version
         self._settings, self._store = settings, store
+        store.look_anew()
         self.groups: dict[int, ScoredGroup] = {}
         self.dropped: dict[int, str] = {}
         self.counts: Counter[str] = Counter()
+        self.scored: list[Scored] = []
+        self.wait_s, self._began = 0.0, time.monotonic()
         self._reasons: Counter[str] = Counter()  # since the last group that was kept
 
     @property
@@ -54,29 +72,34 @@ class Selection:
         """Whether it has its groups."""
         return len(self.groups) == self._settings.groups_per_batch
 
-    def candidate(self) -> int | None:
-        """The position to look at next; None: there is none yet."""
+    def advance(self) -> bool:
+        """Looks at the next position; False: there is none yet.
+
+        Raises:
+            NoGroupError: ``max_attempts`` groups in a row were not taken.
+        """
+        with self._store.lock:
+            if self.is_complete:  # by another thread
+                return True
+            if (position := self._candidate()) is not None:
+                self._consider(position)
+            self.wait_s = time.monotonic() - self._began
+        return position is not None
+
+    def _candidate(self) -> int | None:
         if (position := self.awaited) is not None:
             return position if self._store.has_group(position) else None
-        return next((p for p in self._store.waiting() if not self.has(p)), None)
+        return self._store.first_waiting
 
     @property
     def awaited(self) -> int | None:
         """The position that has to be looked at next; None: any may."""
         if self._settings.stragglers != "wait":
             return None
-        return next(p for p in self._store.open_positions() if not self.has(p))
+        return next(self._store.open_positions())
 
-    def has(self, position: int) -> bool:
-        """Whether it has looked at a position."""
-        return position in self.groups or position in self.dropped
-
-    def consider(self, position: int) -> None:
-        """Takes the group of a position, leaves it out, or refuses it, so that its prompt is sampled again.
-
-        Raises:
-            NoGroupError: ``max_attempts`` groups in a row were not taken.
-        """
+    def _consider(self, position: int) -> None:
+        """Takes the group of a position, leaves it out, or refuses it, so that its prompt is sampled again."""
         group, oldest = self._store.group(position), self._settings.oldest(self.policy_version, "resample")
         self.counts["attempts_per_batch"] += 1
         if oldest is not None and group.trains() and group.oldest_version < oldest:  # a new policy mends it
@@ -87,6 +110,9 @@ class Selection:
             self._count_reason("stale")
             self._store.refuse_group(position)
             return
+        self._store.look_at(position)
+        lengths = np.array([max(row.size - group.prompt_len, 0) for row in group.tokens])
+        self.scored.append(Scored(group.rewards, lengths, group.truncated))
         verdict = self._judge(group, position)
         if verdict.keep:
             self.groups[position] = group
@@ -103,6 +129,7 @@ class Selection:
     def drop(self, position: int, reason: str) -> None:
         """Leaves out a prompt that was begun anew too often."""
         self.counts["given_up_groups"] += 1
+        self._store.look_at(position)
         self.dropped[position] = reason
         self._count_reason(reason)
 

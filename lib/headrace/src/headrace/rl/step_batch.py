@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headrace.batch.balance import Bins, micro_batches
+from headrace.batch.balance import Bins, costs_of, micro_batches
 from headrace.batch.examples import Example, pack_examples
 from headrace.batch.packed_batch import PackedBatch
+from headrace.batch.rank_balance import level_ranks
 from headrace.rl.advantages import group_advantages, resolve
 from headrace.rl.groups import ScoredGroup
 from headrace.rl.settings import RLSettings
@@ -49,7 +50,9 @@ def _balanced(examples: Sequence[Example], settings: RLSettings) -> Bins | None:
         return None
     lengths = [example.length for example in examples]
     multiple = settings.multiple // math.gcd(settings.multiple, settings.ranks) if settings.rows is None else 1
-    ranks = micro_batches(lengths, settings.seq_len, ranks=settings.ranks, costs=settings.costs, multiple=multiple)
+    costs = costs_of(settings.costs, np.asarray(lengths))
+    ranks = micro_batches(lengths, settings.seq_len, ranks=settings.ranks, costs=costs, multiple=multiple)
+    ranks = level_ranks(ranks, costs, lengths, settings.seq_len)
     height = len(ranks[0]) if settings.rows is None else settings.rows // settings.ranks
     if len(ranks[0]) > height:  # equal costs take more rows than there are
         return None

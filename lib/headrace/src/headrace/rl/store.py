@@ -23,7 +23,6 @@ others. Folders of earlier releases (``groups/``, ``batches/``, ``run.json``) ar
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from headrace.errors import CacheCorruptError, CacheError, ConfigError
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, HostError
 from headrace.rl.groups import ScoredGroup
 from headrace.rl.rollout_index import RolloutIndex
 from headrace.rl.rollout_records import (
@@ -47,6 +46,7 @@ from headrace.rl.rollout_records import (
 )
 from headrace.store import files
 from headrace.store.append_log import AppendLog
+from headrace.store.lease import LeaseWatch
 from headrace.store.log_segments import Record, list_names, segment_names
 
 logger = logging.getLogger(__name__)
@@ -91,8 +91,8 @@ class RolloutStore(RolloutIndex):
         self._identity, self._claimed = self._earlier.identity(), None
         self._identities: dict[str, dict[str, Any]] = {}  # what producers sampled for, by their names
         self._own: AppendLog | None = None  # open for writing
+        self._leader: LeaseWatch | None = None
         self._is_closed = False
-        self._lock = threading.RLock()
         self._steps = AppendLog(self._join(_STEPS), load=range(_IDENTITY, _GROUP), cure=_STEPS_CURE)
         self._logs: dict[str, AppendLog] = {}
         for record in self._earlier.records():
@@ -123,13 +123,27 @@ class RolloutStore(RolloutIndex):
 
     def refresh(self) -> None:
         """Reads what other processes have added since: groups of producers; for a producer, the consumer's steps."""
-        with self._lock:
+        with self.lock:
             for record in self._steps.refresh():
                 self._apply(record)
             names = [] if self.folder is None else list_names(self._join(_PRODUCERS) or "")
             for name in names:
                 if not name.startswith("."):  # no producer's: what file managers leave
                     self._add_groups(name, self._log(name).refresh())
+
+    def check_leader(self) -> None:
+        """For a process that follows: raises HostError if nobody makes steps any more, or nobody has begun to."""
+        if self._leader is None:
+            self._leader = LeaseWatch(self._join(_STEPS) or "")
+        seconds, watch = self._leader.absence_s(), self._leader
+        if seconds <= watch.limit_s:
+            return
+        who = "" if watch.holder is None else f": {watch.holder.who}, which did, has ended or stands still"
+        problem = f"has nobody who makes steps, for {seconds:.0f} s{who}"
+        cure = "Start the run again: it goes on with the next step. The log of that process says what it died of."
+        if watch.holder is None:
+            cure = "Start the process that makes the steps, with a RolloutStore of this folder and without follow."
+        raise HostError(problem, field="rollouts", value=self.folder, cure=cure)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -154,7 +168,7 @@ class RolloutStore(RolloutIndex):
         if self.follow:
             return
         known = {name: value for name, value in identity.items() if value is not None}
-        with self._lock:
+        with self.lock:
             if self.producer is not None:
                 log, mine = self._open_own(self.producer), {"format_version": FORMAT_VERSION, **known}
                 if known != self._identities.get(self.producer):
@@ -178,7 +192,7 @@ class RolloutStore(RolloutIndex):
             CacheError: it is not stored any more.
             CacheCorruptError: it is damaged or lost.
         """
-        with self._lock:
+        with self.lock:
             source = self._source(position)
             record = None if source is None else self._groups[position][source]
             fresh = self._fresh.get(position)
@@ -201,7 +215,7 @@ class RolloutStore(RolloutIndex):
 
     def partial(self, position: int) -> ScoredGroup | None:
         """What an aborted call left of the group of a position; None: there is nothing to go on from."""
-        with self._lock:
+        with self.lock:
             if position not in self._partial:
                 return None
             producer, record = self._partial[position]
@@ -220,17 +234,17 @@ class RolloutStore(RolloutIndex):
             raise CacheError("was closed while a group was sampled", field="rollouts", value=self.folder, cure=cure)
         name, data = self.producer or CONSUMER, group.to_bytes()
         if (log := self._own) is None:
-            with self._lock:
+            with self.lock:
                 log = self._own = self._open_own(name)
         record = log.append(_PARTIAL if partial else _GROUP, position, data)
-        with self._lock:
+        with self.lock:
             self._add_group(name, record)
             if position in self._waiting and not partial:
                 self._fresh[position] = record, group
 
     def refuse_group(self, position: int) -> None:
         """Says that the group of a position is not used: it is too old, and to be sampled again."""
-        with self._lock:
+        with self.lock:
             for source in self._groups.get(position, {}).keys() - self._refused:
                 self._append(_REFUSED, position, source)
 
@@ -240,12 +254,12 @@ class RolloutStore(RolloutIndex):
         Raises:
             CacheError: a position is in another step already; its group is not stored; the lease was lost.
         """
-        with self._lock:
+        with self.lock:
             for position in (*record.positions, *record.dropped):
                 if position in self._used:
                     problem = f"is in step {self._used[position]} already: no prompt is in two steps"
                     raise CacheError(problem, field="position", value=position, cure="Open the store anew.")
-            sources = [self._source(position) for position in record.positions]
+            sources = [self._looked_at.get(position) or self._source(position) for position in record.positions]
             if None in sources:
                 missing = record.positions[sources.index(None)]
                 cure = "Store it with put_group() first."
@@ -256,7 +270,7 @@ class RolloutStore(RolloutIndex):
 
     def forget(self, before_step: int) -> int:
         """Lets go of the groups of steps before ``before_step``, records excepted, and returns how many there were."""
-        with self._lock:
+        with self.lock:
             steps = [r for r in self._records.values() if self._forgotten <= r.step < before_step]
             stored = [p for r in steps for p in (*r.positions, *r.dropped) if p in self._groups]
             earlier = [p for p in stored if None in self._groups[p].values()]
@@ -273,7 +287,7 @@ class RolloutStore(RolloutIndex):
 
         For a trainer that goes back to an old checkpoint, and wants its steps made anew.
         """
-        with self._lock:
+        with self.lock:
             if any(step >= to_step for step in self._records):
                 self._append(_REWIND, to_step, None)
 

@@ -41,6 +41,8 @@ from headrace.store.ledger import LEDGER_NAME
 
 LEASE_NAME = "lease.json"
 EXPIRY_S = 60.0
+LOOK_S, GONE_S, NEVER_S = 2.0, 10.0, 600.0
+"""Of :class:`LeaseWatch`."""
 _BEATS = 4
 _AHEAD_S = 5.0
 _ANSWER_S = 20.0  # so long is waited for a store's answer, its client's retries included
@@ -171,6 +173,53 @@ def lease(
     held.check()
 
 
+class LeaseWatch:
+    """Sees from outside whether anybody holds a lease, at most once every ``LOOK_S`` seconds.
+
+    Args:
+        root: Folder or URL.
+
+    Attributes:
+        holder: Who held it when it was last held; None: nobody has been seen to.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._slot: _Slot = _LocalSlot(root) if files.is_local(root) else _RemoteSlot(root)
+        self.holder: LeaseRecord | None = None
+        self._raw: bytes | None = None
+        self._is_gone = False
+        self._held = self._looked = time.monotonic()
+
+    def absence_s(self) -> float:
+        """Seconds for which nobody has held it; 0 while a process of this machine does, or another gives heartbeats."""
+        now = time.monotonic()
+        if now - self._looked >= LOOK_S or self._raw is None:
+            self._looked = now
+            with suppress(HeadraceError, OSError):  # a store that does not answer says nothing
+                self._look(now)
+        return now - self._held
+
+    @property
+    def limit_s(self) -> float:
+        """After so many seconds nobody is to be waited for: few once the holder's process has ended, or was seen to be
+        gone; one that was never there may take its time.
+        """
+        if self.holder is None:
+            return NEVER_S
+        return GONE_S if self._is_gone else self.holder.expiry_s
+
+    def _look(self, now: float) -> None:
+        raw = self._slot.read()
+        record = LeaseRecord.from_bytes(raw or b"")
+        if record is not None and not _is_gone(record):
+            if raw != self._raw or _is_local(record):
+                self._held = now
+            self.holder, self._is_gone = record, False
+        elif self.holder is not None:
+            self._is_gone = True  # it has ended, or has given its lease back
+        self._raw = raw or b""
+
+
 def _take(root: str, slot: _Slot, mine: LeaseRecord, field: str = "output") -> None:
     while True:
         raw = slot.read()
@@ -205,6 +254,11 @@ def _held(slot: _Slot, raw: bytes, holder: LeaseRecord) -> str:
         if slot.read() != raw:
             return "its lease is being renewed"
     return ""
+
+
+def _is_local(holder: LeaseRecord) -> bool:
+    """Whether the holder is a process of this machine as it runs now."""
+    return bool(_boot()) and (holder.host, holder.boot) == (socket.gethostname(), _boot())
 
 
 def _is_gone(holder: LeaseRecord) -> bool:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.testing._http import Head, read_body, read_head
+from headrace.store.http_messages import Head, read_body, read_head
 
 Fate: TypeAlias = Literal["ok", "error", "cut", "close", "hang", "flip", "page", "whole", "redirect", "head"]
 _FATES: tuple[Fate, ...] = ("error", "cut", "close", "hang", "flip", "page", "whole", "redirect", "head")

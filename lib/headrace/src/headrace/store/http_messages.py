@@ -1,4 +1,4 @@
-"""As much of HTTP/1.1 as a proxy for tests needs: heads and bodies on asyncio streams."""
+"""As much of HTTP/1.1 as a request to a sampler, or a proxy for tests, needs: heads and bodies on asyncio streams."""
 
 from __future__ import annotations
 

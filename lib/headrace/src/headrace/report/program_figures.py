@@ -1,0 +1,55 @@
+"""The part of a report about what the training program handed to the log beside the loader's counters.
+
+``RunLog(...)(step, rollout=dataset.metrics(step), train=losses)`` writes ``rollout/reward_mean``, ``train/entropy`` and
+so on. Names that differ in their last word alone (``_mean``, ``_max``, ...) share a chart, as do all shares of a group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from headrace.report import numbers as n
+from headrace.report.blocks import Block, Chart, Section, Table, Text, columns
+from headrace.report.charts import lines_chart
+from headrace.report.run_records import Points
+
+MOST_CHARTS = 24
+_LAST_WORD = re.compile(r"_(mean|std|min|max|p\d+)$")
+
+
+def figures_section(figures: Mapping[str, Points]) -> Section:
+    """A chart for each family of figures that are not zero throughout, and a table of all."""
+    families: dict[str, dict[str, Points]] = {}
+    for name, points in sorted(figures.items()):
+        if points[1].any():  # counters of what did not happen are in the table alone
+            families.setdefault(_family(name), {})[name] = points
+    blocks: list[Block] = [
+        Chart(f"own-{k}", family, lines_chart(lines))
+        for k, (family, lines) in enumerate([*families.items()][:MOST_CHARTS])
+    ]
+    if len(families) > MOST_CHARTS:
+        blocks.append(Text(f"Of {len(families)} charts the first {MOST_CHARTS} are shown.", quiet=True))
+    heads = columns("figure", "steps", "last", "mean", "least", "most", left=1)
+    blocks.append(Table(heads, [_row(name, *points) for name, points in sorted(figures.items())], "All, as logged"))
+    return Section("figures", "Rollouts and losses", blocks)
+
+
+def _family(name: str) -> str:
+    """Of names that are shown in one chart.
+
+    Example:
+        >>> [_family(name) for name in ("train/ratio_max", "train/clip_low_share", "train/kl")]
+        ['train/ratio', 'train: shares', 'train/kl']
+    """
+    if name.endswith("_share"):
+        return f"{name.partition('/')[0]}: shares"
+    return _LAST_WORD.sub("", name)
+
+
+def _row(name: str, steps: np.ndarray, values: np.ndarray) -> list[str]:
+    there = values[np.isfinite(values)]
+    figures = [there[-1], there.mean(), there.min(), there.max()] if there.size else [None] * 4
+    return [name, n.count(steps.size), *(n.digits(None if value is None else float(value)) for value in figures)]
