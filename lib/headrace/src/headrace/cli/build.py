@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from headrace.cli.append import append_as_typed, check_append
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson
 from headrace.cli.shown import counted, in_bytes
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from headrace.ingest.records import LeafConfig
     from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost
     from headrace.ingest.source import SourceConfig
+    from headrace.ingest.tokenize import TokenizerConfig
 
 
 Sources = Annotated[
@@ -35,12 +37,12 @@ Sources = Annotated[
     ),
 ]
 TokenizerOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--tokenizer",
         "-t",
         help="A tokenizer.json, a folder that holds one, hf://OWNER/NAME of the hub, or `bytes`; `ids:N` for ready ids"
-        " below N.",
+        " below N. With --append it is that of the cache.",
         metavar="TOKENIZER",
     ),
 ]
@@ -140,6 +142,14 @@ RedirectHostOption = Annotated[
         callback=_allow_redirects,
     ),
 ]
+AppendOption = Annotated[
+    bool,
+    typer.Option(
+        "--append",
+        help="Add SOURCES to the finished cache in DIR, as its next generation; settings that are not given are those of"
+        " the cache.",
+    ),
+]
 RepairOption = Annotated[
     bool, typer.Option("--repair", help="Read what is there, and build again the parts that are damaged.")
 ]
@@ -157,9 +167,10 @@ MemoryOption = Annotated[
 
 
 def command(
+    context: typer.Context,
     sources: Sources,
     output: Annotated[str, typer.Option("--output", "-o", help="Folder or URL of the cache.", metavar="DIR")],
-    tokenizer: TokenizerOption,
+    tokenizer: TokenizerOption = None,
     eos: EosOption = "auto",
     bos: BosOption = "none",
     tokenizer_engine: TokenizerEngineOption = "auto",
@@ -189,6 +200,7 @@ def command(
     redirect_host: RedirectHostOption = None,
     shuffle: ShuffleOption = None,
     memory: MemoryOption = None,
+    append: AppendOption = False,
     repair: RepairOption = False,
     restart: Annotated[bool, typer.Option("--restart", help="Delete what is in DIR and begin anew.")] = False,
     as_json: AsJson = False,
@@ -212,8 +224,11 @@ def command(
         headrace build chats.jsonl -o chat-cache -t llama3/ --kind chat --mask roles --mask-role assistant
 
         headrace build 'hf://owner/poems?split=train' -o shuffled -t llama3/ --shuffle 7
+
+        headrace build dump/2026-11/ -o cache --append
     """
     from headrace.ingest.source import ChatConfig, FimConfig, SourceConfig
+    from headrace.ingest.tokenize import TokenizerConfig
 
     source = SourceConfig(
         sources,
@@ -231,14 +246,19 @@ def command(
     )
     options = {"dtype": dtype, "chunk_tokens": chunk_tokens, "compression": compression, "part_bytes": part_bytes}
     options |= {"engine": engine, "workers": workers, "hash_sources": hash_sources, "restart": restart}
-    encoder = (tokenizer, bos, eos, tokenizer_engine)
-    report = _build(source, encoder, output, repair, shuffle_config(shuffle, memory), options)
+    encoder = TokenizerConfig(tokenizer or "", bos, eos, tokenizer_engine)
+    how = shuffle_config(shuffle, memory)
+    check_append(append, repair, tokenizer)
+    if append:
+        report = append_as_typed(source, encoder, output, how, options, context)
+    else:
+        report = _build(source, encoder, output, repair, how, options)
     typer.echo(json.dumps(report.to_json()) if as_json else summary(report))
 
 
 def _build(
     source: SourceConfig,
-    encoder: tuple[str, str | None, str | None, TokenizerEngine],
+    tokenizer: TokenizerConfig,
     output: str,
     repair: bool,
     how: ReshuffleConfig | None,
@@ -246,9 +266,7 @@ def _build(
 ) -> BuildReport:
     from headrace.ingest.build import build_cache
     from headrace.ingest.build_shuffled import build_shuffled
-    from headrace.ingest.tokenize import TokenizerConfig
 
-    tokenizer = TokenizerConfig(*encoder)
     with kept_when_interrupted():
         if repair:
             repair_parts(output)

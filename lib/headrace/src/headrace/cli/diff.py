@@ -162,9 +162,9 @@ def _compare_caches(a: str, b: str, as_json: bool) -> bool:
     """Shows what differs between two caches; whether anything does."""
     from rich.console import Console
 
-    from headrace.store.cache import TokenCache
+    from headrace.store.joined import open_cache
 
-    first, second = TokenCache.open(a), TokenCache.open(b)
+    first, second = open_cache(a), open_cache(b)
     found = differences(first, second)
     same_content = first.fingerprint == second.fingerprint
     if as_json:

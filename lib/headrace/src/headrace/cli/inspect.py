@@ -78,13 +78,13 @@ def command(
         show_tokens,
         token_statistics,
     )
-    from headrace.store.cache import TokenCache
+    from headrace.store.joined import open_cache
 
     console = Console(highlight=False, soft_wrap=False)
     if (state := unfinished(cache)) is not None:
         typer.echo(json.dumps(state)) if as_json else show_unfinished(console, state)
         return
-    opened = TokenCache.open(cache)
+    opened = open_cache(cache)
     decoder = tokenizer_of(opened, tokenizer)
     chosen = _chosen(opened, document, by_id, id_leaf, quiet=as_json)
     every = chosen is None

@@ -35,10 +35,10 @@ def command(
 
         headrace remove gs://bucket/web --file takedowns.txt
     """
-    from headrace.store.cache import TokenCache
+    from headrace.store.joined import open_cache
     from headrace.store.tombstones import remove_documents
 
-    opened = TokenCache.open(cache)
+    opened = open_cache(cache)
     removal = _listed(opened, documents or [], file)
     stones, fresh = remove_documents(opened, removal.of_numbers_in(opened))
     counts = {"listed_documents": removal.listed, "new_documents": fresh.total}

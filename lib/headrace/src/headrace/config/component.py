@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from headrace.data.buckets import BucketsConfig, without_others
 from headrace.data.documents import DocumentFilter, RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean
-from headrace.feed.host_ledgers import ledger_reader
+from headrace.feed.host_ledgers import generation_reader, ledger_reader
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
 from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
@@ -52,6 +52,9 @@ class ComponentConfig:
         tombstones: Generation of its cache's tombstones (``headrace remove``) that a run begins with, 0 for none; a
             list for several caches, one number each. None: the newest when the run begins, which its manifest keeps.
             What is removed later, a running run takes in by an amendment.
+        generations: How many generations of its cache (``headrace build --append``) a run begins with; a list for
+            several caches, one number each. None: all that there are when the run begins, which its manifest keeps; or
+            all before that which the first amendment to ``extend`` it brings.
         remove_not_found: What becomes of numbers in that file that no document has: ``refuse`` them, or ``count`` them
             and go on.
         loss_mask: Leaf of the cache that says which tokens are trained on; ``auto``: that of chats, if there is one;
@@ -89,6 +92,7 @@ class ComponentConfig:
     remove: str | None = None
     remove_not_found: Literal["refuse", "count"] = "refuse"
     tombstones: int | list[int] | None = None
+    generations: int | list[int] | None = None
     loss_mask: str = "auto"
     replicas: list[str] | None = None
     loss_weight: float | dict[str, Any] | None = None
@@ -99,6 +103,19 @@ class ComponentConfig:
     def caches(self) -> list[str]:
         """Paths of its caches."""
         return [self.cache] if isinstance(self.cache, str) else self.cache
+
+    def generation_counts(self, path: str) -> list[int | None]:
+        """How many generations of each of its caches a run begins with, None for all; ConfigError if it is no list of
+        as many. ``path`` is the component's, for the error.
+        """
+        if self.generations is None:
+            return [None for _ in self.caches]
+        given = self.generations if isinstance(self.generations, list) else [self.generations]
+        if len(given) != len(self.caches) or min(given, default=0) < 1:
+            cure = f"Give one number, from 1, for each: {[1] * len(self.caches)}, or leave it out."
+            problem = f"is not how many generations its {len(self.caches)} caches have"
+            raise ConfigError(problem, field=f"{path}.generations", value=self.generations, cure=cure)
+        return [*given]
 
     @property
     def shown_cache(self) -> str:
@@ -145,6 +162,7 @@ class ComponentConfig:
         if self.replicas and self.caches[1:]:
             cure = "Make each cache a component of its own, with its replicas."
             raise ConfigError("go with one cache, and there are several", field=f"{path}.replicas", cure=cure)
+        self.generation_counts(path)
         places = [self.caches[0], *(self.replicas or [])]
         if twice := [place for n, place in enumerate(places) if place in places[:n]]:
             cure = "Name each place once."
@@ -229,10 +247,11 @@ def open_caches(
             raise ConfigError("is not a component", field=name, cure=did_you_mean(name, components))
     wanted = {n: c for n, c in components.items() if n not in instead}
     replicas = {c.caches[0]: c.replicas for c in wanted.values() if c.replicas}
-    copies = {n: (*c.caches, *(c.replicas or ())) for n, c in wanted.items()}
+    counts = {n: c.generation_counts(f"components.{n}") for n, c in wanted.items()}
+    copies = {n: (*c.caches, *(c.replicas or ()), *counts[n]) for n, c in wanted.items()}
     first = {paths: n for n, paths in reversed(copies.items())}  # components may share a cache
     paths = {n: wanted[n].caches for n in wanted if n in first.values()}
-    shared = open_components(paths, catalog, replicas, ledger_reader())
+    shared = open_components(paths, catalog, replicas, ledger_reader(), counts, generation_reader())
     caches = {n: shared[first[copies[n]]] for n in wanted}
     opened = [(name, cache) for name, joined in caches.items() for cache in joined.members]
     if opened and tokenizer is None:

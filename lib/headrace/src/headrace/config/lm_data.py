@@ -34,6 +34,7 @@ from headrace.config.component import (
     sizes_of,
     subsets_of,
 )
+from headrace.config.extended import extended, with_beginning, with_generations
 from headrace.config.parsing import decode, read_mapping, with_overrides
 from headrace.config.removal import dataset_as_begun, erase_removed, with_tombstones
 from headrace.config.writing import dump
@@ -162,8 +163,8 @@ class LmDataConfig:
         if self.phases[1:] and (subsets := [path for _, path in subsets_of(self.components, self.subset).values()]):
             raise ConfigError(NOT_WITH_PHASES, field=subsets[0], cure="Keep one seq_len, or leave the subset out.")
         check_epochs("max_epochs", self.max_epochs)
-        if any(component.buckets is not None for component in self.components.values()):
-            vars(self).update(written_out(self))  # it is frozen
+        vars(self).update(written_out(self))  # it is frozen
+        vars(self).update(extended(self))
         check_plan(self.stages, self.amendments)
         check_unit(self.unit, self.policy, self.counted, len(self.phases))
         policy_kind(self.policy).check(self._mixture_config())
@@ -228,7 +229,8 @@ class LmDataConfig:
             CacheError: one is missing, unfinished or unreadable.
             ConfigError: they were built with different tokenizers, or with another one than the config names.
         """
-        return open_caches(self.components, self.tokenizer, self.cache_catalog, instead or {})
+        components = with_beginning(self.components, self.amendments)
+        return open_caches(components, self.tokenizer, self.cache_catalog, instead or {})
 
     @property
     def vocab_size(self) -> int:
@@ -350,10 +352,10 @@ class LmDataConfig:
         run.as_begun, run.config = partial(dataset_as_begun, run, instead), self
         return run
 
-    def as_begun(self, braid_version: int | None, tombstones: Mapping[str, Sequence[int]]) -> LmDataConfig:
+    def as_begun(self, braid_version: int | None, *has: Mapping[str, Sequence[int]]) -> LmDataConfig:
         """This config with what a run began with, as :mod:`headrace.run.beginning` has it, where it leaves it open."""
         begun = self if braid_version is None else self.of_braid_version(braid_version)
-        return replace(begun, components=with_tombstones(begun.components, tombstones))
+        return replace(begun, components=with_generations(with_tombstones(begun.components, has[0]), has[1]))
 
     def of_braid_version(self, version: int) -> LmDataConfig:
         """This config with a version of the braid wherever it names none; itself if it names all, or braids nothing."""

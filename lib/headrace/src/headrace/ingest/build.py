@@ -53,6 +53,7 @@ from headrace.ingest.schedule import ATTEMPTS_FOLDER
 from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
+from headrace.store.generations import remove_generations
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, Compression
 from headrace.store.lease import Lease, check_vacant, lease
 from headrace.store.ledger import (
@@ -376,6 +377,7 @@ def _clear(output: str, begun: Ledger) -> None:
     """Deletes a cache, ledger last: killed within it, what is left is an unfinished cache, not a broken one."""
     if begun.finished:
         write_ledger(output, structs.replace(begun, finished=False, parts=[]))
+    remove_generations(output)
     for name in {str(s["part"]) for s in begun.sources}:  # a part without its record is never taken for complete
         files.remove_tree(files.join(part_folder(output, name), PART_RECORD_NAME))
     files.remove_tree(files.join(output, "parts"))

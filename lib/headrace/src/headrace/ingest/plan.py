@@ -139,13 +139,13 @@ def check_same_build(output: str, begun: Ledger, wanted: Ledger) -> None:
 
 def differences(begun: Ledger, wanted: Ledger) -> list[str]:
     """What differs between two plans, one phrase each; empty if a build of one can go on as the other."""
-    found = _different_tokenizer(begun.tokenizer, wanted.tokenizer)
-    found += _different_values(begun.layout, wanted.layout)
-    found += _different_values(dict(begun.metadata.get("source", {})), dict(wanted.metadata["source"]))
+    found = differing_tokenizers(begun.tokenizer, wanted.tokenizer)
+    found += differing_values(begun.layout, wanted.layout)
+    found += differing_values(dict(begun.metadata.get("source", {})), dict(wanted.metadata["source"]))
     if begun.metadata.get("template") != wanted.metadata.get("template"):
         found.append("the chat template differs")
     numbers = ("part_bytes", "ingest_version")
-    found += _different_values({k: begun.metadata.get(k) for k in numbers}, {k: wanted.metadata[k] for k in numbers})
+    found += differing_values({k: begun.metadata.get(k) for k in numbers}, {k: wanted.metadata[k] for k in numbers})
     before, now = ([str(s["path"]) for s in ledger.sources] for ledger in (begun, wanted))
     for what, paths in (("added", set(now) - set(before)), ("missing", set(before) - set(now))):
         if paths:
@@ -179,10 +179,16 @@ def changed_sources(
     return updated
 
 
-def _different_tokenizer(begun: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+def differing_tokenizers(begun: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """What differs between the tokenizers of two ledgers, a phrase each; empty if they are the same.
+
+    Example:
+        >>> differing_tokenizers({"fingerprint": "a"}, {"fingerprint": "a"})
+        []
+    """
     if begun["fingerprint"] == wanted["fingerprint"]:
         return []
-    found = _different_values(begun, wanted, ("bos", "eos", "vocab_size"))
+    found = differing_values(begun, wanted, ("bos", "eos", "vocab_size"))
     if not found:
         found = [f"tokenizer {begun['path']!r} there, {wanted['path']!r} now (their contents differ)"]
     elif begun["path"] != wanted["path"]:
@@ -190,7 +196,13 @@ def _different_tokenizer(begun: dict[str, Any], wanted: dict[str, Any]) -> list[
     return found
 
 
-def _different_values(begun: dict[str, Any], wanted: dict[str, Any], keys: Collection[str] | None = None) -> list[str]:
+def differing_values(begun: dict[str, Any], wanted: dict[str, Any], keys: Collection[str] | None = None) -> list[str]:
+    """Those of some keys, or of all, that differ, a phrase each.
+
+    Example:
+        >>> differing_values({"a": 1, "b": 2}, {"a": 1, "b": None})
+        ['b 2 there, none now']
+    """
     keys = sorted({*begun, *wanted}) if keys is None else keys
     shown = {k: ["none" if v is None else repr(v) for v in (begun.get(k), wanted.get(k))] for k in keys}
     return [f"{k} {there} there, {now} now" for k, (there, now) in shown.items() if begun.get(k) != wanted.get(k)]
