@@ -146,8 +146,8 @@ AppendOption = Annotated[
     bool,
     typer.Option(
         "--append",
-        help="Add SOURCES to the finished cache in DIR, as its next generation; settings that are not given are those of"
-        " the cache.",
+        help="Add SOURCES to the finished cache in DIR, as its next generation; settings that are not given are"
+        " those of the cache.",
     ),
 ]
 RepairOption = Annotated[

@@ -203,7 +203,12 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "fingerprint": cache.fingerprint,
         "shuffled": shuffled and {key: shuffled[key] for key in ("seed", "unit", "fingerprint")},
         "tombstones": removal_facts(cache),
+        **({"generations": _generations(cache)} if cache.members[1:] else {}),
     }
+
+
+def _generations(cache: TokenCache) -> list[dict[str, Any]]:
+    return [{"path": one.path, "documents": one.num_documents, "tokens": one.num_tokens} for one in cache.members]
 
 
 def unfinished(cache: str) -> dict[str, Any] | None:

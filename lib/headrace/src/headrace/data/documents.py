@@ -165,7 +165,7 @@ class DocumentFilter:
         """
         shuffled = None if cache.shuffle is None else shuffle_record(cache.ledger, cache.path)
         content = cache.fingerprint if shuffled is None else shuffled.fingerprint
-        if self._content not in ("", content):
+        if self._content not in ("", content, cache.members[0].fingerprint):  # numbers run on through generations
             raise ConfigError(
                 f"is of another cache: it names {self._content}, and {cache.path} is {content}",
                 field=self.name,
@@ -183,7 +183,8 @@ class DocumentFilter:
             raise ConfigError(
                 f"is a bitmap of {self._bitmap_length:,} documents, but the cache has {num_documents:,}",
                 field=self.name,
-                cure="Make it from this cache: numbers and bitmaps belong to one build.",
+                cure="Make it from this cache: numbers and bitmaps belong to one build. One of a cache that was appended"
+                " to since goes with components.NAME.generations: 1.",
             )
         if self._documents.stop.size and int(self._documents.stop[-1]) > num_documents:
             if self._count_not_found:

@@ -30,6 +30,8 @@ from headrace.store.generations import add_generation, cache_of_generation, gene
 from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
 from headrace.store.levanter.layout import is_levanter
 
+_FLAGS = {"chunk_elements": "chunk_tokens"}  # what a setting of the layout is called where it is given
+
 
 def append_cache(
     paths: Sequence[str],
@@ -119,13 +121,14 @@ def _tokenizer(output: str, ledger: Ledger, given: Mapping[str, Any]) -> Tokeniz
     """The tokenizer of a cache: its file where it was, beside which a template may lie, or else the cache's copy."""
     record = ledger.tokenizer
     own = TokenizerConfig(str(record["path"]), record["bos"] or "none", record["eos"] or "none")
-    if "path" not in given and record.get("file"):
-        try:
-            same = load_tokenizer(own).fingerprint == record["fingerprint"]
-        except HeadraceError:
-            same = False
-        own = own if same else replace(own, path=files.join(output, str(record["file"])))
-    return replace(own, **given)
+    wanted = replace(own, **given)
+    try:
+        same = load_tokenizer(wanted).fingerprint == record["fingerprint"]
+    except HeadraceError:
+        same = False
+    if not same and given.keys() - {"engine"}:
+        load_tokenizer(TokenizerConfig(**given)).check_same(record, output)
+    return wanted if same or not record.get("file") else replace(wanted, path=files.join(output, str(record["file"])))
 
 
 def _check_like(output: str, ledger: Ledger, wanted: Ledger) -> None:
@@ -134,7 +137,10 @@ def _check_like(output: str, ledger: Ledger, wanted: Ledger) -> None:
     template = [one.metadata.get("template") for one in (ledger, wanted)]
     for field, value, found in (
         ("tokenizer", wanted.tokenizer["path"], differing_tokenizers(ledger.tokenizer, wanted.tokenizer)),
-        ("layout", wanted.layout, differing_values(ledger.layout, wanted.layout)),
+        *(
+            (_FLAGS.get(key, key), value, differing_values(ledger.layout, wanted.layout, [key]))
+            for key, value in wanted.layout.items()
+        ),
         ("leaf", sorted(leaves[1]), differing_values(*leaves)),
         ("chat_template", None, [] if None in template or template[0] == template[1] else ["the templates differ"]),
     ):

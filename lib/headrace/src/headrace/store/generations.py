@@ -177,6 +177,30 @@ def add_generation(cache: TokenCache, number: int, appended: TokenCache) -> None
         files.write_atomic(files.join(root, GENERATIONS_NAME), msgspec.json.encode(content) + b"\n")
 
 
+def generations_problem(root: str) -> tuple[int, str]:
+    """How many generations a cache has, and what is wrong with the list of them; empty if nothing is.
+
+    Example:
+        >>> import headrace.testing
+        >>> generations_problem(headrace.testing.tiny_cache().path)
+        (1, '')
+    """
+    try:
+        cache = TokenCache.open(root)
+    except CacheError:  # whoever looks at the cache itself says what is wrong with it
+        return 1, ""
+    try:
+        known = generations_of(cache)
+    except CacheError as error:
+        return 1, error.problem
+    for number, content in enumerate(known[1:], start=2):
+        try:
+            check_generation(TokenCache.open(generation_path(root, number)), content)
+        except CacheError as error:
+            return number - 1, f"names generation {number}, which {error.problem}"
+    return len(known), ""
+
+
 def remove_generations(root: str) -> None:
     """Deletes what was appended to a cache that is built anew, the list first."""
     files.remove_tree(files.join(root, GENERATIONS_NAME))
