@@ -50,7 +50,7 @@ def command(
 
     number, problem = generations_problem(cache)
     checked = [_checked(generation_path(cache, n), deep, repair, as_json) for n in range(1, number + 1)]
-    facts, sound = checked[0]
+    facts, _ = checked[0]
     if problem:
         from headrace.store import files
 

@@ -30,11 +30,10 @@ from headrace.config.component import (
     check_strategy,
     counted_tokens,
     left_out,
-    open_caches,
     sizes_of,
     subsets_of,
 )
-from headrace.config.extended import extended, with_beginning, with_generations
+from headrace.config.extended import extended, open_all, with_generations
 from headrace.config.parsing import decode, read_mapping, with_overrides
 from headrace.config.removal import dataset_as_begun, erase_removed, with_tombstones
 from headrace.config.writing import dump
@@ -229,8 +228,7 @@ class LmDataConfig:
             CacheError: one is missing, unfinished or unreadable.
             ConfigError: they were built with different tokenizers, or with another one than the config names.
         """
-        components = with_beginning(self.components, self.amendments)
-        return open_caches(components, self.tokenizer, self.cache_catalog, instead or {})
+        return open_all(self, instead or {})
 
     @property
     def vocab_size(self) -> int:

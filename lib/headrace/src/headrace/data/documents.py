@@ -183,8 +183,8 @@ class DocumentFilter:
             raise ConfigError(
                 f"is a bitmap of {self._bitmap_length:,} documents, but the cache has {num_documents:,}",
                 field=self.name,
-                cure="Make it from this cache: numbers and bitmaps belong to one build. One of a cache that was appended"
-                " to since goes with components.NAME.generations: 1.",
+                cure="Make it from this cache: numbers and bitmaps belong to one build. Of a cache that was appended to"
+                " since, take the first generation: components.NAME.generations: 1.",
             )
         if self._documents.stop.size and int(self._documents.stop[-1]) > num_documents:
             if self._count_not_found:
