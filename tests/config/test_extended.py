@@ -63,7 +63,7 @@ def same(one: list[list[np.ndarray]], other: list[list[np.ndarray]]) -> bool:
     return all(np.array_equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     sizes=st.lists(st.integers(3, 70), min_size=2, max_size=4),
     steps=st.lists(st.integers(1, 19), min_size=2, max_size=2, unique=True).map(sorted),
@@ -87,16 +87,17 @@ def test_the_past_stays_the_old_epoch_goes_on_and_new_documents_come_in(
         amendments += [{"step": steps[1], "extend": {"web": last}}] if last > 2 else []
         longer = config_of(folder, *amendments, web=web, **how)
         assert [*longer.components] == ["web", "code", "web@2", *([f"web@{last}"] if last > 2 else [])]
-        assert same(batches(plain, range(steps[0])), batches(longer, range(steps[0])))
-        check_draws(plain, longer, steps[0], how)
+        check_draws(plain, longer, steps[0])
 
 
-def check_draws(plain: LmDataConfig, longer: LmDataConfig, step: int, how: dict[str, Any]) -> None:
+def check_draws(plain: LmDataConfig, longer: LmDataConfig, step: int) -> None:
     """Rows of the old documents come in the same order, none left out; all of the component have its share."""
     examples = np.arange(6 * 40)
     before, after = (mixture_of(config.dataset()) for config in (plain, longer))
     assert before is not None
     assert after is not None
+    past = [mixture.locate(examples[: 6 * step]) for mixture in (before, after)]
+    assert all(np.array_equal(a, b) for a, b in zip(*past, strict=True))
     old, new = before.explain(examples), after.explain(examples)
     for number, name in enumerate(after.names):
         ordinals = new.ordinal[new.component == number]
@@ -203,7 +204,7 @@ def numbers(*documents: int) -> Intervals:
         (
             [{"step": 5, "extend": {"web": 3}}],
             {},
-            "components.web.generations = 3: is not how many",
+            "amendments[0].extend.web = 3: is not a generation of ",
         ),
         (
             [{"step": 5, "extend": {"wbe": 2}}],
@@ -220,7 +221,7 @@ def numbers(*documents: int) -> Intervals:
         ([{"step": 5, "extend": {"web": 2}}], {"generations": 2}, "is not later than generation 2"),
         ([{"step": 5, "extend": {"web": [2, 2]}}], {}, "does not say it of its 1 caches"),
         ([{"step": 5, "extend": {"web": 2}}], {"max_tokens": 4096}, "does not go with components.web.max_tokens"),
-        ([{"step": 5, "extend": {"web": 4}}], {}, "components.web.generations = 3: is not how many "),
+        ([{"step": 5, "extend": {"web": 4}}], {}, "components.web.generations = 3: is not how many"),
         ([{"step": 5, "drop": ["web"]}, {"step": 6, "extend": {"web": 2}}], {}, "extend.web: is not in the mixture"),
         ([], {"generations": 0}, "components.web.generations = 0: is not how many generations its 1 caches have"),
         ([], {"generations": [1, 1]}, "is not how many generations its 1 caches have"),

@@ -112,22 +112,6 @@ def _check_known(config: LmDataConfig, known: Mapping[str, Sequence[str]]) -> No
                     raise ConfigError(problem, field=f"amendments[{at}].extend.{name}", value=given, cure=cure)
 
 
-def with_generations(
-    components: Mapping[str, ComponentConfig], generations: Mapping[str, Sequence[int]]
-) -> dict[str, ComponentConfig]:
-    """Components that begin with so many generations of each of their caches (empty: one), where they leave it open.
-
-    Example:
-        >>> with_generations({"web": ComponentConfig("caches/web")}, {"web": [2]})["web"].generations
-        [2]
-    """
-    left_open = {n: c for n, c in components.items() if n in generations and c.generations is None}
-    return {
-        **components,
-        **{n: replace(c, generations=[*generations[n]] or [1] * len(c.caches)) for n, c in left_open.items()},
-    }
-
-
 def _begins_with(name: str, component: ComponentConfig, amendments: Sequence[AmendmentConfig]) -> list[int] | None:
     """How many generations of each cache a component begins with, as far as its config tells."""
     if component.generations is not None:

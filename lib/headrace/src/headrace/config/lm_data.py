@@ -33,9 +33,9 @@ from headrace.config.component import (
     sizes_of,
     subsets_of,
 )
-from headrace.config.extended import extended, open_all, with_generations
+from headrace.config.extended import extended, open_all
 from headrace.config.parsing import decode, read_mapping, with_overrides
-from headrace.config.removal import dataset_as_begun, erase_removed, with_tombstones
+from headrace.config.removal import components_as_begun, dataset_as_begun, erase_removed
 from headrace.config.writing import dump
 from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
 from headrace.errors import ConfigError, check_choice
@@ -353,7 +353,7 @@ class LmDataConfig:
     def as_begun(self, braid_version: int | None, *has: Mapping[str, Sequence[int]]) -> LmDataConfig:
         """This config with what a run began with, as :mod:`headrace.run.beginning` has it, where it leaves it open."""
         begun = self if braid_version is None else self.of_braid_version(braid_version)
-        return replace(begun, components=with_generations(with_tombstones(begun.components, has[0]), has[1]))
+        return replace(begun, components=components_as_begun(begun.components, *has))
 
     def of_braid_version(self, version: int) -> LmDataConfig:
         """This config with a version of the braid wherever it names none; itself if it names all, or braids nothing."""

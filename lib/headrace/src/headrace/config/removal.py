@@ -64,17 +64,25 @@ def erase_removed(
     return ErasedDataset(dataset, erasures) if erasures else dataset
 
 
-def with_tombstones(
-    components: Mapping[str, ComponentConfig], tombstones: Mapping[str, Sequence[int]]
+def components_as_begun(
+    components: Mapping[str, ComponentConfig], tombstones: _Numbers, generations: _Numbers | None = None
 ) -> dict[str, ComponentConfig]:
-    """Components that begin with these generations of tombstones, where they leave it open.
+    """Components that begin with these generations of tombstones (empty: none), and so many generations of each of
+    their caches (empty: one), where they leave it open.
 
     Example:
-        >>> with_tombstones({"web": ComponentConfig("caches/web")}, {"web": [2]})["web"].tombstones
-        [2]
+        >>> web = components_as_begun({"web": ComponentConfig("caches/web")}, {"web": [2]}, {"web": []})["web"]
+        >>> web.tombstones, web.generations
+        ([2], [1])
     """
-    left_open = {n: c for n, c in components.items() if n in tombstones and c.tombstones is None}
-    return {**components, **{n: replace(c, tombstones=[*tombstones[n]] or 0) for n, c in left_open.items()}}
+    begun = dict(components)
+    for name, numbers in tombstones.items():
+        if name in begun and begun[name].tombstones is None:
+            begun[name] = replace(begun[name], tombstones=[*numbers] or 0)
+    for name, counts in (generations or {}).items():
+        if name in begun and begun[name].generations is None:
+            begun[name] = replace(begun[name], generations=[*counts] or [1] * len(begun[name].caches))
+    return begun
 
 
 def dataset_as_begun(

@@ -118,36 +118,45 @@ def _finished(output: str) -> tuple[TokenCache, Ledger]:
 
 
 def _tokenizer(output: str, ledger: Ledger, given: Mapping[str, Any]) -> TokenizerConfig:
-    """The tokenizer of a cache: its file where it was, beside which a template may lie, or else the cache's copy."""
+    """The tokenizer of a cache: its file where it was, beside which a template may lie, or else the cache's copy.
+
+    Raises:
+        ConfigError: what is given makes another one of it.
+    """
     record = ledger.tokenizer
-    own = TokenizerConfig(str(record["path"]), record["bos"] or "none", record["eos"] or "none")
-    wanted = replace(own, **given)
+    wanted = replace(TokenizerConfig(str(record["path"]), record["bos"] or "none", record["eos"] or "none"), **given)
+    if not _makes(wanted, record):
+        if "path" in given:
+            wanted = TokenizerConfig(**given)
+        elif record.get("file"):
+            wanted = replace(wanted, path=files.join(output, str(record["file"])))
+    found = differing_tokenizers(record, load_tokenizer(wanted).record())
+    _check_same(output, "tokenizer", wanted.path, found)
+    return wanted
+
+
+def _makes(config: TokenizerConfig, record: Mapping[str, Any]) -> bool:
     try:
-        same = load_tokenizer(wanted).fingerprint == record["fingerprint"]
+        return load_tokenizer(config).fingerprint == record["fingerprint"]
     except HeadraceError:
-        same = False
-    if not same and given.keys() - {"engine"}:
-        load_tokenizer(TokenizerConfig(**given)).check_same(record, output)
-    return wanted if same or not record.get("file") else replace(wanted, path=files.join(output, str(record["file"])))
+        return False
 
 
 def _check_like(output: str, ledger: Ledger, wanted: Ledger) -> None:
-    """Raises ConfigError unless what is to be built has the tokenizer, layout and columns of the cache."""
+    """Raises ConfigError unless what is to be built has the layout and columns of the cache, and its template."""
+    for key, value in wanted.layout.items():
+        _check_same(output, _FLAGS.get(key, key), value, differing_values(ledger.layout, wanted.layout, [key]))
     leaves = [{str(leaf["name"]): leaf for leaf in one.leaves} for one in (ledger, wanted)]
-    template = [one.metadata.get("template") for one in (ledger, wanted)]
-    for field, value, found in (
-        ("tokenizer", wanted.tokenizer["path"], differing_tokenizers(ledger.tokenizer, wanted.tokenizer)),
-        *(
-            (_FLAGS.get(key, key), value, differing_values(ledger.layout, wanted.layout, [key]))
-            for key, value in wanted.layout.items()
-        ),
-        ("leaf", sorted(leaves[1]), differing_values(*leaves)),
-        ("chat_template", None, [] if None in template or template[0] == template[1] else ["the templates differ"]),
-    ):
-        if found:
-            cure = "Leave the setting out: what is appended takes that of the cache. Or build a cache of its own."
-            problem = f"is not that of {output}, to which is appended: {'; '.join(found)}"
-            raise ConfigError(problem, field=field, value=value, cure=cure)
+    _check_same(output, "leaf", sorted(leaves[1]), differing_values(*leaves))
+    templates = {str(template) for one in (ledger, wanted) if (template := one.metadata.get("template")) is not None}
+    _check_same(output, "chat_template", None, ["the templates differ"] if len(templates) > 1 else [])
+
+
+def _check_same(output: str, field: str, value: object, differences: Sequence[str]) -> None:
+    if differences:
+        cure = "Leave the setting out: what is appended takes that of the cache. Or build a cache of its own."
+        problem = f"is not that of {output}, to which is appended: {'; '.join(differences)}"
+        raise ConfigError(problem, field=field, value=value, cure=cure)
 
 
 def _number_of(output: str, known: int, wanted: Ledger) -> int:
