@@ -212,11 +212,21 @@ def test_another_append_than_the_one_that_was_begun_is_refused(cache: str, tmp_p
     assert open_cache(cache).num_documents == 32
 
 
+def started(command: list[str], cache: str) -> subprocess.Popen[bytes]:
+    """An append that has begun to write, or is over."""
+    lease = Path(cache, "generations/2/lease.json")
+    left = lease.read_bytes() if lease.exists() else b""  # by one that was killed
+    running = subprocess.Popen([*command, cache], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while running.poll() is None and (not lease.exists() or lease.read_bytes() == left):
+        time.sleep(0.002)
+    return running
+
+
 @pytest.mark.slow
 def test_killed_at_any_moment(cache: str, tmp_path: Path, tree: Tree):
-    """Thirty kills at random moments of appends by the command; the cache is read all the while."""
+    """Thirty kills at random moments while the command appends; the cache is read all the while."""
     pick = random.Random(5)
-    new = texts_of(tmp_path / "new", 40, 2)
+    new = texts_of(tmp_path / "new", 300, 2)
     before, first = tree(cache), TokenCache.open(cache)
     reference = str(tmp_path / "reference")
     subprocess.run(["cp", "-r", cache, reference], check=True)
@@ -233,23 +243,27 @@ def test_killed_at_any_moment(cache: str, tmp_path: Path, tree: Tree):
         "2",
         "-o",
     ]
-    began = time.monotonic()
-    subprocess.run([*command, reference], check=True, capture_output=True)
-    whole, kills = time.monotonic() - began, 0
+    with started(command, reference) as running:
+        began = time.monotonic()
+        running.wait()
+    whole, kills, finished = time.monotonic() - began, 0, 0
+    assert running.returncode == 0
     for _ in range(200):
         if kills == 30:
             break
-        with subprocess.Popen([*command, cache], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
-            time.sleep(pick.uniform(0, whole))
+        with started(command, cache) as running:
+            time.sleep(pick.uniform(0, whole / 2))
             running.send_signal(signal.SIGKILL)
         kills += running.returncode == -signal.SIGKILL
         held = tree(cache)
-        assert all(held[name] == content for name, content in before.items() if name != GENERATIONS_NAME)
-        assert open_cache(cache).num_documents in (24, 24 + 320)
-        assert np.array_equal(first.document(3), TokenCache.open(cache).document(3))
-        if GENERATIONS_NAME in held:  # finished: the next one begins
-            assert held == {**tree(reference), **{n: c for n, c in held.items() if n.startswith("lease")}}
+        assert all(held[name] == content for name, content in before.items())
+        assert np.array_equal(first.document(3), open_cache(cache).document(3))
+        assert open_cache(cache).num_documents == (24 + 2400 if GENERATIONS_NAME in held else 24)
+        if GENERATIONS_NAME in held:  # it was over: the next one begins
+            assert {n: c for n, c in held.items() if not n.endswith("lease.json")} == tree(reference)
             subprocess.run(["rm", "-r", f"{cache}/generations", f"{cache}/{GENERATIONS_NAME}"], check=True)
+            finished += 1
     assert kills == 30
     subprocess.run([*command, cache], check=True, capture_output=True)
     assert tree(cache) == tree(reference)
+    print(f"{kills} kills, of appends that take {whole:.1f} s to write; {finished} had ended")
