@@ -435,6 +435,8 @@ ADDED = (
     "max_record_bytes",
     "special_tokens_in_text",
     "compat",
+    "generations",
+    "extend",
     "tombstones",
 )
 """Names that configs have gained since: errors that list all names have them, and ``config show`` prints fields."""

@@ -248,7 +248,7 @@ def test_what_amendments_say_later_means_all_of_an_extended_component(root: str,
     config = config_of(
         root, {"step": 3, "extend": {"web": 2}}, {"step": 5, "weights": {"web": 3}}, {"step": 7, "drop": ["web"]}
     )
-    stages = [stage.blend.to_config() for stage in config.resolved_stages()]
+    stages: list[dict[str, Any]] = [stage.blend.to_config() for stage in config.resolved_stages()]
     assert stages[2]["web"]["weight"] == 3
     assert [*stages[3]] == ["code"]
     assert load_config(None, [f"{k}={v}" for k, v in {"seq_len": 16}.items()]).amendments == []

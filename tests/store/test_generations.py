@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.data.documents import DocumentFilter
 from headrace.errors import CacheError, ConfigError
 from headrace.store.cache import TokenCache
 from headrace.store.generations import (
@@ -117,3 +118,15 @@ def test_problems_are_found(tmp_path: Path):
     remove_generations(root)
     assert generations_problem(root) == (1, "")
     assert generations_problem(str(tmp_path / "nothing")) == (1, "")
+
+
+def test_lists_of_documents_hold_through_generations(tmp_path: Path):
+    root = str(tmp_path / "web")
+    first = tiny_cache(root, documents=3)
+    append(root, 4)
+    cache = open_cache(root)
+    (tmp_path / "list.txt").write_text(f"# cache: {first.fingerprint}\n2\n5\n")
+    assert DocumentFilter.load(str(tmp_path / "list.txt")).of(cache).documents.total == 2
+    assert DocumentFilter(np.array([True, False, True])).of(cache).documents.total == 2
+    with pytest.raises(ConfigError, match="is a bitmap of 4 documents, but the cache has 7"):
+        DocumentFilter(np.ones(4, bool)).of(cache)

@@ -36,16 +36,14 @@ Sources = Annotated[
         help="Files, folders (recursive), globs, braces, URLs; hf://OWNER/NAME?split=SPLIT.", metavar="SOURCES"
     ),
 ]
-TokenizerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tokenizer",
-        "-t",
-        help="A tokenizer.json, a folder that holds one, hf://OWNER/NAME of the hub, or `bytes`; `ids:N` for ready ids"
-        " below N. With --append it is that of the cache.",
-        metavar="TOKENIZER",
-    ),
-]
+_TOKENIZER = typer.Option(
+    "--tokenizer",
+    "-t",
+    help="A tokenizer.json, a folder that holds one, hf://OWNER/NAME of the hub, or `bytes`; `ids:N` for ready ids"
+    " below N. With --append it is that of the cache.",
+    metavar="TOKENIZER",
+)
+TokenizerOption = Annotated[str, _TOKENIZER]
 TokenizerEngineOption = Annotated[
     TokenizerEngine,
     typer.Option(
@@ -170,7 +168,7 @@ def command(
     context: typer.Context,
     sources: Sources,
     output: Annotated[str, typer.Option("--output", "-o", help="Folder or URL of the cache.", metavar="DIR")],
-    tokenizer: TokenizerOption = None,
+    tokenizer: Annotated[str | None, _TOKENIZER] = None,
     eos: EosOption = "auto",
     bos: BosOption = "none",
     tokenizer_engine: TokenizerEngineOption = "auto",

@@ -163,14 +163,16 @@ class DocumentFilter:
         Raises:
             ConfigError: the filter names another cache; else as :meth:`among`.
         """
-        shuffled = None if cache.shuffle is None else shuffle_record(cache.ledger, cache.path)
-        content = cache.fingerprint if shuffled is None else shuffled.fingerprint
-        if self._content not in ("", content, cache.members[0].fingerprint):  # numbers run on through generations
+        content = _numbered_in(cache)
+        if self._content not in ("", content, _numbered_in(cache.members[0])):  # numbers run on through generations
             raise ConfigError(
                 f"is of another cache: it names {self._content}, and {cache.path} is {content}",
                 field=self.name,
                 cure="Make the list from this cache: numbers and bitmaps belong to one build.",
             )
+        generations = np.cumsum([member.num_documents for member in cache.members[: cache.generations[0]]])
+        if self._bitmap_length in generations.tolist():  # it was made before the others were appended
+            return self._documents
         return self.among(cache.num_documents)
 
     def among(self, num_documents: int) -> Intervals:
@@ -183,8 +185,7 @@ class DocumentFilter:
             raise ConfigError(
                 f"is a bitmap of {self._bitmap_length:,} documents, but the cache has {num_documents:,}",
                 field=self.name,
-                cure="Make it from this cache: numbers and bitmaps belong to one build. Of a cache that was appended to"
-                " since, take the first generation: components.NAME.generations: 1.",
+                cure="Make it from this cache: numbers and bitmaps belong to one build.",
             )
         if self._documents.stop.size and int(self._documents.stop[-1]) > num_documents:
             if self._count_not_found:
@@ -198,6 +199,12 @@ class DocumentFilter:
                 " (remove_not_found: count lets them pass, counted).",
             )
         return self._documents
+
+
+def _numbered_in(cache: TokenCache) -> str:
+    """Fingerprint of the cache whose numbers documents have: of a shuffled one, of its original."""
+    shuffled = None if cache.shuffle is None else shuffle_record(cache.ledger, cache.path)
+    return cache.fingerprint if shuffled is None else shuffled.fingerprint
 
 
 def stored_documents(cache: TokenCache, originals: Intervals) -> Intervals:

@@ -84,8 +84,8 @@ def append_cache(
     layout = {"dtype": ledger.layout["dtype"], "chunk_tokens": ledger.layout["chunk_elements"]}
     layout |= {key: ledger.layout[key] for key in ("shard_chunks", "compression")}
     settings: ShuffledBuildOptions = {**layout, **options}  # pyright: ignore[reportAssignmentType]  (all are known)
-    settings.setdefault("part_bytes", ledger.metadata.get("part_bytes", DEFAULT_PART_BYTES))
-    wanted = plan_build(reading, encoder, output, settings["part_bytes"], settings)[1]
+    part_bytes = settings.setdefault("part_bytes", ledger.metadata.get("part_bytes", DEFAULT_PART_BYTES))
+    wanted = plan_build(reading, encoder, output, part_bytes, settings)[1]
     _check_like(output, ledger, wanted)
     number = _number_of(output, known, wanted)
     folder = generation_path(output, number)
