@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
 from headrace.cli.exits import kept_when_interrupted
+from headrace.ingest.choices import TokenizerEngine
 
 if TYPE_CHECKING:
     from headrace.ingest.build import BuildReport
     from headrace.ingest.shuffle_plan import ReshuffleConfig
     from headrace.ingest.source import SourceConfig
-    from headrace.ingest.tokenize import TokenizerConfig
 
 _SOURCE: dict[str, tuple[str, ...]] = {
     "format": ("format",),
@@ -32,32 +32,33 @@ _TOKENIZER = {"path": "tokenizer", "bos": "bos", "eos": "eos", "engine": "tokeni
 _OF_CACHE = ("dtype", "chunk_tokens", "compression", "part_bytes")
 
 
-def check_append(append: bool, repair: bool, tokenizer: str | None) -> None:
-    """Raises ConfigError for flags that do not go with --append, or are needed without it."""
-    from headrace.errors import ConfigError
-
-    if append and repair:
-        cure = "Leave it out: headrace verify CACHE --repair mends a cache and all that was appended to it."
-        raise ConfigError("does not go with --append", field="--repair", value=True, cure=cure)
-    if not append and tokenizer is None:
-        cure = "Give a tokenizer.json, hf://OWNER/NAME or bytes; only with --append it is that of the cache."
-        raise ConfigError("is missing", field="--tokenizer", cure=cure)
+Encoder: TypeAlias = tuple[str | None, str | None, str | None, TokenizerEngine]
+"""Tokenizer, tokens before and after documents, and what encodes, as the command has them."""
 
 
 def append_as_typed(
+    context: typer.Context,
     source: SourceConfig,
-    encoder: TokenizerConfig,
+    encoder: Encoder,
     output: str,
+    repair: bool,
     how: ReshuffleConfig | None,
     options: dict[str, Any],
-    context: typer.Context,
 ) -> BuildReport:
-    """Appends to a cache with those settings that the command line has, and else those of the cache."""
+    """Appends to a cache with those settings that the command line has, and else those of the cache.
+
+    Raises:
+        ConfigError: --repair; else as of :func:`~headrace.ingest.append.append_cache`.
+    """
+    from headrace.errors import ConfigError
     from headrace.ingest.append import append_cache
 
+    if repair:
+        cure = "Leave it out: headrace verify CACHE --repair mends a cache and all that was appended to it."
+        raise ConfigError("does not go with --append", field="--repair", value=True, cure=cure)
     typed = {name for name in context.params if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
     reading = {field: getattr(source, field) for field, names in _SOURCE.items() if typed.intersection(names)}
-    tokens = {field: getattr(encoder, field) for field, name in _TOKENIZER.items() if name in typed}
+    tokens = {field: said for (field, name), said in zip(_TOKENIZER.items(), encoder, strict=True) if name in typed}
     settings = {name: value for name, value in options.items() if name in typed or name not in _OF_CACHE}
     with kept_when_interrupted():
         return append_cache(source.paths, output, source=reading, tokenizer=tokens, how=how, **settings)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from headrace.cli.append import append_as_typed, check_append
+from headrace.cli.append import Encoder, append_as_typed
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson
 from headrace.cli.shown import counted, in_bytes
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from headrace.ingest.records import LeafConfig
     from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost
     from headrace.ingest.source import SourceConfig
-    from headrace.ingest.tokenize import TokenizerConfig
 
 
 Sources = Annotated[
@@ -226,14 +226,10 @@ def command(
         headrace build dump/2026-11/ -o cache --append
     """
     from headrace.ingest.source import ChatConfig, FimConfig, SourceConfig
-    from headrace.ingest.tokenize import TokenizerConfig
 
+    files = (sources, format, text_field, on_bad_line, extension or [])
     source = SourceConfig(
-        sources,
-        format,
-        text_field,
-        on_bad_line,
-        extension or [],
+        *files,
         kind=kind,
         fields=dict(_pair(f) for f in field or []),
         leaves=_leaves(leaf or []),
@@ -244,27 +240,30 @@ def command(
     )
     options = {"dtype": dtype, "chunk_tokens": chunk_tokens, "compression": compression, "part_bytes": part_bytes}
     options |= {"engine": engine, "workers": workers, "hash_sources": hash_sources, "restart": restart}
-    encoder = TokenizerConfig(tokenizer or "", bos, eos, tokenizer_engine)
+    encoder: Encoder = (tokenizer, bos, eos, tokenizer_engine)
     how = shuffle_config(shuffle, memory)
-    check_append(append, repair, tokenizer)
-    if append:
-        report = append_as_typed(source, encoder, output, how, options, context)
-    else:
-        report = _build(source, encoder, output, repair, how, options)
+    report = (partial(append_as_typed, context) if append else _build)(source, encoder, output, repair, how, options)
     typer.echo(json.dumps(report.to_json()) if as_json else summary(report))
 
 
 def _build(
     source: SourceConfig,
-    tokenizer: TokenizerConfig,
+    encoder: Encoder,
     output: str,
     repair: bool,
     how: ReshuffleConfig | None,
     options: dict[str, Any],
 ) -> BuildReport:
+    from headrace.errors import ConfigError
     from headrace.ingest.build import build_cache
     from headrace.ingest.build_shuffled import build_shuffled
+    from headrace.ingest.tokenize import TokenizerConfig
 
+    path, bos, eos, engine = encoder
+    if path is None:
+        cure = "Give a tokenizer.json, hf://OWNER/NAME or bytes; only with --append it is that of the cache."
+        raise ConfigError("is missing", field="--tokenizer", cure=cure)
+    tokenizer = TokenizerConfig(path, bos, eos, engine)
     with kept_when_interrupted():
         if repair:
             repair_parts(output)

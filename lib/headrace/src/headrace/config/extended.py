@@ -12,14 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from headrace.config.component import ComponentConfig, open_caches
+from headrace.config.component import ComponentConfig
 from headrace.errors import ConfigError, did_you_mean
-from headrace.feed.host_ledgers import generation_reader
-from headrace.mix.stage_config import AmendmentConfig, added_later
-from headrace.store.cache import TokenCache
-from headrace.store.generations import cache_of_generation, check_generation, generation_path, generations_of
+from headrace.mix.stage_config import added_later
+from headrace.store.generations import generation_path
 
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
@@ -44,7 +40,7 @@ def extended(config: LmDataConfig) -> Mapping[str, Any]:
         return {}
     written = {name for amendment in config.amendments for name in amendment.newcomers.values()}
     components = {name: one for name, one in config.components.items() if name not in written}
-    reached = {name: _begins_with(name, one, config.amendments) for name, one in components.items()}
+    reached = {name: one.begins_with(name, config.amendments) for name, one in components.items()}
     for number, amendment in enumerate(config.amendments):
         later = added_later(config.amendments[number + 1 :])
         for name, given in amendment.extend.items():
@@ -64,62 +60,6 @@ def extended(config: LmDataConfig) -> Mapping[str, Any]:
             order = {n: components[n] for n in before} | {newcomer: one} | {n: components[n] for n in after}
             components = order
     return {"components": components}
-
-
-def open_all(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> dict[str, TokenCache]:
-    """The caches of all components of a config, those that extend others behind the others.
-
-    Raises:
-        ConfigError: a generation that the cache of an extended component has not; else as ``LmDataConfig.open_caches``.
-        CacheCorruptError: a generation is not what was appended.
-    """
-    newcomers = [name for amendment in config.amendments for name in amendment.newcomers.values()]
-    extended = {name for amendment in config.amendments for name in amendment.extend}
-    first = {name: _begins_with(name, config.components[name], config.amendments) for name in extended}
-    begun = {
-        name: replace(one, generations=first.get(name, one.generations)) for name, one in config.components.items()
-    }
-
-    def opened(names: Sequence[str]) -> dict[str, TokenCache]:
-        given = {name: cache for name, cache in instead.items() if name in names or name not in begun}
-        chosen = {name: begun[name] for name in names}
-        return open_caches(chosen, config.tokenizer, config.cache_catalog, given)
-
-    read = generation_reader()
-    caches = opened([name for name in begun if name not in newcomers])
-    if newcomers:
-        known: dict[str, tuple[str, ...]] = {}  # the content of the generations of each cache, by its path
-        for name in first.keys() - instead.keys():
-            firsts = np.cumsum([0, *caches[name].generations[:-1]]).tolist()
-            known |= {root.path: generations_of(root, read) for root in map(caches[name].members.__getitem__, firsts)}
-        _check_known(config, known)
-        caches |= opened(newcomers)
-        for member in (one for name in newcomers for one in caches[name].members):
-            if contents := known.get(cache_of_generation(member.path)):
-                check_generation(member, contents[int(member.path.rpartition("/")[2]) - 1])
-    return {name: caches[name] for name in begun}
-
-
-def _check_known(config: LmDataConfig, known: Mapping[str, Sequence[str]]) -> None:
-    """Raises ConfigError for a generation that no cache has."""
-    for at, amendment in enumerate(config.amendments):
-        for name, given in amendment.extend.items():
-            numbers = given if isinstance(given, list) else [given]
-            for number, path in zip(numbers, config.components[name].caches, strict=True):
-                if path in known and number > len(known[path]):
-                    cure = f"headrace build SOURCE --output {path} --append makes another."
-                    problem = f"is not a generation of {path}, which has {len(known[path])}"
-                    raise ConfigError(problem, field=f"amendments[{at}].extend.{name}", value=given, cure=cure)
-
-
-def _begins_with(name: str, component: ComponentConfig, amendments: Sequence[AmendmentConfig]) -> list[int] | None:
-    """How many generations of each cache a component begins with, as far as its config tells."""
-    if component.generations is not None:
-        return [*component.generations] if isinstance(component.generations, list) else [component.generations]
-    given = next((a.extend[name] for a in amendments if name in a.extend), None)
-    if given is None:
-        return None
-    return [max(number - 1, 1) for number in (given if isinstance(given, list) else [given])]
 
 
 def _check_extends(name: str, given: object, field: str, components: Mapping[str, ComponentConfig]) -> None:

@@ -30,10 +30,11 @@ from headrace.config.component import (
     check_strategy,
     counted_tokens,
     left_out,
+    open_caches,
     sizes_of,
     subsets_of,
 )
-from headrace.config.extended import extended, open_all
+from headrace.config.extended import extended
 from headrace.config.parsing import decode, read_mapping, with_overrides
 from headrace.config.removal import components_as_begun, dataset_as_begun, erase_removed
 from headrace.config.writing import dump
@@ -185,10 +186,9 @@ class LmDataConfig:
         return run_steps(self._mixture_config())
 
     def resolved_stages(self, instead: Mapping[str, TokenCache] | None = None) -> list[Stage]:
-        """The mixtures of the run, in order, amendments included.
-
-        ``instead`` as in :meth:`open_caches`; caches are opened only where weights follow from sizes. ConfigError:
-        weights given in two places, an unknown source, an amendment out of order.
+        """The mixtures of the run, in order, amendments included; ``instead`` as in :meth:`open_caches`, which are
+        opened only where weights follow from sizes. ConfigError: weights given in two places, an unknown source, an
+        amendment out of order.
         """
         return list(self._mixture_plan(instead).stages)
 
@@ -228,7 +228,7 @@ class LmDataConfig:
             CacheError: one is missing, unfinished or unreadable.
             ConfigError: they were built with different tokenizers, or with another one than the config names.
         """
-        return open_all(self, instead or {})
+        return open_caches(self, instead or {})
 
     @property
     def vocab_size(self) -> int:
