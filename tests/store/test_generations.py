@@ -5,14 +5,22 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig
 from headrace.data.documents import DocumentFilter
 from headrace.errors import CacheError, ConfigError
+from headrace.ingest.append import append_cache
+from headrace.ingest.build import build_cache
+from headrace.ingest.source import SourceConfig
+from headrace.ingest.tokenize import TokenizerConfig
+from headrace.mix.stage_config import AmendmentConfig
 from headrace.store.cache import TokenCache
 from headrace.store.generations import (
     GENERATIONS_NAME,
@@ -130,3 +138,19 @@ def test_lists_of_documents_hold_through_generations(tmp_path: Path):
     assert DocumentFilter(np.array([True, False, True])).of(cache).documents.total == 2
     with pytest.raises(ConfigError, match="is a bitmap of 4 documents, but the cache has 7"):
         DocumentFilter(np.ones(4, bool)).of(cache)
+
+
+@pytest.mark.parametrize("store", ["gcs_bucket", pytest.param("s3_bucket", marks=pytest.mark.slow)])
+def test_caches_in_object_stores_grow(tmp_path: Path, store: str, request: pytest.FixtureRequest):
+    root = f"{request.getfixturevalue(store)}/growing"
+    for name in ("old", "new"):
+        (tmp_path / f"{name}.txt").write_text(f"{name} text")
+    quiet: dict[str, Any] = {"progress": False, "engine": "inline"}
+    build_cache(SourceConfig([str(tmp_path / "old.txt")]), TokenizerConfig("bytes"), root, **quiet)
+    assert append_cache([str(tmp_path / "new.txt")], root, **quiet).parts_built == 1
+    cache = open_cache(root)
+    assert (cache.generations, cache.num_documents) == ((2,), 2)
+    assert bytes(cache.document(1)[:-1].astype(np.uint8)) == b"new text"
+    web = {"web": ComponentConfig(root, generations=1)}
+    config = LmDataConfig(web, seq_len=4, batch_size=2, amendments=[AmendmentConfig(3, extend={"web": 2})])
+    assert config.open_caches()["web@2"].num_documents == 1

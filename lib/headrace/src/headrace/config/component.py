@@ -140,6 +140,8 @@ class ComponentConfig:
     def build_caches(self, name: str, tokenizer: TokenizerConfig, *, progress: bool) -> None:
         """Builds those that do not exist, and finishes those that were begun; see ``LmDataConfig.build_caches``."""
         for path in self.caches if self.source is not None or not self.replicas else ():  # a copy is not built
+            if cache_of_generation(path):  # what appends builds
+                continue
             ledger = ledger_state(path)
             if ledger is not None and ledger.finished:
                 continue
