@@ -111,7 +111,11 @@ DtypeOption = Annotated[
     str | None, typer.Option(help="Stored integer type; by default the narrowest that holds the vocabulary.")
 ]
 PartBytesOption = Annotated[
-    int, typer.Option(help="Source bytes in a part, the unit of work and of resuming.", metavar="BYTES")
+    int,
+    typer.Option(
+        help="Most source bytes in a part, the unit of work and of resuming; small corpora have smaller ones.",
+        metavar="BYTES",
+    ),
 ]
 EngineOption = Annotated[
     Engine, typer.Option(help="Who builds: processes here, this one, or a Ray cluster (RAY_ADDRESS, or one here).")

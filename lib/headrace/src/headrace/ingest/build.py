@@ -377,10 +377,10 @@ def _clear(output: str, begun: Ledger) -> None:
     """Deletes a cache, ledger last: killed within it, what is left is an unfinished cache, not a broken one."""
     if begun.finished:
         write_ledger(output, structs.replace(begun, finished=False, parts=[]))
-    remove_generations(output)
     for name in {str(s["part"]) for s in begun.sources}:  # a part without its record is never taken for complete
         files.remove_tree(files.join(part_folder(output, name), PART_RECORD_NAME))
     files.remove_tree(files.join(output, "parts"))
+    remove_generations(output)
     for name in (ATTEMPTS_FOLDER, FILE_NAME, TABLE_NAME, LEDGER_NAME):
         files.remove_tree(files.join(output, name))
 

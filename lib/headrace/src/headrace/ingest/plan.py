@@ -34,6 +34,8 @@ from headrace.store.ledger import Ledger
 
 DEFAULT_PART_BYTES = 64 << 20
 MAX_PARTS = 4096
+_FEW_PARTS = 16  # a corpus has as many, if it has as many of _LEAST_BYTES: work for all cores, little to do again
+_LEAST_BYTES = 1 << 20
 _SHOWN = 4
 _AT_ONCE = 4
 _BLOCK = 1 << 20
@@ -61,8 +63,9 @@ def plan_parts(
 
     Args:
         files: In the order that their documents shall have.
-        part_bytes: Stored bytes in a part, about: a part ends with the file or slice that reaches it. Larger for
-            corpora that would have more than 4096 parts.
+        part_bytes: Stored bytes in a part at most, about: a part ends with the file or slice that reaches it. Larger
+            for corpora that would have more than 4096 parts; smaller, down to 1 MiB, for those that would have fewer
+            than 16.
         split: Cuts a file that is larger than so many bytes into slices; files stay whole if None.
 
     Raises:
@@ -76,7 +79,8 @@ def plan_parts(
     check_at_least("part_bytes", part_bytes, cure="Count in bytes.")
     # A file of unknown size counts as something, yet is no part of its own.
     weights = [part_bytes // 16 if f.size is None else f.size for f in files]
-    target = max(part_bytes, -(-sum(weights) // (MAX_PARTS - 1)))
+    few = max(_LEAST_BYTES, sum(weights) // _FEW_PARTS)
+    target = max(min(part_bytes, few), -(-sum(weights) // (MAX_PARTS - 1)))
     tasks: list[PartTask] = []
     members: list[SourceFile] = []
     filled = 0
