@@ -30,6 +30,7 @@ def extended(config: LmDataConfig) -> Mapping[str, Any]:
 
     Example:
         >>> from headrace import LmDataConfig
+        >>> from headrace.mix.stage_config import AmendmentConfig
         >>> config = LmDataConfig(
         ...     {"web": ComponentConfig("caches/web")}, amendments=[AmendmentConfig(50, extend={"web": 2})]
         ... )
