@@ -218,7 +218,7 @@ def try_config(bases: dict[str, str], case: dict[str, Any]) -> dict[str, Any]:
             assert component["source"].pop("max_record_bytes") == 1 << 30
             assert component["source"].pop("special_tokens_in_text") == "token"
     for amendment in fields["amendments"] or ():
-        assert amendment.pop("remove") == {}
+        assert (amendment.pop("remove"), amendment.pop("extend")) == ({}, {})
     return {"config": hashlib.sha256(_canonical(fields).encode()).hexdigest()}
 
 
@@ -436,6 +436,8 @@ ADDED = (
     "max_record_bytes",
     "special_tokens_in_text",
     "compat",
+    "generations",
+    "extend",
     "tombstones",
 )
 """Names that configs have gained since: errors that list all names have them, and ``config show`` prints fields."""

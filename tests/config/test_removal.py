@@ -12,7 +12,7 @@ import pytest
 from headrace.analysis.check.plan import plan_run
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
-from headrace.config.removal import with_tombstones
+from headrace.config.removal import components_as_begun
 from headrace.data.buckets import BucketsConfig
 from headrace.data.provenance import removed_spans, rows_of_step, spans_of_rows
 from headrace.errors import ConfigError
@@ -109,7 +109,7 @@ def test_components_over_one_cache_may_begin_with_different_generations(tmp_path
 def test_newer_generations_by_hand_and_by_name(tmp_path):
     config = LmDataConfig({"web": one_cache(tmp_path)}, seq_len=16, batch_size=8)
     assert "tombstones" not in config.dataset().describe()
-    assert with_tombstones(config.components, {})["web"].tombstones is None
+    assert components_as_begun(config.components, {})["web"].tombstones is None
     remove(config.components["web"], [3])
     assert "tombstones" not in config.as_begun(None, {"web": []}).dataset().describe()
     two = dataclasses.replace(config, components={"web": ComponentConfig([str(tmp_path / "c")], tombstones=[1, 1])})

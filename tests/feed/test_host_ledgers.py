@@ -13,6 +13,7 @@ from headrace.errors import CacheCorruptError, CacheMissingError
 from headrace.feed.host_ledgers import SharedLedgers, ledger_reader
 from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
+from headrace.store.joined import open_cache
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import open_ledger
 from headrace.store.tombstones import TOMBSTONES_NAME, remove_documents
@@ -102,6 +103,15 @@ def test_all_have_the_tombstones_that_the_first_has_read(served, root):
         assert len(opened(proxy)) == 2
     finally:
         (root / "b" / TOMBSTONES_NAME).unlink(missing_ok=True)
+
+
+def test_all_have_the_generations_that_the_first_has_read(served):
+    url, proxy = served
+    store = KeyValueStore()
+    for _ in range(3):
+        shared = SharedLedgers(store)
+        assert open_cache(f"{url}/b", read=shared, read_list=shared.generations).generations == (1,)
+    assert len(opened(proxy)) == 3 + 1
 
 
 def test_those_of_whom_nothing_came_read_it_themselves(served, caplog):

@@ -81,3 +81,12 @@ def test_a_path_is_written_down_without_its_credentials():
     (record,) = source_records(plan_parts([file]))
     assert record["path"] == "https://***@host/a.jsonl?X-Amz-Signature=***&part=3"
     assert tasks_from_records([record], {file.shown_path: file})[0].files == (file,)
+
+
+def test_small_corpora_have_parts_for_all_cores():
+    """Five compressed files of some megabytes are five parts, whatever is the most that a part may have."""
+    small = [SourceFile(f"{i}.jsonl.gz", "jsonl", size=2 << 20) for i in range(5)]
+    assert len(plan_parts(small)) == 5
+    assert len(plan_parts([SourceFile(f"{i}.txt", "text", size=1 << 10) for i in range(2000)])) == 2
+    assert len(plan_parts([SourceFile(f"{i}.txt", "text", size=1 << 20) for i in range(64)])) == 16
+    assert len(plan_parts([SourceFile(f"{i}.txt", "text", size=64 << 20) for i in range(64)])) == 64

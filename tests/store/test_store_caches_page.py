@@ -70,6 +70,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "ids-kept.yaml").write_text(
         "seq_len: 64\nbatch_size: 4\ncomponents: {docs: caches/ids-kept}\namendments: [{step: 2, remove: {docs: 2}}]\n"
     )
+    appended = [{"text": f"the new fox {i} " * 9, "id": f"new-{i}"} for i in range(20)]
+    write_lines(tmp_path / "corpus-new" / "c.jsonl", appended)
+    (tmp_path / "growing.yaml").write_text(
+        "seq_len: 64\nbatch_size: 4\ncomponents: {docs: caches/growing}\namendments: [{step: 20, extend: {docs: 2}}]\n"
+    )
     write_lines(tmp_path / "ids.jsonl", [{"ids": [1, 2, 50303]}] * 5)
     write_tables(tmp_path)
     write_megatron(tmp_path / "tokens_text_document")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from headrace.cli.append import Encoder, append_as_typed
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson
 from headrace.cli.shown import counted, in_bytes
@@ -34,16 +36,14 @@ Sources = Annotated[
         help="Files, folders (recursive), globs, braces, URLs; hf://OWNER/NAME?split=SPLIT.", metavar="SOURCES"
     ),
 ]
-TokenizerOption = Annotated[
-    str,
-    typer.Option(
-        "--tokenizer",
-        "-t",
-        help="A tokenizer.json, a folder that holds one, hf://OWNER/NAME of the hub, or `bytes`; `ids:N` for ready ids"
-        " below N.",
-        metavar="TOKENIZER",
-    ),
-]
+_TOKENIZER = typer.Option(
+    "--tokenizer",
+    "-t",
+    help="A tokenizer.json, a folder that holds one, hf://OWNER/NAME of the hub, or `bytes`; `ids:N` for ready ids"
+    " below N. With --append it is that of the cache.",
+    metavar="TOKENIZER",
+)
+TokenizerOption = Annotated[str, _TOKENIZER]
 TokenizerEngineOption = Annotated[
     TokenizerEngine,
     typer.Option(
@@ -111,7 +111,11 @@ DtypeOption = Annotated[
     str | None, typer.Option(help="Stored integer type; by default the narrowest that holds the vocabulary.")
 ]
 PartBytesOption = Annotated[
-    int, typer.Option(help="Source bytes in a part, the unit of work and of resuming.", metavar="BYTES")
+    int,
+    typer.Option(
+        help="Most source bytes in a part, the unit of work and of resuming; small corpora have smaller ones.",
+        metavar="BYTES",
+    ),
 ]
 EngineOption = Annotated[
     Engine, typer.Option(help="Who builds: processes here, this one, or a Ray cluster (RAY_ADDRESS, or one here).")
@@ -140,6 +144,14 @@ RedirectHostOption = Annotated[
         callback=_allow_redirects,
     ),
 ]
+AppendOption = Annotated[
+    bool,
+    typer.Option(
+        "--append",
+        help="Add SOURCES to the finished cache in DIR, as its next generation; settings that are not given are"
+        " those of the cache.",
+    ),
+]
 RepairOption = Annotated[
     bool, typer.Option("--repair", help="Read what is there, and build again the parts that are damaged.")
 ]
@@ -157,9 +169,10 @@ MemoryOption = Annotated[
 
 
 def command(
+    context: typer.Context,
     sources: Sources,
     output: Annotated[str, typer.Option("--output", "-o", help="Folder or URL of the cache.", metavar="DIR")],
-    tokenizer: TokenizerOption,
+    tokenizer: Annotated[str | None, _TOKENIZER] = None,
     eos: EosOption = "auto",
     bos: BosOption = "none",
     tokenizer_engine: TokenizerEngineOption = "auto",
@@ -189,6 +202,7 @@ def command(
     redirect_host: RedirectHostOption = None,
     shuffle: ShuffleOption = None,
     memory: MemoryOption = None,
+    append: AppendOption = False,
     repair: RepairOption = False,
     restart: Annotated[bool, typer.Option("--restart", help="Delete what is in DIR and begin anew.")] = False,
     as_json: AsJson = False,
@@ -212,15 +226,14 @@ def command(
         headrace build chats.jsonl -o chat-cache -t llama3/ --kind chat --mask roles --mask-role assistant
 
         headrace build 'hf://owner/poems?split=train' -o shuffled -t llama3/ --shuffle 7
+
+        headrace build dump/2026-11/ -o cache --append
     """
     from headrace.ingest.source import ChatConfig, FimConfig, SourceConfig
 
+    files = (sources, format, text_field, on_bad_line, extension or [])
     source = SourceConfig(
-        sources,
-        format,
-        text_field,
-        on_bad_line,
-        extension or [],
+        *files,
         kind=kind,
         fields=dict(_pair(f) for f in field or []),
         leaves=_leaves(leaf or []),
@@ -231,24 +244,30 @@ def command(
     )
     options = {"dtype": dtype, "chunk_tokens": chunk_tokens, "compression": compression, "part_bytes": part_bytes}
     options |= {"engine": engine, "workers": workers, "hash_sources": hash_sources, "restart": restart}
-    encoder = (tokenizer, bos, eos, tokenizer_engine)
-    report = _build(source, encoder, output, repair, shuffle_config(shuffle, memory), options)
+    encoder: Encoder = (tokenizer, bos, eos, tokenizer_engine)
+    how = shuffle_config(shuffle, memory)
+    report = (partial(append_as_typed, context) if append else _build)(source, encoder, output, repair, how, options)
     typer.echo(json.dumps(report.to_json()) if as_json else summary(report))
 
 
 def _build(
     source: SourceConfig,
-    encoder: tuple[str, str | None, str | None, TokenizerEngine],
+    encoder: Encoder,
     output: str,
     repair: bool,
     how: ReshuffleConfig | None,
     options: dict[str, Any],
 ) -> BuildReport:
+    from headrace.errors import ConfigError
     from headrace.ingest.build import build_cache
     from headrace.ingest.build_shuffled import build_shuffled
     from headrace.ingest.tokenize import TokenizerConfig
 
-    tokenizer = TokenizerConfig(*encoder)
+    path, bos, eos, engine = encoder
+    if path is None:
+        cure = "Give a tokenizer.json, hf://OWNER/NAME or bytes; only with --append it is that of the cache."
+        raise ConfigError("is missing", field="--tokenizer", cure=cure)
+    tokenizer = TokenizerConfig(path, bos, eos, engine)
     with kept_when_interrupted():
         if repair:
             repair_parts(output)

@@ -227,10 +227,10 @@ def check_json(plan: RunPlan, found: Sequence[Finding]) -> dict[str, Any]:
 def token_count(path: str) -> int | None:
     """Tokens of the cache at a path; None if there is none that can be used."""
     from headrace.errors import HeadraceError
-    from headrace.store.cache import TokenCache
+    from headrace.store.joined import open_cache
 
     try:
-        return TokenCache.open(path).num_tokens
+        return open_cache(path).num_tokens
     except (HeadraceError, OSError):
         return None
 

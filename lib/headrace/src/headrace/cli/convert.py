@@ -50,12 +50,12 @@ def command(
 
         headrace convert levanter-cache/train cache --layout headrace --dtype uint16 --tokenizer llama3/
     """
-    from headrace.store.cache import TokenCache
     from headrace.store.consolidate import consolidate
+    from headrace.store.joined import open_cache
     from headrace.store.layout import CacheLayout
     from headrace.store.levanter.export import write_levanter
 
-    source = TokenCache.open(cache)
+    source = open_cache(cache)
     stated = None if tokenizer is None else _stated(source, layout, tokenizer)
     with _copying("converting", source, show=not as_json) as advance:
         if layout == "levanter":
@@ -113,10 +113,10 @@ def consolidate(
 
         headrace consolidate cache cache-in-one
     """
-    from headrace.store.cache import TokenCache
     from headrace.store.consolidate import consolidate as copy_cache
+    from headrace.store.joined import open_cache
 
-    source = TokenCache.open(cache)
+    source = open_cache(cache)
     with _copying("copying", source, show=not as_json) as advance:
         copy = copy_cache(source, output, advance=advance)
     counts = {"documents": copy.num_documents, "tokens": copy.num_tokens}

@@ -80,21 +80,25 @@ def _compare_run(
 
     from headrace.cli.options import load_as_begun
     from headrace.mix.stage_config import AmendmentConfig
-    from headrace.run.changes import last_anchor, newer_tombstones, run_changes
+    from headrace.run.changes import last_anchor, newer_generations, newer_tombstones, run_changes
 
     done = last_anchor(run, manifest) if step is None else step
     edited = load_as_begun(config, settings, run)
     changes, newer = run_changes(manifest, edited, done), newer_tombstones(manifest, edited)
+    appended = newer_generations(edited)
     if as_json:
         amendment = None if changes.amendment is None else _fields_of(changes.amendment)
         facts = {"run": run, "config": config, "step": done, **asdict(changes), "amendment": amendment}
-        facts["newer_tombstones"] = newer
+        facts |= {"newer_tombstones": newer, "newer_generations": appended}
         typer.echo(json.dumps(facts if resolved else facts | {"resolved": None}, ensure_ascii=False))
     else:
         _show_changes(Console(highlight=False, soft_wrap=True), changes, run, done, resolved)
         if newer:
             typer.echo("Documents were removed since that this run still trains on. To leave them out, add:")
             typer.echo(_written(AmendmentConfig(max(done, 1), remove=newer)))
+        if appended:
+            typer.echo("Documents were appended since that this run does not draw from. To take them in, add:")
+            typer.echo(_written(AmendmentConfig(max(done, 1), extend=appended)))
     return not changes.same
 
 
@@ -162,9 +166,9 @@ def _compare_caches(a: str, b: str, as_json: bool) -> bool:
     """Shows what differs between two caches; whether anything does."""
     from rich.console import Console
 
-    from headrace.store.cache import TokenCache
+    from headrace.store.joined import open_cache
 
-    first, second = TokenCache.open(a), TokenCache.open(b)
+    first, second = open_cache(a), open_cache(b)
     found = differences(first, second)
     same_content = first.fingerprint == second.fingerprint
     if as_json:
@@ -184,7 +188,7 @@ def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
         >>> [d.what for d in differences(one, two)][:2]
         ['documents', 'tokens']
     """
-    from headrace.store.tombstones import tombstones_of
+    from headrace.store.tombstones import removed_documents, tombstones_of
 
     found: list[Difference] = []
 
@@ -199,10 +203,11 @@ def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
     found += _fields("layout", a.ledger.layout, b.ledger.layout)
     found += _fields("leaf", *({str(s["name"]): f"{s['dtype']}, {s['kind']}" for s in c.ledger.leaves} for c in (a, b)))
     found += _fields("source", *({_name(s): _version(s) for s in c.ledger.sources} for c in (a, b)))
-    compare("removed documents", lambda c: tombstones_of(c).documents().total)
-    compare("tombstones", lambda c: (stones := tombstones_of(c)).digest(len(stones)))
+    compare("generations", lambda c: len(c.members))
+    compare("removed documents", lambda c: removed_documents(c).total)
+    compare("tombstones", lambda c: [(stones := tombstones_of(one)).digest(len(stones)) for one in c.members])
     compare("parts", lambda c: len(c.parts))
-    found += _fields("part", *({p.name: _part(p) for p in c.ledger.parts} for c in (a, b)))
+    found += _fields("part", *({p.name.removeprefix(f"{c.path}/"): _part(p) for p in c.ledger.parts} for c in (a, b)))
     metadata = [c.whole_ledger.metadata for c in (a, b)]
     for name in sorted({name for one in metadata for name in one}):
         found += _fields(f"metadata {name}", *({"": one.get(name)} for one in metadata))

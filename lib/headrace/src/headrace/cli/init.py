@@ -47,7 +47,7 @@ def command(
     from headrace.ingest.survey import survey
     from headrace.ingest.tokenize import TokenizerConfig
     from headrace.store import files
-    from headrace.store.cache import TokenCache
+    from headrace.store.joined import open_cache
 
     for name in (CONFIG, PROGRAM):
         if (output / name).exists():
@@ -66,7 +66,7 @@ def command(
         cache = output / "caches" / source.name
         with kept_when_interrupted():
             report = build_cache(source.config(text_field), TokenizerConfig(tokenizer), str(cache))
-        rows = int((TokenCache.open(cache).part_tokens // _SEQ_LEN).sum())
+        rows = int((open_cache(cache).part_tokens // _SEQ_LEN).sum())
         if rows:
             taken.append((source, report.tokens, rows))
         else:

@@ -78,13 +78,13 @@ def command(
         show_tokens,
         token_statistics,
     )
-    from headrace.store.cache import TokenCache
+    from headrace.store.joined import open_cache
 
     console = Console(highlight=False, soft_wrap=False)
     if (state := unfinished(cache)) is not None:
         typer.echo(json.dumps(state)) if as_json else show_unfinished(console, state)
         return
-    opened = TokenCache.open(cache)
+    opened = open_cache(cache)
     decoder = tokenizer_of(opened, tokenizer)
     chosen = _chosen(opened, document, by_id, id_leaf, quiet=as_json)
     every = chosen is None
@@ -203,7 +203,12 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "fingerprint": cache.fingerprint,
         "shuffled": shuffled and {key: shuffled[key] for key in ("seed", "unit", "fingerprint")},
         "tombstones": removal_facts(cache),
+        **({"generations": _generations(cache)} if cache.members[1:] else {}),
     }
+
+
+def _generations(cache: TokenCache) -> list[dict[str, Any]]:
+    return [{"path": one.path, "documents": one.num_documents, "tokens": one.num_tokens} for one in cache.members]
 
 
 def unfinished(cache: str) -> dict[str, Any] | None:

@@ -80,10 +80,14 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
         rows["skipped"] = f"{facts['skipped_lines']:,} bad lines"
     if facts["shuffled"]:
         rows["shuffled"] = f"documents, with seed {facts['shuffled']['seed']}, of {facts['shuffled']['fingerprint']}"
-    if (gone := facts["tombstones"])["generation"]:
-        sizes = ", ".join(f"{n}: {count:,}" for n, count in enumerate(gone["generations"], start=1))
+    if appended := facts.get("generations"):
+        sizes = (f"{n}: {one['documents']:,} documents" for n, one in enumerate(appended, start=1))
+        rows["generations"] = ", ".join(sizes)
+    if (gone := facts["tombstones"])["removed_documents"]:
+        counts = gone["generations"] if appended else [gone["generations"]]
+        by_cache = (", ".join(f"{n}: {count:,}" for n, count in enumerate(of, start=1)) or "none" for of in counts)
         what = f"{gone['removed_documents']:,} documents with {gone['removed_tokens']:,} tokens"
-        rows["removed"] = f"{what} (by generation of tombstones: {sizes})"
+        rows["removed"] = f"{what} (by generation of tombstones: {'; '.join(by_cache)})"
     console.print(Text(facts["path"], "bold"), soft_wrap=True)
     console.print(facts_table(rows))
 

@@ -72,7 +72,7 @@ def command(
     from headrace.data.documents import DocumentFilter
     from headrace.data.packed import PackedTokenDataset
     from headrace.pack.spec import PackingConfig
-    from headrace.store.cache import TokenCache
+    from headrace.store.joined import open_cache
 
     console = Console(highlight=False)
     if cache.endswith(CONFIG_SUFFIXES):
@@ -82,7 +82,7 @@ def command(
         for name, one in ({} if as_json else facts).items():
             _show(console, f"{name}: {one['path']}", one)
         return
-    opened = TokenCache.open(cache)
+    opened = open_cache(cache)
     how = PackingConfig(algorithm, long, min_fill, unit, plans, max_documents)
     opened.check_unit(unit)
     removed = None if remove is None else DocumentFilter.load(remove, name="--remove")

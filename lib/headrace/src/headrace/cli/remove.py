@@ -35,24 +35,28 @@ def command(
 
         headrace remove gs://bucket/web --file takedowns.txt
     """
-    from headrace.store.cache import TokenCache
+    from headrace.store.joined import open_cache
     from headrace.store.tombstones import remove_documents
 
-    opened = TokenCache.open(cache)
+    opened = open_cache(cache)
     removal = _listed(opened, documents or [], file)
-    stones, fresh = remove_documents(opened, removal.of_numbers_in(opened))
-    counts = {"listed_documents": removal.listed, "new_documents": fresh.total}
+    wanted, fresh, first = removal.of_numbers_in(opened), 0, 0
+    for member in opened.members:
+        of_member = wanted.within(first, first + member.num_documents)
+        fresh += remove_documents(member, of_member)[1].total if of_member.total else 0
+        first += member.num_documents
+    counts = {"listed_documents": removal.listed, "new_documents": fresh}
     facts = {"path": cache, **counts, **removal_facts(opened)}
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    again = removal.listed - fresh.total
+    again, newest = removal.listed - fresh, facts["generation"]
     already = f" ({again:,} were removed before, or named twice)" if again else ""
-    typer.echo(f"{cache}: {fresh.total:,} documents removed{already}; generation {len(stones)} of its")
+    typer.echo(f"{cache}: {fresh:,} documents removed{already}; generation {newest} of its")
     typer.echo(f"tombstones has {facts['removed_documents']:,} documents with {facts['removed_tokens']:,} tokens.")
-    if len(stones):
+    if newest not in (0, [0] * len(opened.members)):
         typer.echo("New runs leave them out. In a running one, from a step on, for each component over this cache:")
-        typer.echo(f"amendments: [{{step: STEP, remove: {{COMPONENT: {len(stones)}}}}}]")
+        typer.echo(f"amendments: [{{step: STEP, remove: {{COMPONENT: {newest}}}}}]")
 
 
 def _listed(cache: TokenCache, documents: list[str], file: str | None) -> DocumentFilter:
@@ -79,15 +83,16 @@ def _listed(cache: TokenCache, documents: list[str], file: str | None) -> Docume
 
 
 def removal_facts(cache: TokenCache) -> dict[str, Any]:
-    """What is removed from a cache by now, as JSON values."""
+    """What is removed from a cache by now, as JSON values; of a cache with generations a list has what is of each."""
     from headrace.data.documents import stored_documents, token_ranges
-    from headrace.store.tombstones import tombstones_of
+    from headrace.store.tombstones import removed_documents, tombstones_of
 
-    stones = tombstones_of(cache)
-    gone = stored_documents(cache, stones.documents())
+    stones = [tombstones_of(member) for member in cache.members]
+    counts = [[one.total for one in of_member.generations] for of_member in stones]
+    gone = stored_documents(cache, removed_documents(cache))
     return {
-        "generation": len(stones),
-        "generations": [one.total for one in stones.generations],
+        "generation": [len(one) for one in stones] if stones[1:] else len(stones[0]),
+        "generations": counts if stones[1:] else counts[0],
         "removed_documents": gone.total,
         "removed_tokens": token_ranges(cache, gone).total,
     }

@@ -57,9 +57,9 @@ def command(
     """
     from headrace.ingest.reshuffle import reshuffle
     from headrace.ingest.shuffle_plan import ReshuffleConfig, cost_of
-    from headrace.store.cache import TokenCache
+    from headrace.store.joined import open_cache
 
-    source = TokenCache.open(cache)
+    source = open_cache(cache)
     how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes)
     cost = cost_of(source, how)
     if dry_run:

@@ -236,10 +236,10 @@ def icc(
         headrace icc caches/code --seq-len 4096 --batch-size 1024 --losses losses.npy
     """
     from headrace.analysis.probe import probe_cache, save_probe
-    from headrace.store.cache import TokenCache
+    from headrace.store.joined import open_cache
 
     given = None if losses is None else _load(losses)
-    opened = TokenCache.open(cache)
+    opened = open_cache(cache)
     found = probe_cache(opened, seq_len, batch_size=batch_size, block=block, losses=given, max_blocks=blocks)
     if save:
         typer.echo(f"saved: {save_probe(opened, seq_len, found)}", err=True)

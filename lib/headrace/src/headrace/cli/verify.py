@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -46,6 +46,26 @@ def command(
 
         headrace verify cache --repair
     """
+    from headrace.store.generations import GENERATIONS_NAME, generation_path, generations_problem
+
+    number, problem = generations_problem(cache)
+    checked = [_checked(generation_path(cache, n), deep, repair, as_json) for n in range(1, number + 1)]
+    facts, _ = checked[0]
+    if problem:
+        from headrace.store import files
+
+        facts["damages"].append({"part": "", "problem": problem, "file": files.join(cache, GENERATIONS_NAME)})
+        if not as_json:
+            typer.echo(f"damaged {files.join(cache, GENERATIONS_NAME)}: {problem}")
+    if as_json:
+        later = [one for one, _ in checked[1:]]
+        typer.echo(json.dumps({**facts, "generations": later} if later else facts))
+    if problem or not all(fine for _, fine in checked):
+        raise typer.Exit(1)
+
+
+def _checked(cache: str, deep: bool, repair: bool, as_json: bool) -> tuple[dict[str, Any], bool]:
+    """Checks one generation of a cache, mends it if that is asked for, and says what it found; whether it is sound."""
     from rich.console import Console
 
     from headrace.ingest.repair import repair as repair_cache
@@ -61,15 +81,12 @@ def command(
     done = repair_cache(cache, report.damages) if repair and report.damages else None
     left = bool(report.damages) if done is None else bool(done.left)
     command = _repair_command(cache) if left else ""
-    if as_json:
-        typer.echo(json.dumps({**report.to_json(), "repair": command, "repaired": done and asdict(done)}))
-    else:
+    if not as_json:
         console = Console(highlight=False, soft_wrap=True)
         _show(console, report, command if done is None else "")
         if done is not None:
             _show_repair(console, done, command)
-    if left:
-        raise typer.Exit(1)
+    return {**report.to_json(), "repair": command, "repaired": done and asdict(done)}, not left
 
 
 def _show_repair(console: Console, done: RepairReport, command: str) -> None:

@@ -66,6 +66,7 @@ def _find(
     import numpy as np
 
     from headrace.errors import ConfigError
+    from headrace.mix.amendments import family
     from headrace.order.intervals import Intervals
     from headrace.run.sightings import sightings
 
@@ -73,7 +74,7 @@ def _find(
     if not documents or min(documents) < 0:
         cure = "Documents count from 0: --document 4711; headrace inspect CACHE --id ID --json finds that of an id."
         raise ConfigError("names no document", field="--document", value=documents, cure=cure)
-    if component is None and len(config.components) > 1:
+    if component is None and len(family(next(iter(config.components)), config.components)) < len(config.components):
         cure = f"Name one of {names}: --component {next(iter(config.components))}."
         raise ConfigError("is missing: documents are numbered in each source", field="--component", cure=cure)
     dataset = config.dataset()

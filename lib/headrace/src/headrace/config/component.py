@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+
 from headrace.data.buckets import BucketsConfig, without_others
 from headrace.data.documents import DocumentFilter, RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean
-from headrace.feed.host_ledgers import ledger_reader
+from headrace.feed.host_ledgers import generation_reader, ledger_reader
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
 from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
@@ -17,15 +19,18 @@ from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.mix.limits import check_component_budgets
 from headrace.mix.repeats import check_weight
 from headrace.mix.schedule import CountedTokens, weight_from_config
+from headrace.mix.stage_config import AmendmentConfig
 from headrace.order import shuffle_config
 from headrace.order.subset import SubsetConfig
 from headrace.pack.spec import PackingConfig
 from headrace.store.cache import TokenCache
+from headrace.store.generations import cache_of_generation, check_generation, generations_of
 from headrace.store.joined import open_components
 from headrace.store.ledger import ledger_state
 from headrace.store.levanter.layout import is_levanter
 
 if TYPE_CHECKING:  # jax comes in with it
+    from headrace.config.lm_data import LmDataConfig
     from headrace.data.dataset import PlannedDataset
 
 
@@ -52,6 +57,9 @@ class ComponentConfig:
         tombstones: Generation of its cache's tombstones (``headrace remove``) that a run begins with, 0 for none; a
             list for several caches, one number each. None: the newest when the run begins, which its manifest keeps.
             What is removed later, a running run takes in by an amendment.
+        generations: How many generations of its cache (``headrace build --append``) a run begins with; a list for
+            several caches, one number each. None: all that there are when the run begins, which its manifest keeps; or
+            all before that which the first amendment to ``extend`` it brings.
         remove_not_found: What becomes of numbers in that file that no document has: ``refuse`` them, or ``count`` them
             and go on.
         loss_mask: Leaf of the cache that says which tokens are trained on; ``auto``: that of chats, if there is one;
@@ -89,6 +97,7 @@ class ComponentConfig:
     remove: str | None = None
     remove_not_found: Literal["refuse", "count"] = "refuse"
     tombstones: int | list[int] | None = None
+    generations: int | list[int] | None = None
     loss_mask: str = "auto"
     replicas: list[str] | None = None
     loss_weight: float | dict[str, Any] | None = None
@@ -100,6 +109,29 @@ class ComponentConfig:
         """Paths of its caches."""
         return [self.cache] if isinstance(self.cache, str) else self.cache
 
+    def generation_counts(self, path: str) -> list[int | None]:
+        """How many generations of each of its caches a run begins with, None for all; ConfigError if it is no list of
+        as many. ``path`` is the component's, for the error.
+        """
+        if self.generations is None:
+            return [None for _ in self.caches]
+        given = self.generations if isinstance(self.generations, list) else [self.generations]
+        if len(given) != len(self.caches) or min(given, default=0) < 1:
+            cure = f"Give one number, from 1, for each: {[1] * len(self.caches)}, or leave it out."
+            problem = f"is not how many generations its {len(self.caches)} caches have"
+            raise ConfigError(problem, field=f"{path}.generations", value=self.generations, cure=cure)
+        return [*given]
+
+    def begins_with(self, name: str, amendments: Sequence[AmendmentConfig]) -> list[int] | None:
+        """How many generations of each of its caches a run begins with, as far as the config tells: of one that is
+        extended, all before the first that an amendment brings; None: all that there are.
+        """
+        if self.generations is not None:
+            return self.generations if isinstance(self.generations, list) else [self.generations]
+        given = next((amendment.extend[name] for amendment in amendments if name in amendment.extend), None)
+        numbers = given if isinstance(given, list) else [given or 0]
+        return None if given is None else [max(number - 1, 1) for number in numbers]
+
     @property
     def shown_cache(self) -> str:
         """Its cache as tables name it."""
@@ -108,6 +140,8 @@ class ComponentConfig:
     def build_caches(self, name: str, tokenizer: TokenizerConfig, *, progress: bool) -> None:
         """Builds those that do not exist, and finishes those that were begun; see ``LmDataConfig.build_caches``."""
         for path in self.caches if self.source is not None or not self.replicas else ():  # a copy is not built
+            if cache_of_generation(path):  # what appends builds
+                continue
             ledger = ledger_state(path)
             if ledger is not None and ledger.finished:
                 continue
@@ -145,6 +179,7 @@ class ComponentConfig:
         if self.replicas and self.caches[1:]:
             cure = "Make each cache a component of its own, with its replicas."
             raise ConfigError("go with one cache, and there are several", field=f"{path}.replicas", cure=cure)
+        self.generation_counts(path)
         places = [self.caches[0], *(self.replicas or [])]
         if twice := [place for n, place in enumerate(places) if place in places[:n]]:
             cure = "Name each place once."
@@ -211,35 +246,66 @@ def left_out(
     return without_others(caches, buckets, removed) if buckets else {**removed}
 
 
-def open_caches(
-    components: Mapping[str, ComponentConfig],
-    tokenizer: TokenizerConfig | None,
-    catalog: str | None,
-    instead: Mapping[str, TokenCache],
-) -> dict[str, TokenCache]:
-    """The caches of components by name, which one tokenizer must have made: ``tokenizer``, if it is given.
+def open_caches(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> dict[str, TokenCache]:
+    """The caches of a config's components by name, which one tokenizer must have made; of those that are extended as
+    they begin. ``instead`` has open caches, by name, to take in place of those at the components' paths.
 
-    The arguments are the fields of ``LmDataConfig``; ``instead`` has open caches, by name, to take in place of those at
-    the components' paths. Raises what ``LmDataConfig.open_caches`` does.
+    Raises what ``LmDataConfig.open_caches`` does.
     """
+    components = config.components
     if not components:
         raise ConfigError("is empty", field="components", cure="Name at least one: {code: {cache: PATH}}.")
     for name in instead:
         if name not in components:
             raise ConfigError("is not a component", field=name, cure=did_you_mean(name, components))
-    wanted = {n: c for n, c in components.items() if n not in instead}
-    replicas = {c.caches[0]: c.replicas for c in wanted.values() if c.replicas}
-    copies = {n: (*c.caches, *(c.replicas or ())) for n, c in wanted.items()}
+    begun = {n: replace(c, generations=c.begins_with(n, config.amendments)) for n, c in components.items()}
+    newcomers = {name for amendment in config.amendments for name in amendment.newcomers.values()}
+    caches = _opened({n: c for n, c in begun.items() if n not in instead and n not in newcomers}, config)
+    if newcomers:
+        known = _generations(caches)
+        _check_known(config, known)
+        caches |= _opened({n: c for n, c in begun.items() if n in newcomers and n not in instead}, config)
+        for member in (one for name in newcomers if name in caches for one in caches[name].members):
+            if contents := known.get(cache_of_generation(member.path)):
+                check_generation(member, contents[int(member.path.rpartition("/")[2]) - 1])
+    return {name: instead.get(name) or caches[name] for name in components}
+
+
+def _opened(components: Mapping[str, ComponentConfig], config: LmDataConfig) -> dict[str, TokenCache]:
+    replicas = {c.caches[0]: c.replicas for c in components.values() if c.replicas}
+    counts = {n: c.generation_counts(f"components.{n}") for n, c in components.items()}
+    copies = {n: (*c.caches, *(c.replicas or ()), *counts[n]) for n, c in components.items()}
     first = {paths: n for n, paths in reversed(copies.items())}  # components may share a cache
-    paths = {n: wanted[n].caches for n in wanted if n in first.values()}
-    shared = open_components(paths, catalog, replicas, ledger_reader())
-    caches = {n: shared[first[copies[n]]] for n in wanted}
+    paths = {n: components[n].caches for n in components if n in first.values()}
+    shared = open_components(paths, config.cache_catalog, replicas, ledger_reader(), counts, generation_reader())
+    caches = {n: shared[first[copies[n]]] for n in components}
     opened = [(name, cache) for name, joined in caches.items() for cache in joined.members]
-    if opened and tokenizer is None:
+    if opened and config.tokenizer is None:
         check_one_tokenizer([(name, c.path, c.ledger.tokenizer) for name, c in opened])
-    elif opened and tokenizer is not None:
-        loaded = load_tokenizer(tokenizer)
+    elif opened and config.tokenizer is not None:
+        loaded = load_tokenizer(config.tokenizer)
         for _, cache in opened:
             loaded.check_same(cache.ledger.tokenizer, cache.path)
             name_tokenizer(cache, loaded)
-    return {name: instead.get(name) or caches[name] for name in components}
+    return caches
+
+
+def _generations(caches: Mapping[str, TokenCache]) -> dict[str, Sequence[str]]:
+    """The content of all generations that there are of each cache that components name, by its path."""
+    known, read = dict[str, Sequence[str]](), generation_reader()
+    for cache in caches.values():
+        firsts = np.cumsum([0, *cache.generations[:-1]]).tolist()
+        known |= {cache.members[at].path: generations_of(cache.members[at], read) for at in firsts}
+    return known
+
+
+def _check_known(config: LmDataConfig, known: Mapping[str, Sequence[str]]) -> None:
+    """Raises ConfigError for a generation that no cache has."""
+    for at, amendment in enumerate(config.amendments):
+        for name, given in amendment.extend.items():
+            numbers = given if isinstance(given, list) else [given]
+            for number, path in zip(numbers, config.components[name].caches, strict=True):
+                if path in known and number > len(known[path]):
+                    cure = f"headrace build SOURCE --output {path} --append makes another."
+                    problem = f"is not a generation of {path}, which has {len(known[path])}"
+                    raise ConfigError(problem, field=f"amendments[{at}].extend.{name}", value=given, cure=cure)

@@ -34,8 +34,9 @@ from headrace.config.component import (
     sizes_of,
     subsets_of,
 )
+from headrace.config.extended import extended
 from headrace.config.parsing import decode, read_mapping, with_overrides
-from headrace.config.removal import dataset_as_begun, erase_removed, with_tombstones
+from headrace.config.removal import components_as_begun, dataset_as_begun, erase_removed
 from headrace.config.writing import dump
 from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
 from headrace.errors import ConfigError, check_choice
@@ -162,8 +163,8 @@ class LmDataConfig:
         if self.phases[1:] and (subsets := [path for _, path in subsets_of(self.components, self.subset).values()]):
             raise ConfigError(NOT_WITH_PHASES, field=subsets[0], cure="Keep one seq_len, or leave the subset out.")
         check_epochs("max_epochs", self.max_epochs)
-        if any(component.buckets is not None for component in self.components.values()):
-            vars(self).update(written_out(self))  # it is frozen
+        vars(self).update(written_out(self))  # it is frozen
+        vars(self).update(extended(self))
         check_plan(self.stages, self.amendments)
         check_unit(self.unit, self.policy, self.counted, len(self.phases))
         policy_kind(self.policy).check(self._mixture_config())
@@ -185,10 +186,9 @@ class LmDataConfig:
         return run_steps(self._mixture_config())
 
     def resolved_stages(self, instead: Mapping[str, TokenCache] | None = None) -> list[Stage]:
-        """The mixtures of the run, in order, amendments included.
-
-        ``instead`` as in :meth:`open_caches`; caches are opened only where weights follow from sizes. ConfigError:
-        weights given in two places, an unknown source, an amendment out of order.
+        """The mixtures of the run, in order, amendments included; ``instead`` as in :meth:`open_caches`, which are
+        opened only where weights follow from sizes. ConfigError: weights given in two places, an unknown source, an
+        amendment out of order.
         """
         return list(self._mixture_plan(instead).stages)
 
@@ -228,7 +228,7 @@ class LmDataConfig:
             CacheError: one is missing, unfinished or unreadable.
             ConfigError: they were built with different tokenizers, or with another one than the config names.
         """
-        return open_caches(self.components, self.tokenizer, self.cache_catalog, instead or {})
+        return open_caches(self, instead or {})
 
     @property
     def vocab_size(self) -> int:
@@ -350,10 +350,10 @@ class LmDataConfig:
         run.as_begun, run.config = partial(dataset_as_begun, run, instead), self
         return run
 
-    def as_begun(self, braid_version: int | None, tombstones: Mapping[str, Sequence[int]]) -> LmDataConfig:
+    def as_begun(self, braid_version: int | None, *has: Mapping[str, Sequence[int]]) -> LmDataConfig:
         """This config with what a run began with, as :mod:`headrace.run.beginning` has it, where it leaves it open."""
         begun = self if braid_version is None else self.of_braid_version(braid_version)
-        return replace(begun, components=with_tombstones(begun.components, tombstones))
+        return replace(begun, components=components_as_begun(begun.components, *has))
 
     def of_braid_version(self, version: int) -> LmDataConfig:
         """This config with a version of the braid wherever it names none; itself if it names all, or braids nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -13,11 +13,14 @@ from headrace.config.component import ComponentConfig
 from headrace.data.documents import stored_documents, token_ranges
 from headrace.errors import ConfigError, did_you_mean
 from headrace.feed.host_ledgers import tombstone_reader
+from headrace.mix.amendments import family
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
 from headrace.store.leaf import starts
 from headrace.store.tombstones import Tombstones, tombstones_of
+
+_Numbers: TypeAlias = Mapping[str, Sequence[int]]
 
 if TYPE_CHECKING:
     from headrace.data.erased import Erasure, RunDataset
@@ -48,7 +51,8 @@ def erase_removed(
         steps = [(0, f"components.{name}.tombstones", components[name].tombstones)]
         for number, amendment in enumerate(amendments):
             given = [(group, n) for group, n in amendment.remove.items() if name in _named(group, components)]
-            steps += [(amendment.step, f"amendments[{number}].remove.{group}", n) for group, n in given]
+            given = [(group, _share(name, group, n, caches)) for group, n in given]
+            steps += [(amendment.step, f"amendments[{number}].remove.{group}", n) for group, n in given if n != []]
         generations = [(step, removal.generations(given, field)) for step, field, given in steps]
         for (_, before), (_, after), (_, field, given) in zip(generations, generations[1:], steps[1:], strict=False):
             if any(late < early for early, late in zip(before, after, strict=True)):
@@ -64,35 +68,62 @@ def erase_removed(
     return ErasedDataset(dataset, erasures) if erasures else dataset
 
 
-def with_tombstones(
-    components: Mapping[str, ComponentConfig], tombstones: Mapping[str, Sequence[int]]
+def components_as_begun(
+    components: Mapping[str, ComponentConfig], tombstones: _Numbers, generations: _Numbers | None = None
 ) -> dict[str, ComponentConfig]:
-    """Components that begin with these generations of tombstones, where they leave it open.
+    """Components that begin with these generations of tombstones (empty: none), and so many generations of each of
+    their caches (empty: one), where they leave it open.
 
     Example:
-        >>> with_tombstones({"web": ComponentConfig("caches/web")}, {"web": [2]})["web"].tombstones
-        [2]
+        >>> web = components_as_begun({"web": ComponentConfig("caches/web")}, {"web": [2]}, {"web": []})["web"]
+        >>> web.tombstones, web.generations
+        ([2], [1])
     """
-    left_open = {n: c for n, c in components.items() if n in tombstones and c.tombstones is None}
-    return {**components, **{n: replace(c, tombstones=[*tombstones[n]] or 0) for n, c in left_open.items()}}
+    begun = dict(components)
+    for name, numbers in tombstones.items():
+        if name in begun and begun[name].tombstones is None:
+            begun[name] = replace(begun[name], tombstones=[*numbers] or 0)
+    for name, counts in (generations or {}).items():
+        if name in begun and begun[name].generations is None:
+            begun[name] = replace(begun[name], generations=[*counts] or [1] * len(begun[name].caches))
+    return begun
 
 
 def dataset_as_begun(
-    run: RunDataset, instead: Mapping[str, TokenCache] | None, beginning: tuple[int | None, Mapping[str, Sequence[int]]]
+    run: RunDataset, instead: Mapping[str, TokenCache] | None, beginning: tuple[int | None, _Numbers, _Numbers]
 ) -> RunDataset | None:
     """The dataset of a config as a run began with it; None if ``run`` is the same. The caches are those of the config,
     or ``instead``; see :class:`headrace.run.beginning.Beginning`.
     """
-    (version, began), config, recorded = beginning, run.config, run.describe().get("tombstones", {})
-    newest = {name: of.get("0", {}).get("generation", []) for name, of in recorded.items()}
-    changed = {name: began[name] for name in config.components if name in began and began[name] != newest.get(name, [])}
-    begun = config.as_begun(version, changed)
-    return None if begun == config else begun.dataset(instead)
+    (version, *began), config, described = beginning, run.config, run.describe()
+    removed, first = described.get("tombstones", {}), described.get("phases", [{"dataset": described}])[0]["dataset"]
+    newest = {name: of.get("0", {}).get("generation", []) for name, of in removed.items()}, first.get("generations", {})
+    tombstones, generations = (
+        {name: then[name] for name in config.components if name in then and then[name] != now.get(name, [])}
+        for then, now in zip(began, newest, strict=True)
+    )
+    begun = config.as_begun(version, tombstones, generations)
+    own = {name: cache for name, cache in (instead or {}).items() if name not in generations}
+    return None if begun == config else begun.dataset(own)
 
 
 def _named(group: str, components: Mapping[str, ComponentConfig]) -> list[str]:
-    """The components that a name means: of a source with buckets, all of them."""
-    return [name for name in components if name == group or name.startswith(f"{group}/")]
+    """The components that a name means: of a source with buckets or one that is extended, all of them."""
+    return [name for name in components if name.startswith(f"{group}/")] + family(group, components)
+
+
+def _share(name: str, group: str, given: int | list[int], caches: Mapping[str, TokenCache]) -> int | list[int]:
+    """What numbers for the caches of a component, and of what extends it, say of one of these; nothing of caches behind
+    the last number.
+    """
+    first = 0
+    numbers = given if isinstance(given, list) else [given]
+    for one in (names := family(group, caches)):
+        count = len(caches[one].members)
+        if one == name and len(names) > 1:
+            return numbers[first:] if one == names[-1] else numbers[first : first + count]
+        first += count
+    return given
 
 
 def _check_names(components: Mapping[str, ComponentConfig], amendments: Sequence[AmendmentConfig]) -> None:
@@ -121,7 +152,9 @@ class _Removals:
         newest = [len(stones) for stones in self._of_member]
         if given is None:
             return newest
-        numbers = given if isinstance(given, list) else [given]
+        numbers = [*given] if isinstance(given, list) else [given]
+        if len(self._cache.generations) == 1:  # of generations that are not said, nothing is removed
+            numbers += [0] * (len(newest) - len(numbers))
         if len(numbers) != len(newest):
             problem = f"gives {len(numbers)} generations, and the component has {len(newest)} caches"
             raise ConfigError(problem, field=field, value=given, cure=f"Give one for each: {newest}.")

@@ -214,14 +214,16 @@ class DocumentFilter:
         Raises:
             ConfigError: the filter names another cache; else as :meth:`among`.
         """
-        shuffled = None if cache.shuffle is None else shuffle_record(cache.ledger, cache.path)
-        content = cache.fingerprint if shuffled is None else shuffled.fingerprint
-        if self._content not in ("", content):
+        content = _numbered_in(cache)
+        if self._content not in ("", content, _numbered_in(cache.members[0])):  # numbers run on through generations
             raise ConfigError(
                 f"is of another cache: it names {self._content}, and {cache.path} is {content}",
                 field=self.name,
                 cure="Make the list from this cache: numbers and bitmaps belong to one build.",
             )
+        generations = np.cumsum([member.num_documents for member in cache.members[: cache.generations[0]]])
+        if self._bitmap_length in generations.tolist():  # it was made before the others were appended
+            return self._documents
         return self.among(cache.num_documents)
 
     def among(self, num_documents: int) -> Intervals:
@@ -248,6 +250,12 @@ class DocumentFilter:
                 " (remove_not_found: count lets them pass, counted).",
             )
         return self._documents
+
+
+def _numbered_in(cache: TokenCache) -> str:
+    """Fingerprint of the cache whose numbers documents have: of a shuffled one, of its original."""
+    shuffled = None if cache.shuffle is None else shuffle_record(cache.ledger, cache.path)
+    return cache.fingerprint if shuffled is None else shuffled.fingerprint
 
 
 def stored_documents(cache: TokenCache, originals: Intervals) -> Intervals:

@@ -2,8 +2,7 @@
 
 Step s holds ``n_d(s)`` rows of source d with ``sum_d n_d(s)`` equal to the batch size and cumulative counts never a
 whole example off the wanted share (mix/quota.py). Which rows: source d's examples in its own order, from where the
-step before left off; a source that is exhausted starts again in a new order. So every row of every step is a pure
-function of (config, seed, step).
+step before left off; a used-up source starts again in a new order. So each row is a function of (config, seed, step).
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from headrace.mix.stages import Stage, check_components
 from headrace.order.order import Identity, OpenWindow, Order, Repeat
 from headrace.order.shuffle_config import BATCHED, BatchedOrders
 from headrace.store.cache import TokenCache
+from headrace.store.generations import appended_to
 
 
 class MixtureDataset(WrappingDataset):
@@ -234,8 +234,10 @@ class MixtureDataset(WrappingDataset):
 
     def describe(self) -> dict[str, Any]:
         weights = {name: weight.to_config() for name, weight in self._loss_weights.items()}
+        appended = appended_to(dict(zip(self.names, [c.caches() for c in self.components], strict=True)))
         return {
             **({"loss_weights": weights} if weights else {}),
+            **({"generations": appended} if appended else {}),
             "names": list(self.names),  # sources are numbered in this order
             "components": {n: c.describe() for n, c in zip(self.names, self.components, strict=True)},
             "stages": [stage.describe() for stage in self.stages],

@@ -35,6 +35,7 @@ from headrace.order.intervals import Intervals, Removal, clean_borders
 from headrace.order.windows import BlockAligned, Windows
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
+from headrace.store.joined import open_cache
 from headrace.store.layout import TOKENS
 from headrace.store.leaf import starts
 from headrace.store.levanter.layout import UNNAMED
@@ -66,7 +67,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         loss_mask: str,
         columns: Mapping[str, str | ColumnConfig | Column] | None,
     ) -> None:
-        self.cache = cache if isinstance(cache, TokenCache) else TokenCache.open(cache)
+        self.cache = cache if isinstance(cache, TokenCache) else open_cache(cache)
         if not isinstance(seq_len, int | np.integer) or seq_len < 2:
             raise ConfigError("must be at least 2", field="seq_len", value=seq_len, cure="E.g. 2048 tokens.")
         if not isinstance(removed, RemovedDocuments):

@@ -1,4 +1,4 @@
-"""One host of a job reads ledger and tombstones of a cache from its store, and the others have them from that one.
+"""One host of a job reads a cache's ledger, tombstones and generations, and the others have them from that one.
 
 The first process that opens a cache on a store over HTTP claims it in the key-value store of JAX's coordination
 service, reads ledger and table, and leaves there what it read; the others take that. So opening costs a fixed number of
@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from headrace.feed.host_board import coordination_client
 from headrace.store import files, retry
 from headrace.store.cache import ReadLedger
+from headrace.store.generations import read_generations
 from headrace.store.ledger import Ledger, ledger_of_table, open_ledger
 from headrace.store.ledger_table import TABLE_NAME, ColumnTable, parse_table
 from headrace.store.tombstones import read_tombstones
@@ -55,6 +56,12 @@ def tombstone_reader() -> Callable[[str], bytes]:
     return read_tombstones if client is None else SharedLedgers(client).tombstones
 
 
+def generation_reader() -> Callable[[str], bytes]:
+    """What reads the lists of caches' generations for a run: shared in the same way."""
+    client = coordination_client() if "jax" in sys.modules else None
+    return read_generations if client is None else SharedLedgers(client).generations
+
+
 class SharedLedgers:
     """Reads ledgers, each once a job.
 
@@ -76,6 +83,10 @@ class SharedLedgers:
     def tombstones(self, root: str) -> bytes:
         """What :func:`~headrace.store.tombstones.read_tombstones` gives: to all processes the same."""
         return self._read_once(root, "/tombstones", read_tombstones, zlib.compress, bytes)
+
+    def generations(self, root: str) -> bytes:
+        """What :func:`~headrace.store.generations.read_generations` gives: likewise."""
+        return self._read_once(root, "/generations", read_generations, zlib.compress, bytes)
 
     def _read_once(
         self,

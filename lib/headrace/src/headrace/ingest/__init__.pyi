@@ -1,3 +1,4 @@
+from .append import append_cache as append_cache
 from .build import BuildOptions as BuildOptions
 from .build import BuildReport as BuildReport
 from .build import build_cache as build_cache

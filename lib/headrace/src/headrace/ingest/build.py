@@ -53,6 +53,7 @@ from headrace.ingest.schedule import ATTEMPTS_FOLDER
 from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
+from headrace.store.generations import remove_generations
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, Compression
 from headrace.store.lease import Lease, check_vacant, lease
 from headrace.store.ledger import (
@@ -379,6 +380,7 @@ def _clear(output: str, begun: Ledger) -> None:
     for name in {str(s["part"]) for s in begun.sources}:  # a part without its record is never taken for complete
         files.remove_tree(files.join(part_folder(output, name), PART_RECORD_NAME))
     files.remove_tree(files.join(output, "parts"))
+    remove_generations(output)
     for name in (ATTEMPTS_FOLDER, FILE_NAME, TABLE_NAME, LEDGER_NAME):
         files.remove_tree(files.join(output, name))
 

@@ -34,6 +34,8 @@ from headrace.store.ledger import Ledger
 
 DEFAULT_PART_BYTES = 64 << 20
 MAX_PARTS = 4096
+_FEW_PARTS = 16  # a corpus has as many, if it has as many of _LEAST_BYTES: work for all cores, little to do again
+_LEAST_BYTES = 1 << 20
 _SHOWN = 4
 _AT_ONCE = 4
 _BLOCK = 1 << 20
@@ -61,8 +63,9 @@ def plan_parts(
 
     Args:
         files: In the order that their documents shall have.
-        part_bytes: Stored bytes in a part, about: a part ends with the file or slice that reaches it. Larger for
-            corpora that would have more than 4096 parts.
+        part_bytes: Stored bytes in a part at most, about: a part ends with the file or slice that reaches it. Larger
+            for corpora that would have more than 4096 parts; smaller, down to 1 MiB, for those that would have fewer
+            than 16.
         split: Cuts a file that is larger than so many bytes into slices; files stay whole if None.
 
     Raises:
@@ -76,7 +79,8 @@ def plan_parts(
     check_at_least("part_bytes", part_bytes, cure="Count in bytes.")
     # A file of unknown size counts as something, yet is no part of its own.
     weights = [part_bytes // 16 if f.size is None else f.size for f in files]
-    target = max(part_bytes, -(-sum(weights) // (MAX_PARTS - 1)))
+    few = max(_LEAST_BYTES, sum(weights) // _FEW_PARTS)
+    target = max(min(part_bytes, few), -(-sum(weights) // (MAX_PARTS - 1)))
     tasks: list[PartTask] = []
     members: list[SourceFile] = []
     filled = 0
@@ -139,13 +143,13 @@ def check_same_build(output: str, begun: Ledger, wanted: Ledger) -> None:
 
 def differences(begun: Ledger, wanted: Ledger) -> list[str]:
     """What differs between two plans, one phrase each; empty if a build of one can go on as the other."""
-    found = _different_tokenizer(begun.tokenizer, wanted.tokenizer)
-    found += _different_values(begun.layout, wanted.layout)
-    found += _different_values(dict(begun.metadata.get("source", {})), dict(wanted.metadata["source"]))
+    found = differing_tokenizers(begun.tokenizer, wanted.tokenizer)
+    found += differing_values(begun.layout, wanted.layout)
+    found += differing_values(dict(begun.metadata.get("source", {})), dict(wanted.metadata["source"]))
     if begun.metadata.get("template") != wanted.metadata.get("template"):
         found.append("the chat template differs")
     numbers = ("part_bytes", "ingest_version")
-    found += _different_values({k: begun.metadata.get(k) for k in numbers}, {k: wanted.metadata[k] for k in numbers})
+    found += differing_values({k: begun.metadata.get(k) for k in numbers}, {k: wanted.metadata[k] for k in numbers})
     before, now = ([str(s["path"]) for s in ledger.sources] for ledger in (begun, wanted))
     for what, paths in (("added", set(now) - set(before)), ("missing", set(before) - set(now))):
         if paths:
@@ -179,10 +183,16 @@ def changed_sources(
     return updated
 
 
-def _different_tokenizer(begun: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+def differing_tokenizers(begun: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """What differs between the tokenizers of two ledgers, a phrase each; empty if they are the same.
+
+    Example:
+        >>> differing_tokenizers({"fingerprint": "a"}, {"fingerprint": "a"})
+        []
+    """
     if begun["fingerprint"] == wanted["fingerprint"]:
         return []
-    found = _different_values(begun, wanted, ("bos", "eos", "vocab_size"))
+    found = differing_values(begun, wanted, ("bos", "eos", "vocab_size"))
     if not found:
         found = [f"tokenizer {begun['path']!r} there, {wanted['path']!r} now (their contents differ)"]
     elif begun["path"] != wanted["path"]:
@@ -190,7 +200,13 @@ def _different_tokenizer(begun: dict[str, Any], wanted: dict[str, Any]) -> list[
     return found
 
 
-def _different_values(begun: dict[str, Any], wanted: dict[str, Any], keys: Collection[str] | None = None) -> list[str]:
+def differing_values(begun: dict[str, Any], wanted: dict[str, Any], keys: Collection[str] | None = None) -> list[str]:
+    """Those of some keys, or of all, that differ, a phrase each.
+
+    Example:
+        >>> differing_values({"a": 1, "b": 2}, {"a": 1, "b": None})
+        ['b 2 there, none now']
+    """
     keys = sorted({*begun, *wanted}) if keys is None else keys
     shown = {k: ["none" if v is None else repr(v) for v in (begun.get(k), wanted.get(k))] for k in keys}
     return [f"{k} {there} there, {now} now" for k, (there, now) in shown.items() if begun.get(k) != wanted.get(k)]

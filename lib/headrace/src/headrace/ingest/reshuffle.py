@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from headrace.errors import CacheError, PlanMismatchError, redact
+from headrace.errors import CacheError, ConfigError, PlanMismatchError, redact
 from headrace.ingest.base_tokenizer import FILE_NAME
 from headrace.ingest.choices import Engine
 from headrace.ingest.engines import check_engine, choose_engine, run_tasks
@@ -49,6 +49,8 @@ from headrace.ingest.shuffle_plan import ReshuffleConfig, ShuffleSizes, cut_runs
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.consolidate import summed
+from headrace.store.generations import remove_generations
+from headrace.store.joined import open_cache
 from headrace.store.lease import Lease, check_vacant, lease
 from headrace.store.ledger import LEDGER_NAME, SHUFFLED, Ledger, read_ledger, read_part_record, write_ledger
 from headrace.store.ledger_table import TABLE_NAME
@@ -118,10 +120,14 @@ def reshuffle(
         ...     bool((copy.document(int(copy.stored_at([3])[0])) == cache.document(3)).all())
         True
     """
-    cache = cache if isinstance(cache, TokenCache) else TokenCache.open(cache)
+    cache = cache if isinstance(cache, TokenCache) else open_cache(cache)
     output = str(output)
     files.check_writable(output)
     check_engine(engine, workers)
+    if cache.members[1:] and cache.is_shuffled:
+        problem = "has generations, some of which were shuffled already: their documents have numbers of two kinds"
+        cure = "Build one cache of all sources: headrace build SOURCES --shuffle SEED; or shuffle the plain caches."
+        raise ConfigError(problem, field="cache", value=cache.path, cure=cure)
     sizes_of(cache, how)
     _check_apart(cache.path, output)
     try:
@@ -155,6 +161,7 @@ def clear(output: str, begun: Ledger) -> None:
         raise CacheError("holds a cache that was not shuffled here", field="output", value=output, cure=cure)
     if begun.finished:
         write_ledger(output, structs.replace(begun, finished=False, parts=[]))
+    remove_generations(output)
     for name in ("parts", RUNS_FOLDER, PLAIN_FOLDER, ATTEMPTS_FOLDER, FILE_NAME, TABLE_NAME, LEDGER_NAME):
         files.remove_tree(files.join(output, name))
 
@@ -263,6 +270,7 @@ class Reshuffling:
             slices=np.asarray(recorded["slices"], np.int64),
             memory=sizes.memory,
             counters=summed(part.extra for part in self.cache.whole_ledger.parts),
+            generations=self.cache.generations[0],
         )
 
 

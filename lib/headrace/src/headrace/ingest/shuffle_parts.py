@@ -30,6 +30,7 @@ from headrace.ingest.schedule import BuildPart
 from headrace.order.document_shuffle import DocumentShuffle
 from headrace.store import files
 from headrace.store.cache import TokenCache
+from headrace.store.joined import open_cache
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
 from headrace.store.ledger import part_folder, write_part_record
 from headrace.store.memory import return_freed_memory
@@ -79,6 +80,7 @@ class ShufflePlan:
         slices: int64 ``[slices + 1]``: the first place of each slice, and the end. Parts begin with slices.
         memory: Bytes that a worker may take.
         counters: What the record of the first part keeps; those of the others keep as many zeros.
+        generations: How many generations of the cache are shuffled.
     """
 
     cache: str
@@ -91,6 +93,7 @@ class ShufflePlan:
     slices: Int64[np.ndarray, " s"]
     memory: int
     counters: dict[str, Any]
+    generations: int = 1
     retries: RetryPolicy = field(default_factory=policy)
 
     @property
@@ -138,7 +141,7 @@ class DealJob(_PassJob):
     def part_builder(self) -> BuildPart:
         """Deals runs of the cache, which is opened once."""
         return_freed_memory()
-        cache = TokenCache.open(self.plan.cache)
+        cache = open_cache(self.plan.cache, self.plan.generations)
         return lambda task, root, report: deal_run(self.plan, cache, task, root, report)
 
 

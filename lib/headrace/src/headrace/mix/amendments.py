@@ -3,7 +3,8 @@
 A name means the one entry of the (nested) blend that bears it, at any depth. A source's weight changes in place, so
 that its group keeps its share of the whole; a group's weight leaves its blend as it was, and its blend, written out
 anew, leaves its weight. A group whose last source is dropped goes with it. Additions join at the top: a source, or a
-group of them.
+group of them. A source that is extended by new documents becomes a group of its name, in its place and with its
+weight, of itself and the source of the new ones, in proportion to their rows; from then on its name means that group.
 
 Invariants: what an amendment does not name keeps its weight and its place; every name that it gives has an effect, or
 is refused.
@@ -12,12 +13,12 @@ is refused.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from headrace.errors import ConfigError, did_you_mean
 from headrace.mix.blend import check_weights
-from headrace.mix.repeats import without_repeats
+from headrace.mix.repeats import REPEAT, without_repeats
 
 Place: TypeAlias = tuple[str, ...]
 """Names from the top of a blend down to one of its entries."""
@@ -78,6 +79,54 @@ def amend(
         problem = "leaves nothing, and a mixture needs at least one source"
         raise ConfigError(problem, field=f"{path}.drop", value=[*drop], cure="Keep one of them, or add another.")
     return tree
+
+
+def extend(
+    mixture: Mapping[str, Any], newcomers: Mapping[str, str], components: Collection[str], path: str
+) -> dict[str, Any]:
+    """The mixture with sources extended, each by the source of its new documents; ``path`` as of :func:`amend`.
+
+    Raises:
+        ConfigError: a source that is not in the mixture.
+
+    Example:
+        >>> extend({"web": 3, "code": 1}, {"web": "web@2"}, ["web", "code", "web@2"], "amendments[0]")
+        {'web': {'weight': 3, 'blend': {'web': {'repeat': 1}, 'web@2': {'repeat': 1}}}, 'code': 1}
+    """
+    tree = dict(mixture)
+    for name, newcomer in newcomers.items():
+        place = _find(tree, name, f"{path}.extend.{name}", components)
+        held = _at(tree, place)
+        old = held if _is_extended(name, held) else {"weight": held, "blend": {name: {REPEAT: 1}}}
+        tree = _put(tree, place, {**old, "blend": {**old["blend"], newcomer: {REPEAT: 1}}})
+    return tree
+
+
+def newcomer_name(name: str, generations: int | Sequence[int]) -> str:
+    """The source of the documents by which an amendment extends one.
+
+    Example:
+        >>> newcomer_name("web", 2), newcomer_name("web", [2, 1])
+        ('web@2', 'web@2-1')
+    """
+    numbers = [generations] if isinstance(generations, int) else generations
+    return f"{name}@{'-'.join(map(str, numbers))}"
+
+
+def family(name: str, names: Iterable[str]) -> list[str]:
+    """Those among the names that are a source or what extends it.
+
+    Example:
+        >>> family("web", ["code", "web", "web@2", "web2"])
+        ['web', 'web@2']
+    """
+    return [one for one in names if one == name or one.startswith(f"{name}@")]
+
+
+def _is_extended(name: str, value: object) -> bool:
+    """Whether an entry of a blend is the group that a source became when it was extended."""
+    blend = _blend_of(value)
+    return blend is not None and name in blend and family(name, blend) == [*blend]
 
 
 def check_disjoint(add: Mapping[str, Any], weights: Mapping[str, Any], drop: Sequence[str], path: str) -> None:
@@ -151,6 +200,8 @@ def _find(
         known = did_you_mean(name, {place[-1] for place, _ in _entries(tree)})
         cure = f"Use add for it. {known}" if name in components and not given else known
         raise ConfigError("is not in the mixture", field=field, cure=cure, **given)
+    if len(found) == 2 and _is_extended(name, _at(tree, found[0][0])):
+        found = found[:1]  # of an extended source, all of it
     if len(found) > 1:
         problem = f"means {' and '.join('.'.join(place) for place, _ in found)}"
         cure = "Write the group out: its name with {weight: ..., blend: {...}}, or name the sources in it."

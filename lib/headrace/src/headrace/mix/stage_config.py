@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from headrace.errors import ConfigError
-from headrace.mix.amendments import added_sources, amend, check_disjoint
+from headrace.mix.amendments import added_sources, amend, check_disjoint, extend, newcomer_name
 from headrace.mix.blend import Blend, is_size_rule, refuse_size_rules, weights_of_sizes
 from headrace.mix.limits import check_steps, check_tokens, step_after_tokens, tokens_of_steps
 from headrace.mix.repeats import with_rows
@@ -49,6 +49,10 @@ class AmendmentConfig:
         drop: Components, or whole groups, that are no longer drawn.
         remove: Components whose removed documents are no longer trained on (``headrace remove``), each with the
             generation of its cache's tombstones; a list for a component of several caches, one number each.
+        extend: Components that go on with new documents too (``headrace build --append``), each with the generation of
+            its cache up to which it takes them; a list for a component of several caches. What is new of ``web`` is the
+            component ``web@2``, which is written out with the settings of ``web``; both have the weight of ``web``
+            together, in proportion to their rows.
     """
 
     step: int
@@ -56,11 +60,22 @@ class AmendmentConfig:
     weights: dict[str, Any] = field(default_factory=dict[str, Any])
     drop: list[str] = field(default_factory=list[str])
     remove: dict[str, int | list[int]] = field(default_factory=dict[str, int | list[int]])
+    extend: dict[str, int | list[int]] = field(default_factory=dict[str, int | list[int]])
 
     @property
     def changes_mixture(self) -> bool:
         """Whether it is a stage of its own; what it removes changes no draw."""
+        return bool(self.reweighs or self.extend)
+
+    @property
+    def reweighs(self) -> bool:
+        """Whether it names weights."""
         return bool(self.add or self.weights or self.drop)
+
+    @property
+    def newcomers(self) -> dict[str, str]:
+        """The components of the new documents, by the component that they extend."""
+        return {name: newcomer_name(name, generations) for name, generations in self.extend.items()}
 
 
 @dataclass(frozen=True)
@@ -175,7 +190,7 @@ def added_later(amendments: Sequence[AmendmentConfig]) -> set[str]:
     dropped: set[str] = set()
     for amendment in amendments:
         dropped |= set(amendment.drop) - added
-        added |= added_sources(amendment.add, amendment.weights) - dropped
+        added |= {*added_sources(amendment.add, amendment.weights), *amendment.newcomers.values()} - dropped
     return added
 
 
@@ -188,8 +203,10 @@ def _amended(previous: _Mixture, amendment: AmendmentConfig, number: int, compon
     refuse_size_rules(amendment.add, components, f"{path}.add", itself=True)
     refuse_size_rules(amendment.weights, components, f"{path}.weights", itself=True)
     add, weights, drop = amendment.add, amendment.weights, amendment.drop
-    weights = amend(previous.weights, add=add, weights=weights, drop=drop, components=components, path=path)
-    return _Mixture(amendment.step, weights, f"amendment {number}", f"{path}.weights")
+    mixture = extend(previous.weights, amendment.newcomers, components, path)
+    if amendment.reweighs:
+        mixture = amend(mixture, add=add, weights=weights, drop=drop, components=components, path=path)
+    return _Mixture(amendment.step, mixture, f"amendment {number}", f"{path}.weights")
 
 
 def _resolve_sizes(mixture: _Mixture, config: MixtureConfig, later: set[str]) -> _Mixture:
@@ -257,7 +274,7 @@ def check_plan(stages: Sequence[StageConfig], amendments: Sequence[AmendmentConf
             cure = "Amendments cannot change the past: change weights instead."
             raise ConfigError(problem, field=path, value=0, cure=cure)
         check_steps(path, amendment.step)
-        if amendment.changes_mixture or not amendment.remove:
+        if amendment.reweighs or not (amendment.remove or amendment.extend):
             check_disjoint(amendment.add, amendment.weights, amendment.drop, f"amendments[{number}]")
         reached, where = _rising(amendment.step, path, reached, where)
 

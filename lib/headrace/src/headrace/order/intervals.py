@@ -117,6 +117,16 @@ class Intervals:
         end = max(int(self.stop[-1]) if self.stop.size else 0, int(other.stop[-1]) if other.stop.size else 0)
         return Intervals.union([self.complement(end), other]).complement(end)
 
+    def within(self, start: int, stop: int) -> Intervals:
+        """What lies in ``start .. stop``, counted from ``start``.
+
+        Example:
+            >>> Intervals(np.array([2, 8]), np.array([6, 9])).within(4, 10)
+            Intervals(0..2, 4..5)
+        """
+        first, last = (np.clip(ends, start, stop) - start for ends in (self.start, self.stop))
+        return Intervals(first[first < last], last[first < last])
+
     @property
     def total(self) -> int:
         """How many numbers there are in the set."""

@@ -1,7 +1,8 @@
-"""What a run began with that its config may leave open: the version of the braid, and which documents were removed.
+"""What a run began with that its config may leave open: the version of the braid, removed and appended documents.
 
-Releases change the first, and ``headrace remove`` the second. A fresh run takes the latest of both, and its manifest
-says which; a run that is resumed keeps them. Documents that are removed later go from the step of an amendment on.
+Releases change the first, ``headrace remove`` and ``headrace build --append`` the others. A fresh run takes the latest
+of each, and its manifest says which; a run that is resumed keeps them. What is removed or appended later goes, or comes
+in, from the step of an amendment on.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ class Beginning(NamedTuple):
     Attributes:
         braid_version: 1 if it is that of all braids; None: the latest.
         tombstones: By component, the generation of the tombstones of each of its caches; empty: of none.
+        generations: By component, how many generations of each of its caches; empty: one.
     """
 
     braid_version: int | None
     tombstones: Mapping[str, Sequence[int]]
+    generations: Mapping[str, Sequence[int]]
 
 
 def beginning_of(resolved: Mapping[str, Any]) -> Beginning:
@@ -28,23 +31,31 @@ def beginning_of(resolved: Mapping[str, Any]) -> Beginning:
     Example:
         >>> web = {"0": {"generation": [2], "documents": 3, "digest": "ab"}}
         >>> beginning_of({"dataset": {"names": ["web", "code"], "tombstones": {"web": web}}})
-        Beginning(braid_version=None, tombstones={'web': [2], 'code': []})
+        Beginning(braid_version=None, tombstones={'web': [2], 'code': []}, generations={'web': [], 'code': []})
     """
     tombstones: dict[str, Sequence[int]] = {}
+    generations: dict[str, Sequence[int]] = {}
     try:
         mixed = resolved["dataset"]
         while "map" in mixed:
             mixed = mixed["of"]
-        recorded = mixed.get("tombstones", {})
-        tombstones = {n: [*recorded.get(n, {}).get("0", {}).get("generation", ())] for n in names_of(mixed)}
+        removed, appended = mixed.get("tombstones", {}), first_mixture(mixed).get("generations", {})
+        names = names_of(mixed)
+        tombstones = {n: [*removed.get(n, {}).get("0", {}).get("generation", ())] for n in names}
+        generations = {n: [*appended.get(n, ())] for n in names}
     except (KeyError, TypeError, IndexError, AttributeError):  # it mixes nothing
         pass
-    return Beginning(1 if _braid_versions(resolved) == {1} else None, tombstones)
+    return Beginning(1 if _braid_versions(resolved) == {1} else None, tombstones, generations)
+
+
+def first_mixture(mixed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A described mixture; of one whose rows change their length, that of the first phase."""
+    return mixed["phases"][0]["dataset"] if "phases" in mixed else mixed
 
 
 def names_of(mixed: Mapping[str, Any]) -> Sequence[str]:
     """The components of a described mixture, also of one whose rows change their length."""
-    return (mixed["phases"][0]["dataset"] if "phases" in mixed else mixed)["names"]
+    return first_mixture(mixed)["names"]
 
 
 def removals_differ(new: Mapping[str, Any], old: Mapping[str, Any], names: Sequence[str]) -> int | None:

@@ -20,6 +20,8 @@ from headrace.mix.blend import is_size_rule
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.run.differences import config_differences, differences
 from headrace.run.manifest import Anchors, RunManifest
+from headrace.store.cache import TokenCache
+from headrace.store.generations import generations_of
 from headrace.store.tombstones import tombstones_of
 
 _Places: TypeAlias = dict[str, tuple[tuple[str, ...], Any]]
@@ -85,7 +87,7 @@ def amendment_between(began: LmDataConfig, edited: LmDataConfig, step: int) -> A
         >>> began = LmDataConfig({"web": ComponentConfig("web", 3), "code": ComponentConfig("code")})
         >>> edited = LmDataConfig({"web": ComponentConfig("web", 2), "math": ComponentConfig("math")})
         >>> amendment_between(began, edited, 60)
-        AmendmentConfig(step=60, add={'math': 1}, weights={'web': 2}, drop=['code'], remove={})
+        AmendmentConfig(step=60, add={'math': 1}, weights={'web': 2}, drop=['code'], remove={}, extend={})
     """
     sized = any(is_size_rule(config.weights or {}, config.components) for config in (began, edited))
     if edited.stages or began.stages or edited.amendments != began.amendments or sized:
@@ -143,6 +145,23 @@ def newer_tombstones(manifest: RunManifest, config: LmDataConfig) -> dict[str, i
         newest = [len(tombstones_of(member)) for member in cache.members]
         of_run = [one["generation"] for _, one in sorted(recorded.get(name, {}).items(), key=lambda item: int(item[0]))]
         if newest > (of_run[-1] if of_run else [0] * len(newest)):
+            newer[name] = newest if newest[1:] else newest[0]
+    return newer
+
+
+def newer_generations(config: LmDataConfig) -> dict[str, int | list[int]]:
+    """By component, the newest generation of its cache where a config, as its run has begun, does not come to take it
+    in; a list for a component of several caches: what an amendment's ``extend`` takes.
+    """
+    reached = {name: [*cache.generations] for name, cache in config.open_caches().items()}
+    for amendment in config.amendments:
+        for name, given in amendment.extend.items():
+            reached[name] = given if isinstance(given, list) else [given]
+    newcomers = {name for amendment in config.amendments for name in amendment.newcomers.values()}
+    newer: dict[str, int | list[int]] = {}
+    for name in reached.keys() - newcomers:
+        newest = [len(generations_of(TokenCache.open(path))) for path in config.components[name].caches]
+        if newest != reached[name]:
             newer[name] = newest if newest[1:] else newest[0]
     return newer
 

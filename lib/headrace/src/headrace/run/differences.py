@@ -36,8 +36,8 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """:func:`differences` of the fields of two configs, and of the order of their components, which is part of a run.
-    Fields that are none, and may change at any time, are left out, and generations of tombstones, which a run keeps
-    where a config leaves them open.
+    Fields that are none, and may change at any time, are left out, and generations of caches and of tombstones, which a
+    run keeps where a config leaves them open.
 
     Example:
         >>> config_differences({"components": {"a": 1, "b": 1}}, {"components": {"b": 1, "a": 1}, "seed": 1})
@@ -52,11 +52,11 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
 
 
 def _own(value: Any) -> Any:
-    """A field without the generations of tombstones of components."""
+    """A field without the generations of components."""
     if not isinstance(value, dict):
         return value
     fields = cast("dict[str, Any]", value)
-    return {name: _own(inner) for name, inner in fields.items() if name != "tombstones"}
+    return {name: _own(inner) for name, inner in fields.items() if name not in ("generations", "tombstones")}
 
 
 def _short(value: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Int64
@@ -20,6 +20,7 @@ from headrace.data.mixture import MixtureDataset, mixture_of
 from headrace.data.provenance import removed_spans, rows_of_step, spans_of_rows
 from headrace.data.rows import RowSource
 from headrace.errors import ConfigError, IndexOutOfRangeError, check_choice
+from headrace.mix.amendments import family
 from headrace.mix.schedule import RowOrder
 from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
@@ -55,7 +56,8 @@ def sightings(
     Args:
         dataset: The run's.
         component: Its name.
-        documents: Numbers of documents, as :class:`~headrace.data.documents.DocumentFilter` has them.
+        documents: Numbers of documents, as :class:`~headrace.data.documents.DocumentFilter` has them; of a component
+            that an amendment extends, they run on through what extends it.
         step: Steps that are looked at.
         row_order: The run's.
 
@@ -71,21 +73,34 @@ def sightings(
         >>> {one.document for one in found}, len({one.step for one in found}) > 1
         ({5}, True)
     """
-    first = mixture_of(dataset.at_step(0)[0])
-    assert first is not None
-    check_choice("component", component, first.names, "is not a component")
-    cache = first.components[first.names.index(component)].caches()[0]
-    if documents.stop.size and int(documents.stop[-1]) > cache.num_documents:
-        problem, cure = f"is not a document: {cache.path} has {cache.num_documents:,}", "Documents count from 0."
+    mixture = mixture_of(dataset.at_step(0)[0])
+    assert mixture is not None
+    check_choice("component", component, mixture.names, "is not a component")
+    names = family(component, mixture.names)
+    caches = [mixture.components[mixture.names.index(name)].caches()[0] for name in names]
+    first = starts([cache.num_documents for cache in caches]).tolist()
+    if documents.stop.size and int(documents.stop[-1]) > first[-1]:
+        problem, cure = f"is not a document: {caches[0].path} has {first[-1]:,}", "Documents count from 0."
         raise ConfigError(problem, field="document", value=int(documents.stop[-1]) - 1, cure=cure)
+    seen: list[Sighting] = []
+    for name, cache, begin, end in zip(names, caches, first, first[1:], strict=False):
+        of_cache = _of_component(dataset, name, cache, documents.within(begin, end), step, row_order)
+        seen += [replace(one, document=one.document + begin) for one in of_cache]
+    return sorted(seen, key=lambda one: (one.step, one.row))
+
+
+def _of_component(
+    dataset: RunDataset, name: str, cache: TokenCache, documents: Intervals, step: int, row_order: RowOrder
+) -> Iterator[Sighting]:
     stored = cache.stored_at(documents.numbers(np.arange(documents.total)))
     tokens = token_ranges(cache, Intervals.of_numbers(stored))
     ends = [*(begin for begin, _ in dataset.phases[1:]), step]
     steps: set[int] = set()
     for (begin, phase), end in zip(dataset.phases, ends, strict=True):
-        if (mixture := mixture_of(phase)) is not None and begin < min(end, step):
-            steps |= set(_steps(mixture, component, cache, tokens, range(begin, min(end, step))))
-    return [one for at in sorted(steps) for one in _in_step(dataset, component, stored, at, row_order)]
+        if (mixture := mixture_of(phase)) is not None and tokens.total and begin < min(end, step):
+            steps |= set(_steps(mixture, name, cache, tokens, range(begin, min(end, step))))
+    for at in sorted(steps):
+        yield from _in_step(dataset, name, stored, at, row_order)
 
 
 def _steps(mixture: MixtureDataset, name: str, cache: TokenCache, tokens: Intervals, steps: range) -> Iterator[int]:

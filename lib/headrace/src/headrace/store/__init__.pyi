@@ -1,5 +1,6 @@
 from .cache import TokenCache as TokenCache
 from .consolidate import consolidate as consolidate
+from .joined import open_cache as open_cache
 from .layout import CacheLayout as CacheLayout
 from .replicas import open_replicas as open_replicas
 from .retry import RetryPolicy as RetryPolicy

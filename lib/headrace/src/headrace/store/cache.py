@@ -156,6 +156,11 @@ class TokenCache:
         return (self,)
 
     @property
+    def generations(self) -> tuple[int, ...]:
+        """How many generations (``headrace build --append``) it has of each cache that it is made of."""
+        return (1,)
+
+    @property
     def num_documents(self) -> int:
         return int(self._first_document[-1])
 

@@ -1,4 +1,4 @@
-"""Several caches, one after the other, as one: a component of a mixture that lies in many small caches.
+"""Several caches, one after the other, as one: a component that lies in many small caches, a cache with generations.
 
 Documents, tokens and parts run on from cache to cache; nothing is copied. Rows never lie across two caches, as they
 never lie across two parts. Price: that of opening each cache.
@@ -6,9 +6,11 @@ never lie across two parts. Price: that of opening each cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from contextlib import contextmanager
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from headrace.errors import ConfigError
 from headrace.store import files
 from headrace.store.arrays import ArrayList
 from headrace.store.cache import OriginalDocument, ReadLedger, TokenCache
+from headrace.store.generations import check_generation, generation_path, read_generations, wanted_generations
 from headrace.store.layout import LeafKind
 from headrace.store.leaf import LeafPart, starts
 from headrace.store.ledger import LaterSources, Ledger, open_ledger
@@ -32,6 +35,7 @@ class JoinedCache(TokenCache):
 
     Args:
         caches: At least one; all of the same dtype, chunks and leaves.
+        generations: How many of them each cache that was named has, which are its generations; None: one.
 
     Attributes:
         members: The caches.
@@ -50,8 +54,9 @@ class JoinedCache(TokenCache):
         True
     """
 
-    def __init__(self, caches: Sequence[TokenCache]) -> None:
+    def __init__(self, caches: Sequence[TokenCache], generations: Sequence[int] | None = None) -> None:
         first, self._members = next((c for c in caches if c.ledger.parts), caches[0]), tuple(caches)
+        self._generations = tuple(generations or [1] * len(caches))
         for number, cache in enumerate(caches):
             if cache.ledger.parts:
                 _check_like(cache, first, number)
@@ -64,6 +69,10 @@ class JoinedCache(TokenCache):
     @property
     def members(self) -> Sequence[TokenCache]:
         return self._members
+
+    @property
+    def generations(self) -> tuple[int, ...]:
+        return self._generations
 
     @property
     def shuffle(self) -> None:
@@ -195,41 +204,105 @@ def _width_of(leaf: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"{leaf['width']} a token",) if leaf.get("width") else ()
 
 
+def open_cache(
+    path: str | Path,
+    generations: int | None = None,
+    *,
+    read: ReadLedger = open_ledger,
+    read_list: Callable[[str], bytes] = read_generations,
+) -> TokenCache:
+    """Opens a cache with what was appended to it (:mod:`headrace.store.generations`), as one.
+
+    Args:
+        path: Its folder or URL; :meth:`TokenCache.open` opens one generation by itself.
+        generations: How many of its generations; None: all.
+        read: Reads a ledger.
+        read_list: Reads the list of its generations.
+
+    Raises:
+        CacheError: it, or a generation, cannot be opened.
+        ConfigError: it has fewer generations.
+
+    Example:
+        >>> from headrace.testing import tiny_cache
+        >>> open_cache(tiny_cache().path).generations
+        (1,)
+    """
+    members = _open_generations([str(path)], generations, partial(TokenCache.open, read=read), read_list)
+    return JoinedCache(members, [len(members)]) if members[1:] else members[0]
+
+
+def _open_generations(
+    places: Sequence[str],
+    wanted: int | None,
+    open_one: Callable[[str], TokenCache],
+    read_list: Callable[[str], bytes],
+) -> list[TokenCache]:
+    """The generations of a cache that lies in one or several places."""
+
+    def opened(number: int) -> TokenCache:
+        paths = [generation_path(place, number) for place in places]
+        return open_replicas(paths) if paths[1:] else open_one(paths[0])
+
+    first = opened(1)
+    known = wanted_generations(first, wanted, read_list)
+    return [first, *(check_generation(opened(n), content) for n, content in enumerate(known[1:], start=2))]
+
+
 def open_components(
     paths: Mapping[str, Sequence[str]],
     catalog: str | None = None,
     replicas: Mapping[str, Sequence[str]] | None = None,
     read: ReadLedger = open_ledger,
+    generations: Mapping[str, Sequence[int | None]] | None = None,
+    read_list: Callable[[str], bytes] = read_generations,
 ) -> dict[str, TokenCache]:
-    """The caches of components, by name, those of several paths joined; 16 are opened at a time.
+    """The caches of components, by name, those of several paths or generations joined; 16 are opened at a time.
 
     Args:
         paths: Paths of the caches of each component.
         catalog: Catalog that has ledgers of some of them; None: each is read where it lies.
         replicas: Other places of a cache, by its path; see :func:`~headrace.store.replicas.open_replicas`.
         read: Reads a ledger, as of :meth:`TokenCache.open`; of a cache with replicas it is not used.
+        generations: How many generations of each cache of a component; None, or left out: all.
+        read_list: Reads the list of the generations of a cache.
 
     Raises:
         CacheError: one cannot be opened; the first that is named.
-        ConfigError: caches that cannot be joined; the component is named.
+        ConfigError: caches that cannot be joined, or have fewer generations; the component is named.
     """
     ledgers = {} if catalog is None else read_catalog(catalog)
 
     def open_one(path: str) -> TokenCache:
-        if replicas and replicas.get(path):
-            return open_replicas([path, *replicas[path]])
         ledger = ledgers.get(path.rstrip("/"))
         listed = None if ledger is None else read_levanter(files.absolute(path), ledger)
         return TokenCache.open(path, read=read) if listed is None else TokenCache(path, listed.ledger, listed.part)
 
+    def open_all(name: str, path: str, wanted: int | None) -> list[TokenCache]:
+        with _errors_of(name):
+            return _open_generations([path, *(replicas or {}).get(path, ())], wanted, open_one, read_list)
+
+    asked = [
+        (name, path, wanted)
+        for name, several in paths.items()
+        for path, wanted in zip(several, (generations or {}).get(name, [None] * len(several)), strict=True)
+    ]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        opened = pool.map(open_one, [path for several in paths.values() for path in several])
+        opened = pool.map(open_all, *zip(*asked, strict=True)) if asked else iter(())
         groups = {name: [next(opened) for _ in several] for name, several in paths.items()}
     caches: dict[str, TokenCache] = {}
     for name, group in groups.items():
-        try:
-            caches[name] = JoinedCache(group) if group[1:] else group[0]
-        except ConfigError as error:
-            field = f"components.{name}.{error.field}"
-            raise ConfigError(error.problem, field=field, value=error.value, cure=error.cure) from error
+        members = [cache for one in group for cache in one]
+        with _errors_of(name):
+            caches[name] = JoinedCache(members, [*map(len, group)]) if members[1:] else members[0]
     return caches
+
+
+@contextmanager
+def _errors_of(component: str) -> Iterator[None]:
+    """Errors in a config name the component."""
+    try:
+        yield
+    except ConfigError as error:
+        field = f"components.{component}.{error.field}"
+        raise ConfigError(error.problem, field=field, value=error.value, cure=error.cure) from error

@@ -131,11 +131,27 @@ def tombstones_of(cache: TokenCache, read: Callable[[str], bytes] = read_tombsto
     return parse_tombstones(cache, read(files.absolute(cache.path)))
 
 
+def removed_documents(cache: TokenCache) -> Intervals:
+    """Documents of a cache, with all its generations, that have tombstones. Raises what :func:`parse_tombstones` does.
+
+    Example:
+        >>> import headrace.testing
+        >>> removed_documents(headrace.testing.tiny_cache()).total
+        0
+    """
+    gone, first = Intervals.empty(), 0
+    for member in cache.members:
+        of_member = tombstones_of(member).documents()
+        gone = Intervals.union([gone, Intervals(of_member.start + first, of_member.stop + first)])
+        first += member.num_documents
+    return gone
+
+
 def remove_documents(cache: TokenCache, documents: Intervals) -> tuple[Tombstones, Intervals]:
     """Leaves tombstones for documents: one generation more, unless all of them have theirs.
 
     Args:
-        cache: The cache, headrace's own or Levanter's.
+        cache: The cache, headrace's own or Levanter's; one generation of it.
         documents: Their numbers, all of documents that there are.
 
     Returns:
@@ -176,11 +192,7 @@ def copy_tombstones(cache: TokenCache, copy: TokenCache) -> TokenCache:
     Returns:
         The copy. Numbers of documents mean the same in both, also if it was shuffled.
     """
-    gone, first = Intervals.empty(), 0
-    for member in cache.members:
-        of_member = tombstones_of(member).documents()
-        gone = Intervals.union([gone, Intervals(of_member.start + first, of_member.stop + first)])
-        first += member.num_documents
+    gone = removed_documents(cache)
     if gone.total and not len(tombstones_of(copy)):
         remove_documents(copy, gone)
     return copy

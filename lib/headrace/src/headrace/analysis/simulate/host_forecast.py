@@ -13,6 +13,7 @@ from headrace.data.budgets import OpenBytes
 from headrace.errors import ConfigError
 from headrace.feed.exchange import WORTH_IT
 from headrace.mix.schedule import ExchangeSetting
+from headrace.store.generations import cache_of_generation
 
 MAX_REPLAYED = 64
 """Hosts that are replayed, at most, if their memory does not hold all that they use."""
@@ -211,7 +212,11 @@ def forecast_hosts(
     cold = seen[0].windows.cold_start(hosts)
     money = reads.rate * (requests * prices.per_1000_reads / 1000 + read_bytes / 2**30 * prices.per_gib)
     caches = dict.fromkeys(seen[0].windows.dataset.caches())
-    opening = sum(cache.opening_requests(hosts) + len(cache.members) for cache in caches)  # and their tombstones
+    lists = sum(
+        len(c.generations) for c in caches if c.layout.compression != "other" and not cache_of_generation(c.path)
+    )
+    tombstones = sum(len(cache.members) for cache in caches)
+    opening = sum(cache.opening_requests(hosts) for cache in caches) + tombstones + lists
 
     def per_block(these: _Reads) -> float:
         return these.rate / wanted if used is None else these.fetches / max(used, seen[0].blocks_worth)

@@ -1,0 +1,64 @@
+"""``headrace build --append``: which settings were typed; all others are those of the cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import typer
+
+from headrace.cli.exits import kept_when_interrupted
+from headrace.ingest.choices import TokenizerEngine
+
+if TYPE_CHECKING:
+    from headrace.ingest.build import BuildReport
+    from headrace.ingest.shuffle_plan import ReshuffleConfig
+    from headrace.ingest.source import SourceConfig
+
+_SOURCE: dict[str, tuple[str, ...]] = {
+    "format": ("format",),
+    "text_field": ("text_field",),
+    "on_bad_line": ("on_bad_line",),
+    "extensions": ("extension",),
+    "kind": ("kind",),
+    "fields": ("field",),
+    "leaves": ("leaf",),
+    "chat": ("chat_template", "mask", "mask_role"),
+    "fim": ("fim", "fim_rate", "fim_spm_rate", "fim_seed"),
+    "max_record_bytes": ("max_record_bytes",),
+    "special_tokens_in_text": ("special_tokens_in_text",),
+}
+"""Fields of a source, and the parameters of the command that say them."""
+_TOKENIZER = {"path": "tokenizer", "bos": "bos", "eos": "eos", "engine": "tokenizer_engine"}
+_OF_CACHE = ("dtype", "chunk_tokens", "compression", "part_bytes")
+
+
+Encoder: TypeAlias = tuple[str | None, str | None, str | None, TokenizerEngine]
+"""Tokenizer, tokens before and after documents, and what encodes, as the command has them."""
+
+
+def append_as_typed(
+    context: typer.Context,
+    source: SourceConfig,
+    encoder: Encoder,
+    output: str,
+    repair: bool,
+    how: ReshuffleConfig | None,
+    options: dict[str, Any],
+) -> BuildReport:
+    """Appends to a cache with those settings that the command line has, and else those of the cache.
+
+    Raises:
+        ConfigError: --repair; else as of :func:`~headrace.ingest.append.append_cache`.
+    """
+    from headrace.errors import ConfigError
+    from headrace.ingest.append import append_cache
+
+    if repair:
+        cure = "Leave it out: headrace verify CACHE --repair mends a cache and all that was appended to it."
+        raise ConfigError("does not go with --append", field="--repair", value=True, cure=cure)
+    typed = {name for name in context.params if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
+    reading = {field: getattr(source, field) for field, names in _SOURCE.items() if typed.intersection(names)}
+    tokens = {field: said for (field, name), said in zip(_TOKENIZER.items(), encoder, strict=True) if name in typed}
+    settings = {name: value for name, value in options.items() if name in typed or name not in _OF_CACHE}
+    with kept_when_interrupted():
+        return append_cache(source.paths, output, source=reading, tokenizer=tokens, how=how, **settings)

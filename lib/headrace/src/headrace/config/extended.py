@@ -1,0 +1,101 @@
+"""Components that amendments extend by what was appended to their caches, written out.
+
+An amendment ``extend: {web: 2}`` brings in the component ``web@2``, which has the settings of ``web`` and those
+generations of its cache that ``web`` has not by then. In the blend ``web`` becomes a group of both
+(:func:`headrace.mix.amendments.extend`). So the epoch of the old documents goes on where it was, and nothing behind the
+config knows of generations but what opens caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from headrace.config.component import ComponentConfig
+from headrace.errors import ConfigError, did_you_mean
+from headrace.mix.stage_config import added_later
+from headrace.store.generations import generation_path
+
+if TYPE_CHECKING:
+    from headrace.config.lm_data import LmDataConfig
+
+
+def extended(config: LmDataConfig) -> Mapping[str, Any]:
+    """The fields of a config that differ once what extends its components is written out; none if nothing does.
+
+    Raises:
+        ConfigError: what is extended is no component, or one that cannot be; a generation that it has already; a name
+            that another component has.
+
+    Example:
+        >>> from headrace import LmDataConfig
+        >>> from headrace.mix.stage_config import AmendmentConfig
+        >>> config = LmDataConfig(
+        ...     {"web": ComponentConfig("caches/web")}, amendments=[AmendmentConfig(50, extend={"web": 2})]
+        ... )
+        >>> config.components["web@2"].cache
+        ['caches/web/generations/2']
+    """
+    if not any(amendment.extend for amendment in config.amendments):
+        return {}
+    written = {name for amendment in config.amendments for name in amendment.newcomers.values()}
+    components = {name: one for name, one in config.components.items() if name not in written}
+    reached = {name: one.begins_with(name, config.amendments) for name, one in components.items()}
+    for number, amendment in enumerate(config.amendments):
+        later = added_later(config.amendments[number + 1 :])
+        for name, given in amendment.extend.items():
+            field = f"amendments[{number}].extend.{name}"
+            _check_extends(name, given, field, components)
+            numbers = given if isinstance(given, list) else [given]
+            paths = _new_paths(components[name], reached[name], numbers, (field, given))
+            newcomer, reached[name] = amendment.newcomers[name], numbers
+            _check_free(newcomer, config.components.get(newcomer), components[name], field)
+            one = replace(components[name], cache=paths, weight=None, source=None, expected_tokens=None, remove=None)
+            if one.replicas:
+                copies = [copy + paths[0].removeprefix(components[name].caches[0]) for copy in one.replicas]
+                one = replace(one, replicas=None if paths[1:] else copies)
+            one = replace(one, generations=[1] * len(paths), tombstones=None)
+            before = [n for n in components if n not in later]
+            after = [n for n in components if n in later]  # what later amendments bring in stands behind
+            order = {n: components[n] for n in before} | {newcomer: one} | {n: components[n] for n in after}
+            components = order
+    return {"components": components}
+
+
+def _check_extends(name: str, given: object, field: str, components: Mapping[str, ComponentConfig]) -> None:
+    """Raises ConfigError for what is no component, or one that cannot be extended."""
+    if name not in components:
+        buckets = [n for n in components if n.startswith(f"{name}/")]
+        cure = f"Extend its buckets one by one: {', '.join(buckets)}." if buckets else did_you_mean(name, components)
+        raise ConfigError("is not a component", field=field, value=given, cure=cure)
+    component = components[name]
+    apart = f"{generation_path(component.caches[0], 2)}"
+    for setting in ("max_tokens", "max_share", "buckets"):
+        if getattr(component, setting) is not None:
+            cure = f"Make the new documents a component of their own, with {setting} or without: cache: {apart}."
+            raise ConfigError(f"does not go with components.{name}.{setting}", field=field, value=given, cure=cure)
+
+
+def _new_paths(
+    component: ComponentConfig, before: Sequence[int] | None, after: Sequence[int], said: tuple[str, object]
+) -> list[str]:
+    """Where the generations lie that a component has after an amendment and not before it."""
+    caches = component.caches
+    if before is None or len(after) != len(caches) or len(before) != len(caches):
+        cure = f"Give one number for each: {[2] * len(caches)}."
+        raise ConfigError(f"does not say it of its {len(caches)} caches", field=said[0], value=said[1], cure=cure)
+    if any(late < early for early, late in zip(before, after, strict=True)) or [*before] == [*after]:
+        problem = f"is not later than generation {max(before)}, which the run has by then"
+        cure = "Name a later one, or leave it out: headrace inspect CACHE shows those that there are."
+        raise ConfigError(problem, field=said[0], value=said[1], cure=cure)
+    spans = zip(caches, before, after, strict=True)
+    return [generation_path(path, n) for path, early, late in spans for n in range(early + 1, late + 1)]
+
+
+def _check_free(name: str, held: ComponentConfig | None, base: ComponentConfig, field: str) -> None:
+    """Raises ConfigError if a name is that of a component of the user's own."""
+    folders = tuple(generation_path(path, 2)[:-1] for path in base.caches)
+    if held is not None and not all(path.startswith(folders) for path in held.caches):
+        problem, cure = "is the name of what extends a component", f"Rename components.{name}."
+        raise ConfigError(problem, field=field, value=name, cure=cure)

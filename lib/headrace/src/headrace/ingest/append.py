@@ -1,0 +1,189 @@
+"""``append_cache``: new sources into a finished cache, as its next generation.
+
+The generation is built in ``generations/N`` below the cache as any cache is, with the cache's own tokenizer, layout,
+leaves and reading of records, and named in ``generations.json`` when it is finished; see
+:mod:`headrace.store.generations`.
+
+Invariants: what was there stays as it is, to the bit; killed anywhere, the same call goes on where it was, and gives
+what an uninterrupted one does; no source file is in two generations. Price: that of building the new sources, whose
+files are listed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Unpack
+
+import msgspec
+
+from headrace.errors import CacheUnfinishedError, ConfigError, HeadraceError, SourceError
+from headrace.ingest.build import BuildReport, build_cache, plan_build
+from headrace.ingest.build_shuffled import ShuffledBuildOptions, build_shuffled
+from headrace.ingest.plan import DEFAULT_PART_BYTES, differing_tokenizers, differing_values, is_changed
+from headrace.ingest.shuffle_plan import ReshuffleConfig
+from headrace.ingest.source import SourceConfig
+from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
+from headrace.store import files
+from headrace.store.cache import TokenCache, build_command
+from headrace.store.generations import add_generation, cache_of_generation, generation_path, generations_of
+from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
+from headrace.store.levanter.layout import is_levanter
+
+_FLAGS = {"chunk_elements": "chunk_tokens"}  # what a setting of the layout is called where it is given
+
+
+def append_cache(
+    paths: Sequence[str],
+    output: str,
+    *,
+    source: Mapping[str, Any] | None = None,
+    tokenizer: Mapping[str, Any] | None = None,
+    how: ReshuffleConfig | None = None,
+    **options: Unpack[ShuffledBuildOptions],
+) -> BuildReport:
+    """Adds sources to a finished cache as its next generation, or finishes that which was begun with the same call.
+
+    Args:
+        paths: Sources, as of :class:`~headrace.ingest.source.SourceConfig`. None of their files may be in the cache.
+        output: Folder or URL of the cache, which headrace built.
+        source: Fields of :class:`~headrace.ingest.source.SourceConfig` that differ from those of the cache: how the new
+            records are read.
+        tokenizer: Fields of :class:`~headrace.ingest.tokenize.TokenizerConfig`; None: those of the cache, which is what
+            they have to come to.
+        how: Shuffle the new documents among themselves; None: they lie as they come.
+        options: As of :func:`~headrace.ingest.build.build_cache`. Layout and dtype are those of the cache.
+
+    Returns:
+        What was done; ``path`` is that of the generation. If these sources are the newest generation already, nothing.
+
+    Raises:
+        SourceError: a source file is in the cache already; else as of :func:`~headrace.ingest.build.build_cache`.
+        ConfigError: there is no cache; it is Levanter's, or itself a generation; the sources would give other columns,
+            another layout or other tokens than it has.
+        CacheUnfinishedError: the build of the cache was interrupted.
+        CacheError: it cannot be written, or is being written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from headrace.store import open_cache
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("old", "new"):
+        ...         _ = pathlib.Path(folder, f"{name}.txt").write_text(name)
+        ...     source, cache = SourceConfig([f"{folder}/old.txt"]), f"{folder}/cache"
+        ...     _ = build_cache(source, TokenizerConfig("bytes"), cache, progress=False)
+        ...     _ = append_cache([f"{folder}/new.txt"], cache, progress=False)
+        ...     open_cache(cache).num_documents
+        2
+    """
+    output = str(output)
+    cache, ledger = _finished(output)
+    known = len(generations_of(cache))
+    own_source = {**ledger.metadata.get("source", {}), **(source or {}), "paths": [*paths]}
+    reading, encoder = msgspec.convert(own_source, SourceConfig), _tokenizer(output, ledger, tokenizer or {})
+    layout = {"dtype": ledger.layout["dtype"], "chunk_tokens": ledger.layout["chunk_elements"]}
+    layout |= {key: ledger.layout[key] for key in ("shard_chunks", "compression")}
+    settings: ShuffledBuildOptions = {**layout, **options}  # pyright: ignore[reportAssignmentType]  (all are known)
+    part_bytes = settings.setdefault("part_bytes", ledger.metadata.get("part_bytes", DEFAULT_PART_BYTES))
+    wanted = plan_build(reading, encoder, output, part_bytes, settings)[1]
+    _check_like(output, ledger, wanted)
+    number = _number_of(output, known, wanted)
+    folder = generation_path(output, number)
+    if number == known:  # these sources are in it already: nothing is to be deleted
+        settings["restart"] = False
+    if how is None:
+        report = build_cache(reading, encoder, folder, **settings)
+    else:
+        report = build_shuffled(reading, encoder, folder, how, **settings)
+    add_generation(cache, number, TokenCache.open(folder))
+    return report
+
+
+def _finished(output: str) -> tuple[TokenCache, Ledger]:
+    """The cache that is appended to, and its ledger."""
+    if root := cache_of_generation(output):
+        cure = f"Name the cache: --output {root} --append."
+        raise ConfigError("is a generation of a cache", field="output", value=output, cure=cure)
+    ledger = read_ledger(output)
+    if ledger is None:
+        problem, cure = "there is no cache to append to", f"To build one, leave out --append: {build_command(output)}"
+        if is_levanter(output):
+            problem = "is a cache of Levanter, which has no generations"
+            cure = f"Make one of headrace's of it first: headrace consolidate {output} --output NEW."
+        raise ConfigError(problem, field="output", value=output, cure=cure)
+    if not ledger.finished:
+        cure = f"Finish it first, and then append: headrace inspect {output} shows the command."
+        raise CacheUnfinishedError("was not finished building", field="output", value=output, cure=cure)
+    return TokenCache.open(output), ledger
+
+
+def _tokenizer(output: str, ledger: Ledger, given: Mapping[str, Any]) -> TokenizerConfig:
+    """The tokenizer of a cache: its file where it was, beside which a template may lie, or else the cache's copy.
+
+    Raises:
+        ConfigError: what is given makes another one of it.
+    """
+    record = ledger.tokenizer
+    wanted = replace(TokenizerConfig(str(record["path"]), record["bos"] or "none", record["eos"] or "none"), **given)
+    if not _makes(wanted, record):
+        if "path" in given:
+            wanted = TokenizerConfig(**given)
+        elif record.get("file"):
+            wanted = replace(wanted, path=files.join(output, str(record["file"])))
+    found = differing_tokenizers(record, load_tokenizer(wanted).record())
+    _check_same(output, "tokenizer", wanted.path, found)
+    return wanted
+
+
+def _makes(config: TokenizerConfig, record: Mapping[str, Any]) -> bool:
+    try:
+        return load_tokenizer(config).fingerprint == record["fingerprint"]
+    except HeadraceError:
+        return False
+
+
+def _check_like(output: str, ledger: Ledger, wanted: Ledger) -> None:
+    """Raises ConfigError unless what is to be built has the layout and columns of the cache, and its template."""
+    for key, value in wanted.layout.items():
+        _check_same(output, _FLAGS.get(key, key), value, differing_values(ledger.layout, wanted.layout, [key]))
+    leaves = [{str(leaf["name"]): leaf for leaf in one.leaves} for one in (ledger, wanted)]
+    _check_same(output, "leaf", sorted(leaves[1]), differing_values(*leaves))
+    templates = {str(template) for one in (ledger, wanted) if (template := one.metadata.get("template")) is not None}
+    _check_same(output, "chat_template", None, ["the templates differ"] if len(templates) > 1 else [])
+
+
+def _check_same(output: str, field: str, value: object, differences: Sequence[str]) -> None:
+    if differences:
+        cure = "Leave the setting out: what is appended takes that of the cache. Or build a cache of its own."
+        problem = f"is not that of {output}, to which is appended: {'; '.join(differences)}"
+        raise ConfigError(problem, field=field, value=value, cure=cure)
+
+
+def _number_of(output: str, known: int, wanted: Ledger) -> int:
+    """The number of the generation that is built of these sources: the newest if it is of just these, else the next.
+
+    Raises:
+        SourceError: a file is in a generation already.
+    """
+    now = {files.absolute(str(record["path"])): record for record in wanted.sources}
+    held: dict[str, int] = {}
+    for number in range(known, 0, -1):
+        ledger = read_ledger(generation_path(output, number))
+        records = [] if ledger is None else ledger.metadata.get(SHUFFLED, {}).get("sources", ledger.sources)
+        before = {files.absolute(str(record["path"])): record for record in records}
+        same = now.keys() == before.keys() and not any(is_changed(before[path], now[path]) for path in now)
+        if number == known > 1 and same:
+            return number
+        held |= {path: number for path in now if path in before}
+    if held:
+        path = next(path for path in now if path in held)
+        fresh = [str(record["path"]) for name, record in now.items() if name not in held]
+        few = f": headrace build {' '.join(fresh)} --output {output} --append" if 0 < len(fresh) <= 4 else "."
+        others = f", as {len(held) - 1} others are" if held.keys() != {path} else ""
+        raise SourceError(
+            f"is in generation {held[path]} of {output} already{others}, and no file is stored twice",
+            field="sources",
+            value=str(now[path]["path"]),
+            cure=f"Name only the new files{few}" if fresh else "Name other files: there is nothing new to append.",
+        )
+    return known + 1

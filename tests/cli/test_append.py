@@ -1,0 +1,101 @@
+"""``headrace build --append``, as typed, and what the other commands say of generations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli.application import application
+from headrace.config.lm_data import load_config
+from headrace.run.manifest import open_run
+
+
+def run(*arguments: object, ok: bool = True) -> str:
+    done = CliRunner().invoke(application(), [*map(str, arguments)])
+    assert (done.exit_code == 0) == ok, f"{done.output}\n{done.exception!r}"
+    return done.output
+
+
+def error_of(*arguments: object) -> str:
+    done = CliRunner().invoke(application(), [*map(str, arguments)])
+    assert done.exit_code, done.output
+    return str(done.exception)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of eight documents, and the files of eight more."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("old", "new"):
+        Path(name).mkdir()
+        for n in range(8):
+            Path(name, f"{n}.txt").write_text(f"{name} {n} " * 40)
+    run("build", "old", "-o", "web", "-t", "bytes", "--chunk-tokens", 64, "--engine", "inline", "--part-bytes", 900)
+    return tmp_path
+
+
+def test_a_cache_grows(folder: Path):
+    text = run("build", "new", "-o", "web", "--append", "--engine", "inline")
+    assert "Built web/generations/2: 8 documents" in text
+    assert "is finished already" in run("build", "new", "-o", "web", "--append", "--engine", "inline")
+    facts = json.loads(run("inspect", "web", "--samples", 0, "--json"))
+    assert [one["documents"] for one in facts["generations"]] == [8, 8]
+    assert "1: 8 documents, 2: 8 documents" in run("inspect", "web", "--samples", 0)
+    assert "new 3 new 3" in run("inspect", "web", "--document", 11)
+    assert len(json.loads(run("verify", "web", "--deep", "--json"))["generations"]) == 1
+    assert run("verify", "web").count("sound") == 2
+    assert json.loads(run("remove", "web", 11, 2, "--json"))["generation"] == [1, 1]
+    assert "{COMPONENT: [1, 1]}" in run("remove", "web", 11)
+    assert "removed" in run("inspect", "web", "--samples", 0)
+    difference = run("diff", "web", "web/generations/2", ok=False)
+    assert "generations" in difference
+    run("consolidate", "web", "one")
+    assert json.loads(run("inspect", "one", "--samples", 0, "--json"))["tombstones"]["removed_documents"] == 2
+    for path in sorted(Path("web/generations/2/parts").rglob("c/0"))[:1]:
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert "damaged" in run("verify", "web", "--deep", ok=False)
+    assert "repaired" in run("verify", "web", "--repair")
+    assert run("verify", "web", "--deep").count("sound") == 2
+    Path("web/generations.json").write_text("{}")
+    assert "is damaged, so that it is not known" in run("verify", "web", ok=False)
+
+
+def test_runs_go_on_and_are_extended(folder: Path):
+    config = Path("run.yaml")
+    config.write_text("seq_len: 32\nbatch_size: 8\ncomponents: {docs: web}\n")
+    open_run("run", load_config(str(config)).loader())
+    args = ("where", config, "--step", 40, "--document", 11, "--json")
+    assert "is not a document" in error_of(*args)
+    run("build", "new", "-o", "web", "--append", "--engine", "inline")
+    assert json.loads(run(*args))["seen"]  # a run that began now
+    assert "is not a document" in error_of(*args, "--run", "run")
+    text = run("diff", "run", config, "--step", 20)
+    assert "the same run" in text
+    assert text.endswith("amendments:\n- step: 20\n  extend: {docs: 2}\n")
+    assert json.loads(run("diff", "run", config, "--step", 20, "--json"))["newer_generations"] == {"docs": 2}
+    config.write_text(config.read_text() + text.partition("amendments:")[1] + text.partition("amendments:")[2])
+    seen = json.loads(run(*args))["seen"]
+    assert min(one["step"] for one in seen) >= 20
+    assert {one["document"] for one in seen} == {11}
+    assert "docs@2" in run("where", config, "--step", 40)
+    assert "docs@2" in run("cat", config, "--step", 39)
+    assert run("cat", config, "--run", "run", "--step", 19)
+    assert "docs@2" in run("config", "check", config, "--hosts", 1)
+    assert "docs@2" in run("config", "show", config)
+    assert "newer" not in run("diff", "run", config, "--step", 20, ok=False)
+
+
+def test_bad_input_is_named(folder: Path):
+    assert "--tokenizer: is missing" in error_of("build", "new", "-o", "other")
+    assert "--repair = True: does not go with --append" in error_of("build", "new", "-o", "web", "--append", "--repair")
+    assert "there is no cache to append to" in error_of("build", "new", "-o", "none", "--append")
+    assert "chunk_tokens = 128: is not that of web" in error_of(
+        "build", "new", "-o", "web", "--append", "--chunk-tokens", 128
+    )
+    assert "tokenizer = 'ids:9': is not that of web" in error_of("build", "new", "-o", "web", "--append", "-t", "ids:9")
+    assert "in generation 1 of web already" in error_of("build", "old/1.txt", "-o", "web", "--append")
+    assert "there is nothing new to append" in error_of("build", "old", "-o", "web", "--append")
+    run("build", "new/*.txt", "-o", "web", "--append", "--engine", "inline", "--chunk-tokens", 64)  # as it is
