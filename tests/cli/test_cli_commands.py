@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from headrace.cli import exits
-from headrace.cli.application import application
+from headrace.cli.application import PANELS, application
 from headrace.config.lm_data import LmDataConfig
 
 GROUP: Any = typer.main.get_command(application())
@@ -71,7 +71,7 @@ def test_names_are_consistent(name):
     ("command", "said", "unused"),
     [
         ("--version", "headrace 0.2", (*HEAVY, "typer")),
-        ("--help", "Commands:", HEAVY),
+        ("--help", "Caches:", HEAVY),
         ("config", "", HEAVY),
         *((f"{name} --help", f"Usage: headrace {name}", HEAVY) for name in LEAVES),
     ],
@@ -96,6 +96,22 @@ def test_import_headrace_imports_nothing_heavy():
     program = f"import sys, headrace; print([m for m in {(*HEAVY, 'typer', 'asyncio')} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_help_of_a_command_of_many_options_fits_a_screen_and_names_them_all(headrace):
+    short, long = headrace("build", "--help").out, headrace("build", "--help-all").out
+    assert len(short.splitlines()) <= 55
+    command = LEAVES["build"]
+    words = "".join(short.split()).replace("-", "")
+    for parameter in command.params:
+        assert max(parameter.opts, key=len).replace("-", "").lower() in words.lower()
+        assert parameter.opts[0] in ("sources", "--help") or " ".join(parameter.help.split()) in " ".join(long.split())
+    assert all(" ".join(example.split()) in " ".join(long.split()) for example in examples(command))
+    assert short.count("headrace build ") < long.count("headrace build ")
+
+
+def test_every_command_has_a_panel_of_the_help():
+    assert sorted(name for names in PANELS.values() for name in names) == sorted(GROUP.commands)
 
 
 def test_the_help_says_in_full_what_each_command_does(headrace):

@@ -11,8 +11,9 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.cli.exits import EPILOG, say_all
+from headrace.cli.panels import PanelCommand
 
-COMMANDS = {  # in the order of the help; the function and, before the dot, its module
+COMMANDS = {  # the function and, before the dot, its module
     "demo": "demo.command",
     "init": "init.command",
     "build": "build.command",
@@ -33,6 +34,26 @@ COMMANDS = {  # in the order of the help; the function and, before the dot, its 
     "completion": "options.completion",
 }
 GROUPS = ("config",)
+PANELS = {
+    "To begin": ("demo", "init"),
+    "Caches": (
+        "build",
+        "inspect",
+        "verify",
+        "reshuffle",
+        "remove",
+        "pack",
+        "diff",
+        "consolidate",
+        "convert",
+        "upgrade",
+    ),
+    "Runs": ("config", "simulate", "icc", "cat", "where", "report"),
+    "Your shell": ("completion",),
+}
+"""All commands, as the help groups them."""
+WITH_PANELS = ("build",)
+"""Commands whose options are grouped."""
 
 _HELP = "Data for language-model training in JAX: build token caches, look into them, see it all work."
 _SETTINGS: Any = {
@@ -62,7 +83,7 @@ class _Commands(MutableMapping[str, Any]):
         if name not in self._made and (name in COMMANDS or name in GROUPS):
             app = typer.Typer(**_SETTINGS)
             if name in COMMANDS:
-                app.command(name)(_function_of(name))
+                app.command(name, cls=PanelCommand if name in WITH_PANELS else None)(_function_of(name))
             else:
                 context = _SETTINGS["context_settings"]
                 app.add_typer(_module_of(name).app, name=name, help=_summary(name), context_settings=context)
@@ -94,8 +115,9 @@ class _Group(TyperGroup):
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, _summary(name)) for name in self.commands])
+        for title, names in PANELS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, _summary(name)) for name in names])
 
 
 def _module_of(name: str) -> Any:
