@@ -12,7 +12,7 @@ COVERED = {  # modules without a file of their own, by the file that tests them 
     "analysis/check/test_plan.py": "analysis/check/sizes",
     "analysis/simulate/test_forecast.py": "analysis/simulate/looks analysis/simulate/replay",
     "batch/test_sft.py": "batch/masks",
-    "cli/test_build.py": "ingest/choices",
+    "cli/test_build.py": "cli/build_options ingest/choices",
     "cli/test_cli_commands.py": "__main__ cli/application cli/exits cli/options cli/panels",
     "cli/test_inspect.py": "cli/decoded cli/shown",
     "cli/test_inspect_leaves.py": "cli/inspect_show",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.build import TokenizerOption
+from headrace.cli.build_options import TokenizerOption
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.shown import counted
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.build import MemoryOption, RepairOption, cost_in_words, memory_bytes, repair_parts
+from headrace.cli.build import cost_in_words, memory_bytes, repair_parts
+from headrace.cli.build_options import MemoryOption, RepairOption
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson
 from headrace.cli.shown import counted
