@@ -168,8 +168,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         return "Did you mean " + " or ".join(repr(c) for c in close) + "?"
     if not names:
         return "There are no known names."
-    shown = ", ".join(repr(n) for n in names[:12])
-    return f"Known names: {shown}" + ("." if len(names) <= 12 else ", ...")
+    listed = ", ".join(repr(n) for n in names[:12])
+    return f"Known names: {listed}" + ("." if len(names) <= 12 else ", ...")
 
 
 def check_at_least(field: str, value: float | None, least: int = 1, cure: str | None = None) -> None:

@@ -260,18 +260,18 @@ class WaitLog:
         under_way = self.under_way
         waits = [*list(self._waits), under_way(ended)] if under_way is not None else list(self._waits)
         for wait in waits:
-            within = min(wait.ended, ended) - max(wait.began, began)
-            if within > 0:
-                seconds[wait.cause] = seconds.get(wait.cause, 0.0) + within
-                if within > longest.get(wait.cause, (0.0, wait))[0]:
-                    longest[wait.cause] = within, wait
+            overlap = min(wait.ended, ended) - max(wait.began, began)
+            if overlap > 0:
+                seconds[wait.cause] = seconds.get(wait.cause, 0.0) + overlap
+                if overlap > longest.get(wait.cause, (0.0, wait))[0]:
+                    longest[wait.cause] = overlap, wait
         causes = sorted(seconds, key=lambda cause: -seconds[cause])
-        said = ", ".join(f"{cause} {seconds[cause] * 1000:.0f} ms" for cause in causes)
+        parts = ", ".join(f"{cause} {seconds[cause] * 1000:.0f} ms" for cause in causes)
         step, wait_s = self._first_step + number, ended - began
         if not causes or sum(seconds.values()) < _EXPLAINED * wait_s:
-            return Stall(step, wait_s, "trainer ahead" if number else "start", detail=said)
+            return Stall(step, wait_s, "trainer ahead" if number else "start", detail=parts)
         worst = longest[causes[0]][1]
-        detail = f"{said}; {worst.detail}" if worst.detail else said
+        detail = f"{parts}; {worst.detail}" if worst.detail else parts
         return Stall(step, wait_s, causes[0] if number else "start", worst.array, worst.block, detail)
 
 

@@ -53,9 +53,9 @@ class GrainRows(grain.MapDataset[Element]):
         return self._getitems([index])[0]
 
     def _getitems(self, indices: Sequence[int]) -> list[Element]:
-        wanted = np.asarray(indices, np.int64) % len(self)
-        arrays = arrays_of(self._dataset.read(wanted))
-        return [{name: values[k] for name, values in arrays.items()} for k in range(wanted.size)]
+        numbers = np.asarray(indices, np.int64) % len(self)
+        arrays = arrays_of(self._dataset.read(numbers))
+        return [{name: values[k] for name, values in arrays.items()} for k in range(numbers.size)]
 
     def __str__(self) -> str:
         return f"GrainRows(len={len(self)})"

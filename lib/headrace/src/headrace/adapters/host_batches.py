@@ -95,9 +95,9 @@ class HostBatches(BatchOrder):
         Raises:
             PlanMismatchError: it is the state of another run.
         """
-        found = LoaderState.from_json(state)
-        self.manifest.check(found)
-        return found.step
+        loader_state = LoaderState.from_json(state)
+        self.manifest.check(loader_state)
+        return loader_state.step
 
     def from_step(self, step: int = 0) -> Generator[tuple[int, PackedBatch], None, None]:
         """Steps and their batches, from ``step`` on, read ahead until the iterator is closed or dropped."""

@@ -103,11 +103,11 @@ def excess_loss(
     if not (pull.size and pull.min() >= 0 and pull.max() < 1 and pull.any(axis=1).all()):
         cure = "Give curvatures in units of 1 / rate."
         raise ConfigError("times curvatures must be 0 or more, below 1, and not all 0", field="rates", cure=cure)
-    left = np.cumsum(np.log1p(-pull[:, ::-1]), axis=1)[:, ::-1] - np.log1p(-pull)
-    weight = pull * np.exp(left)
+    log_decay = np.cumsum(np.log1p(-pull[:, ::-1]), axis=1)[:, ::-1] - np.log1p(-pull)
+    weight = pull * np.exp(log_decay)
     squares, sums = rows_per_step * np.square(weight).sum(axis=1), rows_per_step * weight.sum(axis=1)
-    place, factor, pairs = _places(weight, rows_per_step)
-    row = order.at(place % len(order), place // len(order))
+    rows, factor, pairs = _places(weight, rows_per_step)
+    row = order.at(rows % len(order), rows // len(order))
     alone = np.square(factor).sum(axis=1)
     noise = full = squares.sum()
     for unit, share in shares.items():
@@ -153,7 +153,7 @@ def source_excess(
     with ThreadPoolExecutor(16) as pool:
         saved = pool.map(saved_shares, mixture.components)
     weight = mixture.weights_at(np.asarray([(steps or 1) - 1]))[0]
-    known: dict[str, SourceExcess] = {}
+    by_source: dict[str, SourceExcess] = {}
     for name, component, shares, share in zip(mixture.names, mixture.components, saved, weight.tolist(), strict=True):
         if name in icc:
             shares = {component.default_io_block_size(): icc[name]}
@@ -161,8 +161,10 @@ def source_excess(
             continue
         order = component.shuffle_order() or Identity(component.rows_of_pass or component.length or 1)
         rates = None if steps is None else wsd_rates(min(steps, MOST_STEPS))
-        known[name] = SourceExcess(sum(shares.values()), excess_loss(order, share * batch_size, shares, rates=rates))
-    return known
+        by_source[name] = SourceExcess(
+            sum(shares.values()), excess_loss(order, share * batch_size, shares, rates=rates)
+        )
+    return by_source
 
 
 def _places(
@@ -172,14 +174,14 @@ def _places(
     steps = weight.shape[1]
     total = int(steps * rows_per_step)
     if total <= MOST_PLACES:
-        place = np.arange(total)
-        return place, weight[:, np.minimum((place / rows_per_step).astype(np.int64), steps - 1)], 1.0
+        rows = np.arange(total)
+        return rows, weight[:, np.minimum((rows / rows_per_step).astype(np.int64), steps - 1)], 1.0
     rng = np.random.default_rng(0)
-    wanted = np.sqrt((np.square(weight) / np.square(weight).sum(axis=1, keepdims=True)).sum(axis=0))
-    chance = wanted / wanted.sum()
+    density = np.sqrt((np.square(weight) / np.square(weight).sum(axis=1, keepdims=True)).sum(axis=0))
+    chance = density / density.sum()
     step = np.searchsorted(np.cumsum(chance), rng.random(MOST_PLACES), side="right").clip(max=steps - 1)
-    place = np.minimum(((step + rng.random(MOST_PLACES)) * rows_per_step).astype(np.int64), total - 1)
-    place, times = np.unique(place, return_counts=True)
-    step = np.minimum((place / rows_per_step).astype(np.int64), steps - 1)
+    rows = np.minimum(((step + rng.random(MOST_PLACES)) * rows_per_step).astype(np.int64), total - 1)
+    rows, times = np.unique(rows, return_counts=True)
+    step = np.minimum((rows / rows_per_step).astype(np.int64), steps - 1)
     factor = weight[:, step] * rows_per_step / chance[step] * times
-    return place, factor, 1.0 / (MOST_PLACES * (MOST_PLACES - 1.0))
+    return rows, factor, 1.0 / (MOST_PLACES * (MOST_PLACES - 1.0))

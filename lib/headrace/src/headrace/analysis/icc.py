@@ -84,16 +84,16 @@ def between_block_share(values: Float64[np.ndarray, " n"], block: Int64[np.ndarr
     mean = np.bincount(member, centred, k) / size
     inner = np.bincount(member, np.square(centred - mean[member]), k)
     mean_between, mean_within, rows = _mean_squares(size, mean, inner)
-    between, within = float((mean_between - mean_within) / rows), float(mean_within)
-    if between + within <= 0.0:  # all values alike
+    between, within_blocks = float((mean_between - mean_within) / rows), float(mean_within)
+    if between + within_blocks <= 0.0:  # all values alike
         return BlockShare(0.0, 0.0, 0.0, 0.0, 0.0, k, n)
-    icc = between / (between + within)
+    icc = between / (between + within_blocks)
     without = _without_each(size, mean, inner)
-    if within == 0.0 or not np.isfinite(without).all():
-        return BlockShare(icc, icc, icc, between, within, k, n)
+    if within_blocks == 0.0 or not np.isfinite(without).all():
+        return BlockShare(icc, icc, icc, between, within_blocks, k, n)
     spread = _Z_975 * float(np.sqrt((k - 1) * np.var(without)))
     low, high = (_share_of(mean_between / mean_within * np.exp(sign * spread), rows) for sign in (-1, 1))
-    return BlockShare(icc, low, high, between, within, k, n)
+    return BlockShare(icc, low, high, between, within_blocks, k, n)
 
 
 def nested_shares(values: Float64[np.ndarray, " n"], units: tuple[int, ...]) -> dict[int, float]:
@@ -234,11 +234,11 @@ def _mean_squares(size: np.ndarray, mean: np.ndarray, inner: np.ndarray) -> tupl
 def _without_each(size: np.ndarray, mean: np.ndarray, inner: np.ndarray) -> Float64[np.ndarray, " k"]:
     """Logarithm of F with each block left out in turn; not finite where that leaves nothing within or between."""
     k, n = size.size, float(size.sum())
-    left = n - size
+    remaining = n - size
     outer = (size * np.square(mean)).sum() - size * np.square(mean)
-    outer = outer - np.square((size * mean).sum() - size * mean) / left
+    outer = outer - np.square((size * mean).sum() - size * mean) / remaining
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.log((outer / (k - 2)) / ((inner.sum() - inner) / (left - (k - 1))))
+        return np.log((outer / (k - 2)) / ((inner.sum() - inner) / (remaining - (k - 1))))
 
 
 def _share_of(f: float, rows: float) -> float:

@@ -232,7 +232,7 @@ def _sample(cache: TokenCache, seq_len: int, stretch: int, most: int) -> Integer
     rows = cache.num_tokens // seq_len
     if rows <= most:
         return cache.tokens(0, rows * seq_len).reshape(rows, seq_len)
-    wanted = min(max(most // stretch, _LEAST_UNITS), rows // stretch)
-    first = np.linspace(0, rows - stretch, wanted).astype(np.int64)
+    units = min(max(most // stretch, _LEAST_UNITS), rows // stretch)
+    first = np.linspace(0, rows - stretch, units).astype(np.int64)
     parts = [cache.tokens(int(row) * seq_len, int(row + stretch) * seq_len) for row in first]
     return np.concatenate(parts).reshape(-1, seq_len)

@@ -76,5 +76,5 @@ def segment_starts(xp: ModuleType, segment_lengths: Int32[Any, "B M"], length: i
         starts[:, 0] = True
         return starts[:, :length]
     # a comparison and a reduction, which fuse and keep any sharding; a scatter does not
-    place = jnp.arange(length, dtype=np.int32)[None, :]
-    return (ends[:, None, :] == place[:, :, None]).any(axis=2) | (place == 0)
+    position = jnp.arange(length, dtype=np.int32)[None, :]
+    return (ends[:, None, :] == position[:, :, None]).any(axis=2) | (position == 0)

@@ -249,12 +249,12 @@ def capped_partitions(
     k = max(-(-least // multiple), 1) * multiple
     while True:
         _checked_parts(sizes.size, k)
-        found = _differenced(values, k)
-        if max(int(sizes[b].sum()) for b in found) <= max_tokens:
-            return found
-        found = cheapest_with_room(values, sizes.tolist(), max_tokens, k)
-        if found is not None:
-            return found
+        partitions = _differenced(values, k)
+        if max(int(sizes[b].sum()) for b in partitions) <= max_tokens:
+            return partitions
+        partitions = cheapest_with_room(values, sizes.tolist(), max_tokens, k)
+        if partitions is not None:
+            return partitions
         k += multiple
 
 

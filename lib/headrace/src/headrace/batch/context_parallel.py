@@ -66,14 +66,14 @@ def zigzag(lengths: Int64[np.ndarray, " d"], ranks: int) -> ContextSplit:
     lengths, ranks = checked_tokens(lengths, "lengths"), checked_count("ranks", ranks)
     chunk = -(-lengths // (2 * ranks))
     first = np.cumsum(lengths) - lengths
-    places = 2 * chunk
-    document = np.repeat(np.arange(lengths.size), places)
-    within = np.arange(document.size) - np.repeat(np.cumsum(places) - places, places)
+    chunk_tokens = 2 * chunk
+    document = np.repeat(np.arange(lengths.size), chunk_tokens)
+    offset = np.arange(document.size) - np.repeat(np.cumsum(chunk_tokens) - chunk_tokens, chunk_tokens)
     size = chunk[document]
     rank = np.arange(ranks)[:, None]
-    number = np.where(within < size, rank, 2 * ranks - 1 - rank)
-    token = number * size + np.where(within < size, within, within - size)
-    return ContextSplit(np.where(token < lengths[document], first[document] + token, -1), places)
+    number = np.where(offset < size, rank, 2 * ranks - 1 - rank)
+    token = number * size + np.where(offset < size, offset, offset - size)
+    return ContextSplit(np.where(token < lengths[document], first[document] + token, -1), chunk_tokens)
 
 
 def striped(length: int, ranks: int) -> ContextSplit:
@@ -148,10 +148,10 @@ def sequence_layout(
 
     def lay_out(batch: PackedBatch) -> ContextBatch:
         split = zigzag(np.array([batch.seq_len]), ranks) if layout == "zigzag" else striped(batch.seq_len, ranks)
-        place = split.token.reshape(-1)
+        column = split.token.reshape(-1)
         names = ("tokens", "labels", "position_ids", "segment_ids", "token_weights")
-        values = {name: np.asarray(getattr(batch, name))[:, place] for name in names}
-        return ContextBatch(**values, extras={n: np.asarray(v)[:, place] for n, v in (batch.extras or {}).items()})
+        values = {name: np.asarray(getattr(batch, name))[:, column] for name in names}
+        return ContextBatch(**values, extras={n: np.asarray(v)[:, column] for n, v in (batch.extras or {}).items()})
 
     return (lay_out,)
 
@@ -167,10 +167,10 @@ def attention_work(split: ContextSplit, lengths: Int64[np.ndarray, " d"]) -> Int
         [18, 18]
     """
     lengths = checked_tokens(lengths, "lengths")
-    held = int((split.token >= 0).sum())
-    if int(lengths.sum()) != held:
+    tokens = int((split.token >= 0).sum())
+    if int(lengths.sum()) != tokens:
         raise ConfigError(
-            f"are not those of the {held} tokens that were split",
+            f"are not those of the {tokens} tokens that were split",
             field="lengths",
             value=int(lengths.sum()),
             cure="Give the lengths of this row's documents.",

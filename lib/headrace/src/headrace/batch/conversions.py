@@ -146,12 +146,12 @@ def ltor_masks(
     """
     ids = np.asarray(tokens)
     at = np.arange(ids.size)
-    after = np.concatenate([[False], ids[:-1] == eod])
-    document = np.cumsum(after)
+    after_eod = np.concatenate([[False], ids[:-1] == eod])
+    document = np.cumsum(after_eod)
     blocked = at[:, None] < at
     if reset_attention_mask:
         blocked = blocked | (document[:, None] != document)
-    positions = at - np.maximum.accumulate(np.where(after, at, 0)) if reset_position_ids else at
+    positions = at - np.maximum.accumulate(np.where(after_eod, at, 0)) if reset_position_ids else at
     loss = np.ones(ids.size, np.float32)
     if eod_mask_loss:
         loss[ids == eod] = 0
@@ -240,16 +240,16 @@ def from_nanomoe(flat: NanomoeBatch, *, loss_mask: Integer[np.ndarray, " T"] | N
     batch = pack_rows(tokens[None], segment_lengths=np.diff(bounds).astype(np.int32)[None])
     log_probs = rewards = None
     if flat.log_probs is not None:
-        given = np.asarray(flat.log_probs, np.float32)
-        if given.size != mask.sum():
+        all_log_probs = np.asarray(flat.log_probs, np.float32)
+        if all_log_probs.size != mask.sum():
             raise ConfigError(
                 f"are not as many as the {int(mask.sum())} labels that are trained on",
                 field="log_probs",
-                value=int(given.size),
+                value=int(all_log_probs.size),
                 cure="Give loss_mask, where an advantage is 0.",
             )
         log_probs = np.zeros((1, tokens.size), np.float32)
-        log_probs[0, mask] = given
+        log_probs[0, mask] = all_log_probs
     if flat.rewards is not None:
         rewards = np.asarray(flat.rewards, np.float32)[None]
     return dataclasses.replace(

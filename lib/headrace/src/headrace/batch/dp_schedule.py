@@ -137,8 +137,8 @@ def dp_schedule(
             owned = karmarkar_karp([sum(values[step[i]] for i in b) for b in bins], ranks, equal_size=True)
         else:
             owned = [list(range(r, len(bins), ranks)) for r in range(ranks)]
-        for rank, mine in enumerate(owned):
-            for b in mine:
+        for rank, own_bins in enumerate(owned):
+            for b in own_bins:
                 at = len(samples[rank])
                 samples[rank] += [step[i] for i in bins[b]]
                 batches[rank].append(list(range(at, len(samples[rank]))))
@@ -173,16 +173,16 @@ def dp_balanced_packing(
     ranks, multiple = checked_count("ranks", ranks), checked_count("multiple", multiple)
     copies = checked_count("copies", copies)
     bins = next_fit(tokens, max_tokens)
-    wanted = -(-len(bins) // (ranks * multiple)) * ranks * multiple
-    if len(tokens) < wanted:
+    target = -(-len(bins) // (ranks * multiple)) * ranks * multiple
+    if len(tokens) < target:
         raise ConfigError(
-            f"are not enough: {wanted} packs are needed for {ranks} ranks",
+            f"are not enough: {target} packs are needed for {ranks} ranks",
             field="samples",
             value=len(tokens),
             cure="Give more samples a step, or use fewer ranks.",
         )
     first_packs = len(bins)
-    while len(bins) < wanted:
+    while len(bins) < target:
         at = max(k for k in range(first_packs) if len(bins[k]) > 1)
         bins.append([bins[at].pop()])
     return [[bins[m + r] for r in range(ranks) for _ in range(copies)] for m in range(0, len(bins), ranks)]

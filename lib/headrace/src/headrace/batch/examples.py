@@ -91,12 +91,12 @@ class Example:
 
 def _array(name: str, values: Any) -> np.ndarray:
     try:
-        found = np.asarray(values)
+        array = np.asarray(values)
     except ValueError:  # lists of several lengths
-        found = np.asarray(None)
-    if found.dtype.kind in "OUS":
+        array = np.asarray(None)
+    if array.dtype.kind in "OUS":
         raise ConfigError("must be numbers", field=name, value=values, cure="Give an array, or a list of numbers.")
-    return found
+    return array
 
 
 def _check_length(name: str, values: np.ndarray, tokens: int, ndim: int | None = None) -> None:
@@ -113,18 +113,18 @@ def _check_length(name: str, values: np.ndarray, tokens: int, ndim: int | None =
 
 def _check_values(name: str, values: np.ndarray, dtype: np.dtype[Any], cure: str) -> None:
     """Raises ConfigError unless a batch can hold the values: whole numbers in range, or finite ones."""
-    whole = dtype.kind in "iu"
-    if np.can_cast(values.dtype, dtype) and (whole or np.isfinite(values).all()):
+    is_integer = dtype.kind in "iu"
+    if np.can_cast(values.dtype, dtype) and (is_integer or np.isfinite(values).all()):
         return
     exact = values.astype(np.float64)
-    limits = np.iinfo(dtype) if whole else np.finfo(dtype)
+    limits = np.iinfo(dtype) if is_integer else np.finfo(dtype)
     good = (exact >= limits.min) & (exact <= limits.max)  # NaN is in no range
-    if whole:
+    if is_integer:
         good &= exact == np.floor(exact)
     if not good.all():
         at = int(np.argmin(good))
         raise ConfigError(
-            f"must be a whole number from {limits.min} to {limits.max}" if whole else "must be finite",
+            f"must be a whole number from {limits.min} to {limits.max}" if is_integer else "must be finite",
             field=f"{name}[{at}]" if values.ndim else name,
             value=values.reshape(-1)[at].item(),
             cure=cure,
@@ -183,12 +183,12 @@ def pack_examples(
         )
     sorted_examples = [examples[i] for i in order]
     length = np.array([e.length for e in sorted_examples], np.int64)
-    held = np.bincount(row_of, minlength=height)
-    column = np.arange(order.size) - np.repeat(np.cumsum(held) - held, held)
-    width = max(int(held.max(initial=0)), 1) if max_segments is None else max_segments
-    if held.max(initial=0) > width:
+    segment_counts = np.bincount(row_of, minlength=height)
+    column = np.arange(order.size) - np.repeat(np.cumsum(segment_counts) - segment_counts, segment_counts)
+    width = max(int(segment_counts.max(initial=0)), 1) if max_segments is None else max_segments
+    if segment_counts.max(initial=0) > width:
         raise ConfigError(
-            f"is fewer than the {int(held.max())} segments of a row", field="max_segments", value=max_segments
+            f"is fewer than the {int(segment_counts.max())} segments of a row", field="max_segments", value=max_segments
         )
     segments = np.zeros((height, width), np.int32)
     segments[row_of, column] = length
@@ -197,7 +197,7 @@ def pack_examples(
     shape = height, seq_len
     batch = PackedBatch(
         token_ids=_laid([e.tokens for e in sorted_examples], begin, length, shape, dtype),
-        source_id=np.where(held > 0, 0, -1).astype(np.int32),
+        source_id=np.where(segment_counts > 0, 0, -1).astype(np.int32),
         segment_lengths=segments,
     )
     return dataclasses.replace(batch, **_leaves(sorted_examples, begin, length, shape, (row_of, column), segments))
@@ -275,21 +275,22 @@ def _leaves(
     """The leaves that some example has, as the batch holds them: what concerns a token stands one position before."""
     leaves: dict[str, Any] = {}
     for name, dtype, empty in _OF_TOKENS:
-        given = [getattr(e, name) for e in examples]
-        if any(v is not None for v in given):
+        of_examples = [getattr(e, name) for e in examples]
+        if any(v is not None for v in of_examples):
             neutral = 1 if name in ("loss_mask", "weights") else empty
-            values = [neutral if v is None else v for v in given]
+            values = [neutral if v is None else v for v in of_examples]
             leaves[name] = _laid(values, begin, length, shape, dtype, empty, of_labels=1)
     for of_segment, name, dtype in _OF_SEGMENTS:
-        said = [getattr(e, of_segment) for e in examples]
-        if any(v is not None for v in said):
+        segment_values = [getattr(e, of_segment) for e in examples]
+        if any(v is not None for v in segment_values):
             leaves[name] = np.zeros(segments.shape, dtype)
-            leaves[name][place] = [0 if v is None else v for v in said]
+            leaves[name][place] = [0 if v is None else v for v in segment_values]
     extras = sorted({name for e in examples for name in e.extras})
     if extras:
-        given = {name: _extra(examples, name) for name in extras}
+        of_examples = {name: _extra(examples, name) for name in extras}
         leaves["extras"] = {
-            name: _laid(v, begin, length, shape, np.result_type(*{x.dtype for x in v})) for name, v in given.items()
+            name: _laid(v, begin, length, shape, np.result_type(*{x.dtype for x in v}))
+            for name, v in of_examples.items()
         }
     return leaves
 

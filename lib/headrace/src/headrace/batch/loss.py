@@ -177,9 +177,9 @@ def _trained_of_segments(mask: Bool[Array, "B S"], cu_seqlens: Int[Array, "B M1"
 
 def _summed_by_group(trained: Int[Array, "B M"], groups: Int[Array, "B M"]) -> tuple[Int[Array, "B M"], Int[Array, ""]]:
     """For each segment the labels of its whole group, and the groups that have any. By number, not by place."""
-    _, place = jnp.unique(groups, return_inverse=True, size=groups.size)
-    sums = jnp.zeros(groups.size, jnp.int32).at[place.reshape(-1)].add(trained.reshape(-1))
-    return sums[place.reshape(groups.shape)], (sums > 0).sum()
+    _, group = jnp.unique(groups, return_inverse=True, size=groups.size)
+    sums = jnp.zeros(groups.size, jnp.int32).at[group.reshape(-1)].add(trained.reshape(-1))
+    return sums[group.reshape(groups.shape)], (sums > 0).sum()
 
 
 def _check_shape(shape: tuple[int, ...], batch: LossBatch, field: str) -> None:

@@ -66,14 +66,14 @@ def trained_turns(roles: Sequence[str], mode: str, trainable: Sequence[bool | No
         last = max((i for i, is_one in enumerate(assistant) if is_one), default=-1)
         return [i == last for i in range(len(roles))]
     if mode == "last_assistant_turn":
-        asked = max((i for i, role in enumerate(roles) if role == "user"), default=-1)
-        return [is_one and i > asked for i, is_one in enumerate(assistant)]
+        last_question = max((i for i, role in enumerate(roles) if role == "user"), default=-1)
+        return [is_one and i > last_question for i, is_one in enumerate(assistant)]
     if mode != "customized":
         raise ConfigError("is no mode", field="train_on", value=mode, cure=did_you_mean(mode, TURN_MODES))
-    for i, said in enumerate(trainable):
-        if said is None:
+    for i, is_trained in enumerate(trainable):
+        if is_trained is None:
             raise ConfigError("does not say whether it is trained on", field=f"messages[{i}].trainable", value=None)
-    return [bool(said) for said in trainable]
+    return [bool(is_trained) for is_trained in trainable]
 
 
 def mask_leaf(cache: TokenCache, loss_mask: str, field: str = "loss_mask") -> str | None:
@@ -94,8 +94,8 @@ def mask_leaf(cache: TokenCache, loss_mask: str, field: str = "loss_mask") -> st
     """
     if loss_mask == "none":
         return None
-    known = cache.leaves
+    leaves = cache.leaves
     if loss_mask == "auto":
-        return next((name for name in MASKS if name in known), None)
-    check_choice(field, loss_mask, [*known, "auto", "none"], f"is not a leaf of {cache.path}")
+        return next((name for name in MASKS if name in leaves), None)
+    check_choice(field, loss_mask, [*leaves, "auto", "none"], f"is not a leaf of {cache.path}")
     return loss_mask

@@ -79,10 +79,10 @@ class FlatBatch(eqx.Module):
             raise ConfigError(
                 "lies on a device", field="batch", value=type(self.tokens).__name__, cure="Flatten it on the host."
             )
-        kept = self.segment_ids >= 0
-        bounds = np.unique(np.concatenate([[0], np.cumsum(kept)])[self.cu_seqlens]).astype(np.int32)
+        is_token = self.segment_ids >= 0
+        bounds = np.unique(np.concatenate([[0], np.cumsum(is_token)])[self.cu_seqlens]).astype(np.int32)
         of_tokens = replace(self, cu_seqlens=self.segment_ids)  # so that all leaves go by token
-        return replace(jax.tree.map(lambda leaf: leaf[kept], of_tokens), cu_seqlens=bounds)
+        return replace(jax.tree.map(lambda leaf: leaf[is_token], of_tokens), cu_seqlens=bounds)
 
     @property
     def max_seqlen(self) -> int:
@@ -227,11 +227,11 @@ class PackedBatch(eqx.Module):
         """Loss weight of each label: 1, or what ``weights`` says, times that of ``token_mask``; minus that in the
         rejected ones of ``pairs``; 0 where a label is not trained on.
         """
-        given = self.token_mask is not None and jnp.issubdtype(self.token_mask.dtype, jnp.floating)
-        if self.weights is None and not self.pairs and not given:
+        has_weights = self.token_mask is not None and jnp.issubdtype(self.token_mask.dtype, jnp.floating)
+        if self.weights is None and not self.pairs and not has_weights:
             return self.label_mask.astype(np.float32)
         weights = np.float32(1) if self.weights is None else self.weights
-        if given:
+        if has_weights:
             weights = weights * shifted(self.token_mask, -1, 0)
         if self.pairs:
             weights = self._xp.where(self.segment_ids % 2 == 0, weights, -weights)

@@ -47,8 +47,8 @@ def pair_log_probs(batch: PackedBatch, log_probs: Float[Any, "B S"]) -> tuple[Fl
     xp = np if isinstance(batch.token_ids, np.ndarray) else jnp
     of_labels = xp.where(batch.label_mask, log_probs, 0)
     width = -(-batch.segment_lengths.shape[1] // 2) * 2
-    mine = batch.segment_ids[:, :, None] == xp.arange(width)
-    sums = xp.where(mine, of_labels[:, :, None], 0).sum(axis=1)
+    of_segment = batch.segment_ids[:, :, None] == xp.arange(width)
+    sums = xp.where(of_segment, of_labels[:, :, None], 0).sum(axis=1)
     return sums[:, 0::2], sums[:, 1::2]
 
 

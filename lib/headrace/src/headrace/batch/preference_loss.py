@@ -279,8 +279,8 @@ def _log_of_complement(log_p: Float[Array, "B M"]) -> Float[Array, "B M"]:
 
 def _sides(values: Float[Array, "B M"]) -> tuple[Float[Array, "B P"], Float[Array, "B P"]]:
     """Those of chosen segments and of rejected ones; a range that has no partner is padding."""
-    whole = values[:, : values.shape[1] // 2 * 2]
-    return whole[:, 0::2], whole[:, 1::2]
+    pairs = values[:, : values.shape[1] // 2 * 2]
+    return pairs[:, 0::2], pairs[:, 1::2]
 
 
 def _log_ratios(

@@ -26,13 +26,13 @@ def checked_count(field: str, value: Any, least: int = 1) -> int:
         (8, 4096)
     """
     try:
-        whole = int(value)
-        good = bool(whole == value) and whole >= least
+        count = int(value)
+        good = bool(count == value) and count >= least
     except (TypeError, ValueError, OverflowError):  # None, a text, NaN, infinity
-        whole, good = 0, False
+        count, good = 0, False
     if not good:
         raise ConfigError(f"must be a whole number, at least {least}", field=field, value=value, cure="E.g. 8.")
-    return whole
+    return count
 
 
 def checked_tokens(tokens: Sequence[int] | np.ndarray, field: str = "tokens") -> Int64[np.ndarray, " n"]:
@@ -42,11 +42,11 @@ def checked_tokens(tokens: Sequence[int] | np.ndarray, field: str = "tokens") ->
         >>> checked_tokens([3, 5.0]).tolist()
         [3, 5]
     """
-    found, exact = _checked_numbers(tokens, field)
+    array, exact = _checked_numbers(tokens, field)
     wrong = np.flatnonzero((exact != np.floor(exact)) | (exact >= _INT64))
     if wrong.size:
-        raise _refused("must be whole", field, found, int(wrong[0]))
-    return found.astype(np.int64)
+        raise _refused("must be whole", field, array, int(wrong[0]))
+    return array.astype(np.int64)
 
 
 def checked_costs(costs: Sequence[Any] | np.ndarray, samples: int | None = None, field: str = "costs") -> list[Any]:
@@ -58,10 +58,10 @@ def checked_costs(costs: Sequence[Any] | np.ndarray, samples: int | None = None,
         >>> checked_costs(np.array([1.5, 2.0]), 2)
         [1.5, 2.0]
     """
-    found, _ = _checked_numbers(costs, field)
+    array, _ = _checked_numbers(costs, field)
     if samples is not None:
-        check_one_each(field, found.size, samples)
-    return found.tolist()
+        check_one_each(field, array.size, samples)
+    return array.tolist()
 
 
 def check_one_each(field: str, count: int, samples: int) -> None:
@@ -76,18 +76,18 @@ def check_one_each(field: str, count: int, samples: int) -> None:
 def _checked_numbers(values: Sequence[Any] | np.ndarray, field: str) -> tuple[np.ndarray, np.ndarray]:
     """The numbers as they are, and as floats."""
     try:
-        found = np.asarray(values)
-        if found.dtype.kind not in "biufO":  # O: integers beyond 64 bits, fractions
+        array = np.asarray(values)
+        if array.dtype.kind not in "biufO":  # O: integers beyond 64 bits, fractions
             raise TypeError
-        exact = found.astype(np.float64)
+        exact = array.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
         raise ConfigError("must be a row of numbers", field=field, value=values, cure="E.g. [5, 3].") from None
     if exact.ndim != 1:
         raise ConfigError("must be the shape of a row of numbers", field=field, value=exact.shape, cure="E.g. [5, 3].")
     wrong = np.flatnonzero(~(np.isfinite(exact) & (exact >= 0)))
     if wrong.size:
-        raise _refused("must be finite and not negative", field, found, int(wrong[0]))
-    return found, exact
+        raise _refused("must be finite and not negative", field, array, int(wrong[0]))
+    return array, exact
 
 
 def _refused(problem: str, field: str, found: np.ndarray, at: int) -> ConfigError:

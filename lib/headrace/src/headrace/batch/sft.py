@@ -98,23 +98,23 @@ def conversation(
     tokens = [np.asarray(bos, np.int64)]
     mask = [np.full(len(bos), everything, np.uint8)]
     media = [np.zeros(len(bos), np.int32)]
-    shown = 0
+    media_count = 0
     for message, trained in zip(messages, trained_of, strict=True):
-        for place, piece in enumerate([message.header, *message.content]):
+        for index, piece in enumerate([message.header, *message.content]):
             if isinstance(piece, Media):
                 check_at_least("Media.length", piece.length)
-                shown += 1
-                ids, counted, number = np.full(piece.length, piece.token, np.int64), False, shown
+                media_count += 1
+                ids, is_counted, number = np.full(piece.length, piece.token, np.int64), False, media_count
             else:
-                ids, counted, number = np.asarray(piece, np.int64), everything or (trained and place > 0), 0
+                ids, is_counted, number = np.asarray(piece, np.int64), everything or (trained and index > 0), 0
             tokens.append(ids)
-            mask.append(np.full(ids.size, counted, np.uint8))
+            mask.append(np.full(ids.size, is_counted, np.uint8))
             media.append(np.full(ids.size, number, np.int32))
     ids, marks, numbers = np.concatenate(tokens), np.concatenate(mask), np.concatenate(media)
     keep = _kept(numbers, max_length)
     if keep == 0:
         raise ConfigError("leaves nothing of the conversation", field="max_length", value=max_length)
-    extras = {MEDIA: numbers[:keep]} if shown else {}
+    extras = {MEDIA: numbers[:keep]} if media_count else {}
     return Example(ids[:keep], loss_mask=marks[:keep], extras=extras)
 
 

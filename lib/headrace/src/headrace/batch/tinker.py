@@ -45,15 +45,15 @@ def sft_datum(
         >>> datum["model_input"].tolist(), datum["target_tokens"].tolist(), datum["weights"].tolist()
         ([1, 2], [2, 3], [0.5, 0.5])
     """
-    ids, given = np.asarray(tokens), np.asarray(weights, np.float32)
-    if given.size != ids.size:
-        raise ConfigError(f"must be one for each of {ids.size} tokens", field="weights", value=given.size)
-    ids, given = ids[:max_length], given[:max_length]
+    ids, token_weights = np.asarray(tokens), np.asarray(weights, np.float32)
+    if token_weights.size != ids.size:
+        raise ConfigError(f"must be one for each of {ids.size} tokens", field="weights", value=token_weights.size)
+    ids, token_weights = ids[:max_length], token_weights[:max_length]
     if ids.size < 2:
         raise ConfigError(
             "leaves nothing to predict", field="tokens", value=int(ids.size), cure="At least 2 tokens are needed."
         )
-    shifted = given[1:]
+    shifted = token_weights[1:]
     total = float(shifted.sum())
     if reduction == "mean" and total != 0:
         shifted = shifted / np.float32(total)
@@ -160,40 +160,43 @@ def join_turns(
     parts: list[Turn] = []
     so_far = np.zeros(0, np.int64)
     for number, turn in enumerate(turns):
-        shown = np.asarray(turn.observation, np.int64)
-        continues = shown.size >= so_far.size and np.array_equal(shown[: so_far.size], so_far)
+        observation = np.asarray(turn.observation, np.int64)
+        continues = observation.size >= so_far.size and np.array_equal(observation[: so_far.size], so_far)
         if not continues:
             if strict:
-                same = np.append(shown[: so_far.size] == so_far[: shown.size], False)
+                same = np.append(observation[: so_far.size] == so_far[: observation.size], False)
                 raise ConfigError(
                     f"does not begin with the tokens of the turns before it (first other one: {int(same.argmin())})",
                     field=f"turns[{number}]",
-                    value=shown.tolist() if shown.size < 20 else int(shown.size),
+                    value=observation.tolist() if observation.size < 20 else int(observation.size),
                     cure="Keep the ids that were sampled, rather than tokenise their text again.",
                 )
             examples.append(_joined(parts, weight, group))
             parts, so_far = [], so_far[:0]
-        parts.append(Turn(shown[so_far.size :], turn.action, turn.log_probs, turn.masked, turn.policy_version))
-        so_far = np.concatenate([shown, np.asarray(turn.action, np.int64)])
+        parts.append(Turn(observation[so_far.size :], turn.action, turn.log_probs, turn.masked, turn.policy_version))
+        so_far = np.concatenate([observation, np.asarray(turn.action, np.int64)])
     return [*examples, _joined(parts, weight, group)] if parts else examples
 
 
 def _joined(parts: Sequence[Turn], weight: float | None, group: int | None) -> Example:
-    tokens, mask, taken, versions = [], [], [], []
+    tokens, mask, action_log_probs, versions = [], [], [], []
     for part in parts:
-        shown, action = np.asarray(part.observation, np.int64), np.asarray(part.action, np.int64)
+        observation, action = np.asarray(part.observation, np.int64), np.asarray(part.action, np.int64)
         log_probs = np.asarray(part.log_probs, np.float32)
         if log_probs.size not in (0, action.size):
             raise ConfigError(f"must be one for each of {action.size} tokens", field="log_probs", value=log_probs.size)
-        tokens += [shown, action]
-        mask += [np.zeros(shown.size, np.uint8), np.full(action.size, not part.masked, np.uint8)]
-        taken += [np.zeros(shown.size, np.float32), log_probs if log_probs.size else np.zeros(action.size, np.float32)]
-        versions += [np.full(shown.size, -1, np.int32), np.full(action.size, part.policy_version, np.int32)]
+        tokens += [observation, action]
+        mask += [np.zeros(observation.size, np.uint8), np.full(action.size, not part.masked, np.uint8)]
+        action_log_probs += [
+            np.zeros(observation.size, np.float32),
+            log_probs if log_probs.size else np.zeros(action.size, np.float32),
+        ]
+        versions += [np.full(observation.size, -1, np.int32), np.full(action.size, part.policy_version, np.int32)]
     return Example(
         np.concatenate(tokens),
         loss_mask=np.concatenate(mask),
         weights=weight,
-        log_probs=np.concatenate(taken),
+        log_probs=np.concatenate(action_log_probs),
         group=group,
         policy_version=np.concatenate(versions),
     )

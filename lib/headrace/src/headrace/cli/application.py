@@ -87,8 +87,8 @@ class _Commands(MutableMapping[str, Any]):
             else:
                 context = _SETTINGS["context_settings"]
                 app.add_typer(_module_of(name).app, name=name, help=_summary(name), context_settings=context)
-            made: Any = typer.main.get_command(app)
-            self._made[name] = made if name in COMMANDS else made.commands[name]
+            command: Any = typer.main.get_command(app)
+            self._made[name] = command if name in COMMANDS else command.commands[name]
         return self._made[name]
 
     def __setitem__(self, name: str, command: Any) -> None:

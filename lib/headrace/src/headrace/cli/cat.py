@@ -114,8 +114,8 @@ def described_rows(
     }
     removed = removed_spans(rows, spans)
     originals = lru_cache(None)(lambda source, document: rows.caches[source].original(document))
-    found: dict[int, list[dict[str, Any]]] = {}
-    for k, place in enumerate(spans.row.tolist()):
+    spans_of_row: dict[int, list[dict[str, Any]]] = {}
+    for k, row in enumerate(spans.row.tolist()):
         source, document = int(spans.source[k]), int(spans.document[k])
         original = originals(source, document)
         one: dict[str, Any] = {
@@ -139,8 +139,8 @@ def described_rows(
             one["runs"] = trained_runs(decoders[source], tokens[k], mask)
         if columns[k] and not removed[k]:
             one["columns"] = {name: described_column(values) for name, values in columns[k].items()}
-        found.setdefault(place, []).append(one)
-    return [_row(rows, place, found[place]) for place in places]
+        spans_of_row.setdefault(row, []).append(one)
+    return [_row(rows, row, spans_of_row[row]) for row in places]
 
 
 def described_column(values: np.ndarray) -> dict[str, Any]:
@@ -175,11 +175,11 @@ def show_rows(console: Console, facts: dict[str, Any], *, whole: bool) -> None:
     from rich.text import Text
 
     rows = facts["rows"]
-    counted = Counter(row["component"] for row in rows)
-    mixed = ", ".join(f"{count:,} of {name}" for name, count in counted.most_common())
+    counts = Counter(row["component"] for row in rows)
+    mixed = ", ".join(f"{count:,} of {name}" for name, count in counts.most_common())
     of = f"{facts['batch_size']:,} rows of {facts['seq_len']:,} tokens"
-    shown = "" if len(rows) == facts["batch_size"] else "shown: "
-    console.print(Text.assemble((f"step {facts['step']:,}", "bold"), f"  {of}, {shown}{mixed}"), soft_wrap=True)
+    prefix = "" if len(rows) == facts["batch_size"] else "shown: "
+    console.print(Text.assemble((f"step {facts['step']:,}", "bold"), f"  {of}, {prefix}{mixed}"), soft_wrap=True)
     if whole and any("runs" in one for row in rows for one in row["spans"]):
         console.print(legend(console))
     for row in rows:
@@ -196,14 +196,14 @@ def _show_spans(console: Console, row: dict[str, Any]) -> None:
     """A line a span: where in the row, which document, how its text begins; two lines where there is no room."""
     from rich.text import Text
 
-    places = [_columns(one) for one in row["spans"]]
+    columns = [_columns(one) for one in row["spans"]]
     documents = [_document(one) for one in row["spans"]]
-    place_width, document_width = max(map(len, places)), max(map(len, documents))
-    left = console.width - place_width - document_width - 4
-    for one, place, document in zip(row["spans"], places, documents, strict=True):
-        line = Text.assemble((f"{place:>{place_width}}  ", "dim"), (document, "cyan"))
-        if left >= _LEAST_TEXT:
-            line.append(" " * (document_width - len(document) + 2) + one_line(one["text"], left))
+    place_width, document_width = max(map(len, columns)), max(map(len, documents))
+    width_left = console.width - place_width - document_width - 4
+    for one, column, document in zip(row["spans"], columns, documents, strict=True):
+        line = Text.assemble((f"{column:>{place_width}}  ", "dim"), (document, "cyan"))
+        if width_left >= _LEAST_TEXT:
+            line.append(" " * (document_width - len(document) + 2) + one_line(one["text"], width_left))
         else:
             indent = " " * (place_width + 2)
             line.append("\n" + indent + one_line(one["text"], max(console.width - len(indent), _LEAST_TEXT)))
@@ -256,8 +256,8 @@ def _origin(row: dict[str, Any]) -> str:
     parts: dict[str, list[str]] = {}
     for one in row["spans"]:
         parts.setdefault(one["part"], [str(file["path"]) for file in one["files"]])
-    said = [f"part {name}{_from(files)}" if name else _from(files).strip() for name, files in parts.items()]
-    return ", ".join([row["cache"], *(s for s in said if s)])
+    texts = [f"part {name}{_from(files)}" if name else _from(files).strip() for name, files in parts.items()]
+    return ", ".join([row["cache"], *(s for s in texts if s)])
 
 
 def _from(files: list[str]) -> str:

@@ -86,12 +86,12 @@ def check(
     )
     if run is not None:
         check_run(run, plan.config, plan.config.dataset())
-    found = findings(plan)
+    all_findings = findings(plan)
     if as_json:
-        typer.echo(json.dumps(check_json(plan, found)))
+        typer.echo(json.dumps(check_json(plan, all_findings)))
     else:
-        show_check(plan, found)
-    if any(f.level == "problem" or strict for f in found):
+        show_check(plan, all_findings)
+    if any(f.level == "problem" or strict for f in all_findings):
         raise typer.Exit(1)
 
 
@@ -166,16 +166,16 @@ def from_levanter(
     from headrace.levanter.translation.translate import translate
 
     raw = read_mapping(config, foreign=True)
-    found = translate(raw)
+    translation = translate(raw)
     if look:
-        named = [one["cache"] for one in found.config["components"].values()]
+        named = [one["cache"] for one in translation.config["components"].values()]
         caches = [path for cache in named for path in ([cache] if isinstance(cache, str) else cache)]
-        found = translate(raw, sizes=_sizes_within(caches, LOOK_S).get)
-    decode(LmDataConfig, found.config)  # what is printed loads
-    _put(json.dumps(found.to_json(), indent=2) if as_json else found.to_yaml().rstrip("\n"), output)
-    missing = [note for note in found.notes if note.kind == "missing"]
+        translation = translate(raw, sizes=_sizes_within(caches, LOOK_S).get)
+    decode(LmDataConfig, translation.config)  # what is printed loads
+    _put(json.dumps(translation.to_json(), indent=2) if as_json else translation.to_yaml().rstrip("\n"), output)
+    missing = [note for note in translation.notes if note.kind == "missing"]
     if output is not None:
-        for note in found.notes:
+        for note in translation.notes:
             typer.echo(str(note), err=True)
     if strict and missing:
         raise typer.Exit(1)
@@ -248,8 +248,8 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
     console.print(_components(plan))
     for c in plan.components:
         if c.replicas:
-            places = ", ".join(f"{replica.path} ({replica.state})" for replica in c.replicas)
-            console.print(Text(f"{c.name} lies at {places}"), soft_wrap=True)
+            replicas = ", ".join(f"{replica.path} ({replica.state})" for replica in c.replicas)
+            console.print(Text(f"{c.name} lies at {replicas}"), soft_wrap=True)
     console.print()
     console.print(
         Text(

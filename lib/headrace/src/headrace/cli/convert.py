@@ -89,7 +89,7 @@ def _stated(cache: TokenCache, layout: ChunkLayout, path: str) -> tuple[dict[str
     if end is None or int(end) >= plain.vocab_size:
         return plain.record(), plain.content
     try:
-        told = load_tokenizer(TokenizerConfig(path, bos="none", eos=plain.decode([end])))
+        tokenizer = load_tokenizer(TokenizerConfig(path, bos="none", eos=plain.decode([end])))
     except ConfigError as error:
         raise ConfigError(
             f"cannot be the tokenizer of {cache.path}: its first document ends with id {end}, no special token here",
@@ -97,7 +97,7 @@ def _stated(cache: TokenCache, layout: ChunkLayout, path: str) -> tuple[dict[str
             value=path,
             cure=f"Name the one that it was built with ({record.get('path')!r}).",
         ) from error
-    return told.record(), told.content
+    return tokenizer.record(), tokenizer.content
 
 
 def consolidate(

@@ -65,8 +65,8 @@ def tokenizer_of(cache: TokenCache, instead: str | None = None) -> Tokenizer | N
                 return load_tokenizer(TokenizerConfig(instead, bos, eos))
         return load_tokenizer(TokenizerConfig(instead, "none", "none"))
     record = cache.ledger.tokenizer
-    known = record.get("path") == "bytes" or record.get("file") is not None
-    return recorded_tokenizer(cache.path, record) if known else None
+    has_copy = record.get("path") == "bytes" or record.get("file") is not None
+    return recorded_tokenizer(cache.path, record) if has_copy else None
 
 
 def decode(tokenizer: Tokenizer | None, ids: np.ndarray) -> str:
@@ -101,8 +101,8 @@ def sample(cache: TokenCache, tokenizer: Tokenizer | None, document: int, *, who
 
 def trained_runs(tokenizer: Tokenizer | None, ids: np.ndarray, mask: np.ndarray) -> list[tuple[str, bool]]:
     """The text of ids in runs, each with whether it is trained on."""
-    places = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), int(ids.size)]
-    return [(decode(tokenizer, ids[x:y]), bool(mask[x])) for x, y in pairwise(places) if y > x]
+    bounds = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), int(ids.size)]
+    return [(decode(tokenizer, ids[x:y]), bool(mask[x])) for x, y in pairwise(bounds) if y > x]
 
 
 def leaf_values(cache: TokenCache, document: int) -> dict[str, Any]:
@@ -115,9 +115,9 @@ def document_ids(cache: TokenCache, documents: Sequence[int], leaf: str = ID_LEA
     """The ids of documents, if the cache keeps them."""
     if leaf not in cache.leaves:
         return {}
-    wanted, held = sorted(set(documents)), cache.leaf(leaf)
+    numbers, id_leaf = sorted(set(documents)), cache.leaf(leaf)
     with ThreadPoolExecutor(_READS) as pool:
-        return {d: value_of(cache, leaf, v) for d, v in zip(wanted, pool.map(held.document, wanted), strict=True)}
+        return {d: value_of(cache, leaf, v) for d, v in zip(numbers, pool.map(id_leaf.document, numbers), strict=True)}
 
 
 def value_of(cache: TokenCache, name: str, values: np.ndarray) -> Any:
@@ -127,8 +127,8 @@ def value_of(cache: TokenCache, name: str, values: np.ndarray) -> Any:
         return values[0].item()
     if leaf.dtype.name != "uint8":
         return values.tolist()
-    said = cache.ledger.metadata.get("source", {}).get("leaves", {}).get(name, {}).get("dtype")
-    if said not in (None, "text"):
+    dtype = cache.ledger.metadata.get("source", {}).get("leaves", {}).get(name, {}).get("dtype")
+    if dtype not in (None, "text"):
         return values.tolist()
     try:
         return values.tobytes().decode()
@@ -169,19 +169,19 @@ def documents_with_id(
             value=leaf,
             cure="Name the leaf that holds them, or build the cache with --leaf id=FIELD.",
         )
-    held = cache.leaf(leaf)
-    if held.kind == "fixed":
-        target = _number(wanted, held.dtype, leaf)
-    elif held.dtype.name == "uint8":
+    id_leaf = cache.leaf(leaf)
+    if id_leaf.kind == "fixed":
+        target = _number(wanted, id_leaf.dtype, leaf)
+    elif id_leaf.dtype.name == "uint8":
         target = np.frombuffer(wanted.encode(), np.uint8)
     else:
         raise ConfigError("holds no ids but lists of numbers", field="--id-leaf", value=leaf, cure="Name another leaf.")
-    found: list[int] = []
-    for start, lengths in _stretches(held):
-        found += (_matches(held, target, start, lengths) + start).tolist()
+    numbers: list[int] = []
+    for start, lengths in _stretches(id_leaf):
+        numbers += (_matches(id_leaf, target, start, lengths) + start).tolist()
         if advance is not None:
             advance(lengths.size)
-    return found
+    return numbers
 
 
 def _number(text: str, dtype: np.dtype[np.generic], leaf: str) -> np.ndarray:

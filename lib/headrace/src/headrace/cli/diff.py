@@ -82,23 +82,23 @@ def _compare_run(
     from headrace.mix.stage_config import AmendmentConfig
     from headrace.run.changes import last_anchor, newer_generations, newer_tombstones, run_changes
 
-    done = last_anchor(run, manifest) if step is None else step
+    steps_done = last_anchor(run, manifest) if step is None else step
     edited = load_as_begun(config, settings, run)
-    changes, newer = run_changes(manifest, edited, done), newer_tombstones(manifest, edited)
+    changes, newer = run_changes(manifest, edited, steps_done), newer_tombstones(manifest, edited)
     appended = newer_generations(edited)
     if as_json:
         amendment = None if changes.amendment is None else _fields_of(changes.amendment)
-        facts = {"run": run, "config": config, "step": done, **asdict(changes), "amendment": amendment}
+        facts = {"run": run, "config": config, "step": steps_done, **asdict(changes), "amendment": amendment}
         facts |= {"newer_tombstones": newer, "newer_generations": appended}
         typer.echo(json.dumps(facts if resolved else facts | {"resolved": None}, ensure_ascii=False))
     else:
-        _show_changes(Console(highlight=False, soft_wrap=True), changes, run, done, resolved)
+        _show_changes(Console(highlight=False, soft_wrap=True), changes, run, steps_done, resolved)
         if newer:
             typer.echo("Documents were removed since that this run still trains on. To leave them out, add:")
-            typer.echo(_written(AmendmentConfig(max(done, 1), remove=newer)))
+            typer.echo(_written(AmendmentConfig(max(steps_done, 1), remove=newer)))
         if appended:
             typer.echo("Documents were appended since that this run does not draw from. To take them in, add:")
-            typer.echo(_written(AmendmentConfig(max(done, 1), extend=appended)))
+            typer.echo(_written(AmendmentConfig(max(steps_done, 1), extend=appended)))
     return not changes.same
 
 
@@ -169,14 +169,14 @@ def _compare_caches(a: str, b: str, as_json: bool) -> bool:
     from headrace.store.joined import open_cache
 
     first, second = open_cache(a), open_cache(b)
-    found = differences(first, second)
+    all_differences = differences(first, second)
     same_content = first.fingerprint == second.fingerprint
     if as_json:
-        facts = {"a": a, "b": b, "same": not found, "same_content": same_content}
-        typer.echo(json.dumps({**facts, "differences": [asdict(d) for d in found]}, ensure_ascii=False))
+        facts = {"a": a, "b": b, "same": not all_differences, "same_content": same_content}
+        typer.echo(json.dumps({**facts, "differences": [asdict(d) for d in all_differences]}, ensure_ascii=False))
     else:
-        _show_differences(Console(highlight=False), a, b, found, same_content)
-    return bool(found)
+        _show_differences(Console(highlight=False), a, b, all_differences, same_content)
+    return bool(all_differences)
 
 
 def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
@@ -190,43 +190,47 @@ def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
     """
     from headrace.store.tombstones import removed_documents, tombstones_of
 
-    found: list[Difference] = []
+    all_differences: list[Difference] = []
 
     def compare(what: str, get: Callable[[TokenCache], Any]) -> None:
         x, y = get(a), get(b)
         if x != y:
-            found.append(Difference(what, x, y))
+            all_differences.append(Difference(what, x, y))
 
     compare("documents", lambda c: c.num_documents)
     compare("tokens", lambda c: c.num_tokens)
-    found += _fields("tokenizer", a.ledger.tokenizer, b.ledger.tokenizer)
-    found += _fields("layout", a.ledger.layout, b.ledger.layout)
-    found += _fields("leaf", *({str(s["name"]): f"{s['dtype']}, {s['kind']}" for s in c.ledger.leaves} for c in (a, b)))
-    found += _fields("source", *({_name(s): _version(s) for s in c.ledger.sources} for c in (a, b)))
+    all_differences += _fields("tokenizer", a.ledger.tokenizer, b.ledger.tokenizer)
+    all_differences += _fields("layout", a.ledger.layout, b.ledger.layout)
+    all_differences += _fields(
+        "leaf", *({str(s["name"]): f"{s['dtype']}, {s['kind']}" for s in c.ledger.leaves} for c in (a, b))
+    )
+    all_differences += _fields("source", *({_name(s): _version(s) for s in c.ledger.sources} for c in (a, b)))
     compare("generations", lambda c: len(c.members))
     compare("removed documents", lambda c: removed_documents(c).total)
     compare("tombstones", lambda c: [(stones := tombstones_of(one)).digest(len(stones)) for one in c.members])
     compare("parts", lambda c: len(c.parts))
-    found += _fields("part", *({p.name.removeprefix(f"{c.path}/"): _part(p) for p in c.ledger.parts} for c in (a, b)))
+    all_differences += _fields(
+        "part", *({p.name.removeprefix(f"{c.path}/"): _part(p) for p in c.ledger.parts} for c in (a, b))
+    )
     metadata = [c.whole_ledger.metadata for c in (a, b)]
     for name in sorted({name for one in metadata for name in one}):
-        found += _fields(f"metadata {name}", *({"": one.get(name)} for one in metadata))
+        all_differences += _fields(f"metadata {name}", *({"": one.get(name)} for one in metadata))
     compare("code version", lambda c: c.ledger.code_version)
     compare("format version", lambda c: c.ledger.format_version)
-    return found
+    return all_differences
 
 
 def _fields(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
     """Fields of two mappings that differ; a mapping within is compared by its own."""
-    found: list[Difference] = []
+    all_differences: list[Difference] = []
     for name in sorted({*a, *b}):
         x, y = a.get(name), b.get(name)
         what = f"{section} {name}".strip()
         if isinstance(x, dict) and isinstance(y, dict):
-            found += _fields(what, x, y)
+            all_differences += _fields(what, x, y)
         elif x != y:
-            found.append(Difference(what, x, y))
-    return found
+            all_differences.append(Difference(what, x, y))
+    return all_differences
 
 
 def _name(source: dict[str, Any]) -> str:
@@ -252,14 +256,14 @@ def _show_differences(console: Console, a: str, b: str, found: list[Difference],
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("", a, b):
         table.add_column(title, overflow="fold")
-    shown: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for d in found:
         section = d.what.split(" ", 1)[0]
-        shown[section] = shown.get(section, 0) + 1
-        if shown[section] <= _SHOWN_DIFFERENCES:
+        counts[section] = counts.get(section, 0) + 1
+        if counts[section] <= _SHOWN_DIFFERENCES:
             table.add_row(Text(d.what), Text(_shown(d.a)), Text(_shown(d.b)))
     console.print(table)
-    for section, count in shown.items():
+    for section, count in counts.items():
         if count > _SHOWN_DIFFERENCES:
             console.print(Text(f"{count - _SHOWN_DIFFERENCES:,} more of {section} (all with --json)", "dim"))
     content = "The tokens are the same." if same_content else "The tokens differ, or the borders of parts."

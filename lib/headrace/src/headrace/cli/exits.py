@@ -97,5 +97,5 @@ def _usage(error: Any) -> int:
     if message.startswith("Usage:"):  # a group that was called without a command
         typer.echo(message, err=True)
         return REFUSED
-    asked = error.ctx.command_path if error.ctx is not None else "headrace"
-    return _say("error", f"{' '.join(message.split())} See: {asked} --help", REFUSED)
+    command = error.ctx.command_path if error.ctx is not None else "headrace"
+    return _say("error", f"{' '.join(message.split())} See: {command} --help", REFUSED)

@@ -61,21 +61,21 @@ def command(
         typer.echo(_in_words(source, output))
     if dry_run:
         return
-    taken: list[tuple[FoundSource, int, int]] = []
+    chosen: list[tuple[FoundSource, int, int]] = []
     for source in sources:
         cache = output / "caches" / source.name
         with kept_when_interrupted():
             report = build_cache(source.config(text_field), TokenizerConfig(tokenizer), str(cache))
         rows = int((open_cache(cache).part_tokens // _SEQ_LEN).sum())
         if rows:
-            taken.append((source, report.tokens, rows))
+            chosen.append((source, report.tokens, rows))
         else:
             few = counted(report.tokens, "token")
             typer.echo(f"{source.name} is left out of {CONFIG}: it has {few}, and a row takes {_SEQ_LEN}", err=True)
-    if not taken:
+    if not chosen:
         cure = f"Give more text: a row takes {_SEQ_LEN} tokens, and no source has as many."
         raise ConfigError("is too little to train on", field="folder", value=folder, cure=cure)
-    (output / CONFIG).write_text(config_text(folder, taken))
+    (output / CONFIG).write_text(config_text(folder, chosen))
     (output / PROGRAM).write_text((resources.files("headrace.demo") / PROGRAM).read_text())
     _say_what_is_next(output)
 

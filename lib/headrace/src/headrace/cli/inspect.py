@@ -89,7 +89,7 @@ def command(
     chosen = _chosen(opened, document, by_id, id_leaf, quiet=as_json)
     every = chosen is None
     numbers = drawn(opened.num_documents, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]
-    shown = [sample(opened, decoder, i, whole=not every) for i in numbers]
+    all_samples = [sample(opened, decoder, i, whole=not every) for i in numbers]
     removed = None if remove is None else removal(opened, remove)
     facts: dict[str, Any] = overview(opened) if every else {}
     lengths, tokens = (length_statistics(opened), token_statistics(opened, decoder)) if every else (None, None)
@@ -98,7 +98,7 @@ def command(
             facts |= {"lengths": asdict(lengths), "token_frequencies": asdict(tokens)}
         facts |= {} if removed is None else {"removal": removed}
         facts |= {} if by_id is None else {"documents_with_id": opened.originals(chosen or []).tolist()}
-        typer.echo(json.dumps({**facts, "samples": [asdict(s) for s in shown]}, ensure_ascii=False))
+        typer.echo(json.dumps({**facts, "samples": [asdict(s) for s in all_samples]}, ensure_ascii=False))
         return
     if lengths is not None and tokens is not None:
         show_overview(console, facts)
@@ -106,9 +106,9 @@ def command(
         show_tokens(console, tokens)
     if removed is not None:
         console.print(Text(removal_line(removed)), soft_wrap=True)
-    show_samples(console, shown)
-    if chosen is not None and len(chosen) > len(shown):
-        console.print(Text(f"{len(chosen) - len(shown):,} more have this id (all with --json)", "dim"))
+    show_samples(console, all_samples)
+    if chosen is not None and len(chosen) > len(all_samples):
+        console.print(Text(f"{len(chosen) - len(all_samples):,} more have this id (all with --json)", "dim"))
 
 
 def _is_no_cache(path: str, settings: list[str], as_json: bool) -> bool:
@@ -141,15 +141,15 @@ def _chosen(
             raise ConfigError("goes without --document", field="--id", value=by_id, cure="Give one of them.")
         with counting("searching", show=not quiet) as (expect, advance):
             expect(cache.num_documents)
-            found = documents_with_id(cache, by_id, id_leaf, advance)
-        if not found:
+            numbers = documents_with_id(cache, by_id, id_leaf, advance)
+        if not numbers:
             raise ConfigError(
                 f"no document of {cache.path} has this id",
                 field="--id",
                 value=by_id,
                 cure=f"Ids are compared whole; headrace inspect {cache.path} shows some in leaf {id_leaf!r}.",
             )
-        return found
+        return numbers
     if document is None:
         return None
     if not 0 <= document < cache.num_documents:
@@ -166,13 +166,13 @@ def removal(cache: TokenCache, url: str) -> dict[str, int]:
     """What a filter file would leave out of a cache, counted; numbers that no document has are counted too."""
     from headrace.data.documents import DocumentFilter
 
-    found = DocumentFilter.load(url, name="--remove", count_not_found=True).of(cache)
+    document_filter = DocumentFilter.load(url, name="--remove", count_not_found=True).of(cache)
     return {
-        "listed_documents": found.listed,
-        "repeated_documents": found.repeated,
-        "not_found_documents": found.not_found,
-        "removed_documents": found.num_documents,
-        "removed_tokens": found.num_tokens,
+        "listed_documents": document_filter.listed,
+        "repeated_documents": document_filter.repeated,
+        "not_found_documents": document_filter.not_found,
+        "removed_documents": document_filter.num_documents,
+        "removed_tokens": document_filter.num_tokens,
     }
 
 
@@ -219,14 +219,14 @@ def unfinished(cache: str) -> dict[str, Any] | None:
     if ledger is None or ledger.finished:
         return None
     names = sorted({str(s["part"]) for s in ledger.sources})
-    done = [r for name in names if (r := read_part_record(cache, name)) is not None]
+    records = [r for name in names if (r := read_part_record(cache, name)) is not None]
     return {
         "path": cache,
         "finished": False,
         "parts": len(names),
-        "parts_finished": len(done),
-        "documents": sum(r.documents for r in done),
-        "tokens": sum(r.tokens for r in done),
+        "parts_finished": len(records),
+        "documents": sum(r.documents for r in records),
+        "tokens": sum(r.tokens for r in records),
         "command": build_command(cache, ledger),
     }
 
@@ -307,7 +307,9 @@ def overview_of_run(config: LmDataConfig) -> dict[str, Any]:
     described = first.describe()
     shuffles = dict(zip(described["names"], map(_shuffle, getattr(first, "components", ())), strict=True))
     return {
-        "components": {name: {**found.to_json(), **shuffles[name]} for name, found in config.accounts(opened).items()},
+        "components": {
+            name: {**account.to_json(), **shuffles[name]} for name, account in config.accounts(opened).items()
+        },
         "stages": [{key: stage[key] for key in ("step", "name", "weights")} for stage in described["stages"]],
         "num_steps": config.run_steps,
         "unit": config.unit,

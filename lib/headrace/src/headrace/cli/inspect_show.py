@@ -83,10 +83,10 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
     if appended := facts.get("generations"):
         sizes = (f"{n}: {one['documents']:,} documents" for n, one in enumerate(appended, start=1))
         rows["generations"] = ", ".join(sizes)
-    if (gone := facts["tombstones"])["removed_documents"]:
-        counts = gone["generations"] if appended else [gone["generations"]]
+    if (tombstones := facts["tombstones"])["removed_documents"]:
+        counts = tombstones["generations"] if appended else [tombstones["generations"]]
         by_cache = (", ".join(f"{n}: {count:,}" for n, count in enumerate(of, start=1)) or "none" for of in counts)
-        what = f"{gone['removed_documents']:,} documents with {gone['removed_tokens']:,} tokens"
+        what = f"{tombstones['removed_documents']:,} documents with {tombstones['removed_tokens']:,} tokens"
         rows["removed"] = f"{what} (by generation of tombstones: {'; '.join(by_cache)})"
     console.print(Text(facts["path"], "bold"), soft_wrap=True)
     console.print(facts_table(rows))
@@ -96,8 +96,8 @@ def show_lengths(console: Console, lengths: LengthStatistics) -> None:
     """Quantiles, and a histogram by powers of two."""
     if not lengths.documents:
         return
-    whole = "" if lengths.documents == lengths.of else f", of a sample of {lengths.documents:,} documents"
-    console.print(_rule(f"length in tokens (mean {lengths.mean:,.1f}{whole})"))
+    of_sample = "" if lengths.documents == lengths.of else f", of a sample of {lengths.documents:,} documents"
+    console.print(_rule(f"length in tokens (mean {lengths.mean:,.1f}{of_sample})"))
     console.print(Text("  ".join(f"{name} {value:,}" for name, value in lengths.quantiles.items())))
     table, wide = _table(console, ("tokens", "documents", "", "of all tokens"))
     most = max(documents for _, _, documents, _ in lengths.histogram)
@@ -112,15 +112,17 @@ def show_tokens(console: Console, found: TokenStatistics) -> None:
     """How much of the vocabulary comes, and the most frequent tokens."""
     if not found.tokens:
         return
-    whole = "" if found.tokens == found.of else f", of a sample of {found.tokens:,} tokens"
-    console.print(_rule(f"tokens by frequency{whole}"))
+    of_sample = "" if found.tokens == found.of else f", of a sample of {found.tokens:,} tokens"
+    console.print(_rule(f"tokens by frequency{of_sample}"))
     if found.vocab_size is None or found.never_seen is None:
         console.print(Text(f"{found.distinct:,} different tokens"))
     else:
-        seen = found.vocab_size - found.never_seen
-        share = seen / max(found.vocab_size, 1)
+        distinct = found.vocab_size - found.never_seen
+        share = distinct / max(found.vocab_size, 1)
         console.print(
-            Text(f"{seen:,} of the vocabulary's {found.vocab_size:,} come ({share:.1%}), {found.never_seen:,} never")
+            Text(
+                f"{distinct:,} of the vocabulary's {found.vocab_size:,} come ({share:.1%}), {found.never_seen:,} never"
+            )
         )
     if found.outside:
         console.print(Text(f"{found.outside:,} tokens have an id that is not in the vocabulary", "bold red"))
@@ -257,15 +259,15 @@ def token_statistics(cache: TokenCache, tokenizer: Tokenizer | None) -> TokenSta
     """
     tokens = _looked_at(cache.tokens, cache.num_tokens)
     ids, counts = np.unique(tokens, return_counts=True)
-    known = cache.vocab_size if cache.vocab_size <= _MAX_VOCABULARY else None
-    inside = np.ones(ids.size, bool) if known is None else (ids >= 0) & (ids < known)
+    counted_size = cache.vocab_size if cache.vocab_size <= _MAX_VOCABULARY else None
+    inside = np.ones(ids.size, bool) if counted_size is None else (ids >= 0) & (ids < counted_size)
     most = np.lexsort((ids, -counts))[:_MOST_FREQUENT]
     return TokenStatistics(
         tokens=int(tokens.size),
         of=cache.num_tokens,
         distinct=int(ids.size),
-        vocab_size=known,
-        never_seen=None if known is None else known - int(inside.sum()),
+        vocab_size=counted_size,
+        never_seen=None if counted_size is None else counted_size - int(inside.sum()),
         outside=int(counts[~inside].sum()),
         most_frequent=[(int(ids[k]), decode(tokenizer, ids[k : k + 1]), int(counts[k])) for k in most.tolist()],
     )

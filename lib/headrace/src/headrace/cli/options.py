@@ -130,8 +130,8 @@ def check_run(folder: str, config: LmDataConfig, dataset: RunDataset, step: int 
     from headrace.errors import ConfigError
     from headrace.run.manifest import Anchors, RunManifest
 
-    theirs = RunManifest.load(folder)
-    if theirs is None:
+    stored = RunManifest.load(folder)
+    if stored is None:
         raise ConfigError(
             "holds no run: there is no manifest.json",
             field="--run",
@@ -139,16 +139,18 @@ def check_run(folder: str, config: LmDataConfig, dataset: RunDataset, step: int 
             cure="Name the folder that open_run was given, or leave --run out.",
         )
     planned = BatchOrder(dataset, row_order=config.row_order)
-    mine = RunManifest.of(planned)
-    if mine.fingerprint == theirs.fingerprint:
+    planned_manifest = RunManifest.of(planned)
+    if planned_manifest.fingerprint == stored.fingerprint:
         if step is not None:
-            Anchors(folder, theirs, planned).use(None)
+            Anchors(folder, stored, planned).use(None)
         return
-    amended = [first for first in (mine.amends(theirs), theirs.amends(mine)) if first is not None]
+    amended = [
+        first for first in (planned_manifest.amends(stored), stored.amends(planned_manifest)) if first is not None
+    ]
     if step is not None:
-        amended += [int(h["until_step"]) for h in theirs.history if h["fingerprint"] == mine.fingerprint]
+        amended += [int(h["until_step"]) for h in stored.history if h["fingerprint"] == planned_manifest.fingerprint]
     if not amended:
-        theirs.check_same(mine)
+        stored.check_same(planned_manifest)
     if step is not None and step >= min(amended):
         raise ConfigError(
             f"the config and the run in {folder} differ by an amendment from step {min(amended):,} on",

@@ -99,10 +99,10 @@ def _of_config(path: str, settings: list[str]) -> dict[str, PackedTokenDataset]:
     from headrace.data.packed import PackedTokenDataset
     from headrace.errors import ConfigError
 
-    found = load_config(path, settings).datasets()
-    packed = {name: d for name, d in found.items() if isinstance(d, PackedTokenDataset)}
+    datasets = load_config(path, settings).datasets()
+    packed = {name: d for name, d in datasets.items() if isinstance(d, PackedTokenDataset)}
     if not packed:
-        name = next(iter(found))
+        name = next(iter(datasets))
         raise ConfigError(
             "no component is packed", field="components", cure=f"Write components.{name}.packing: {{}}, for example."
         )
@@ -152,8 +152,8 @@ def _compared(
     from headrace.pack.saved_plans import of_documents, unit_lengths
     from headrace.pack.spec import CUTTING, Algorithm, PackingConfig
 
-    gone = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(cache)
-    lengths = np.concatenate([np.zeros(0, np.int64), *unit_lengths(cache, gone.documents, how.unit)])
+    removed_documents = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(cache)
+    lengths = np.concatenate([np.zeros(0, np.int64), *unit_lengths(cache, removed_documents.documents, how.unit)])
     algorithms = [name for name in get_args(Algorithm) if how.unit == 1 or name not in CUTTING]
     rows: list[dict[str, Any]] = []
     for name in algorithms:
@@ -172,7 +172,7 @@ def _compared(
                 "fill": plan.fill,
                 "blocks_a_pack": PackedRows(cache, plan, name).blocks_per_row(),
                 "split_documents": plan.counts.split_documents,
-                "lost_tokens": cache.num_tokens - gone.num_tokens - plan.counts.packed_tokens,
+                "lost_tokens": cache.num_tokens - removed_documents.num_tokens - plan.counts.packed_tokens,
                 "seconds": seconds,
             }
         )

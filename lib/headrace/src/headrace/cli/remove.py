@@ -89,10 +89,10 @@ def removal_facts(cache: TokenCache) -> dict[str, Any]:
 
     stones = [tombstones_of(member) for member in cache.members]
     counts = [[one.total for one in of_member.generations] for of_member in stones]
-    gone = stored_documents(cache, removed_documents(cache))
+    documents = stored_documents(cache, removed_documents(cache))
     return {
         "generation": [len(one) for one in stones] if stones[1:] else len(stones[0]),
         "generations": counts if stones[1:] else counts[0],
-        "removed_documents": gone.total,
-        "removed_tokens": token_ranges(cache, gone).total,
+        "removed_documents": documents.total,
+        "removed_tokens": token_ranges(cache, documents).total,
     }

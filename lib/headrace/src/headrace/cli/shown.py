@@ -28,11 +28,11 @@ def marked(runs: list[tuple[str, bool]], console: Console) -> Text:
 
     text = Text()
     for piece, trained in runs:
-        shown = printable(piece)
+        spelled = printable(piece)
         if coloured(console):
-            text.append(shown, TRAINED if trained else NOT_TRAINED)
+            text.append(spelled, TRAINED if trained else NOT_TRAINED)
         else:
-            text.append(f"{OPEN}{shown}{CLOSE}" if trained else shown)
+            text.append(f"{OPEN}{spelled}{CLOSE}" if trained else spelled)
     return text
 
 

@@ -157,13 +157,13 @@ def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSe
     from rich.table import Table
 
     console = Console()
-    whole = "all of the run" if forecast.exact else "a sample: the figures hold for these steps"
+    scope = "all of the run" if forecast.exact else "a sample: the figures hold for these steps"
     looked = " and ".join(f"{look.first_step:,} to {look.stop_step - 1:,}" for look in forecast.looks)
     console.print(
         f"{components} components, batches of {forecast.batch_size:,} rows of {seq_len:,} tokens,"
         f" blocks of {forecast.block_bytes / 1024:,.0f} KiB"
     )
-    console.print(f"Steps {looked}, {whole}.")
+    console.print(f"Steps {looked}, {scope}.")
     ratios = ", ".join(f"{value:.3f} over {window}" for window, value in forecast.variance_ratio.items())
     console.print(f"{forecast.distinct_blocks:,.0f} blocks in a batch. Variance ratio (1: full shuffle): {ratios}\n")
     table = Table(title="Reads", title_justify="left")
@@ -238,15 +238,15 @@ def icc(
     from headrace.analysis.probe import probe_cache, save_probe
     from headrace.store.joined import open_cache
 
-    given = None if losses is None else _load(losses)
+    values = None if losses is None else _load(losses)
     opened = open_cache(cache)
-    found = probe_cache(opened, seq_len, batch_size=batch_size, block=block, losses=given, max_blocks=blocks)
+    share = probe_cache(opened, seq_len, batch_size=batch_size, block=block, losses=values, max_blocks=blocks)
     if save:
-        typer.echo(f"saved: {save_probe(opened, seq_len, found)}", err=True)
+        typer.echo(f"saved: {save_probe(opened, seq_len, share)}", err=True)
     if as_json:
-        typer.echo(json.dumps(found.to_json()))
+        typer.echo(json.dumps(share.to_json()))
     else:
-        _show_probe(found)
+        _show_probe(share)
 
 
 def _show_probe(found: ShuffleProbe) -> None:

@@ -52,11 +52,11 @@ def command(
     if document is not None or component is not None:
         _find(resolved, step, document or [], component, run, as_json)
         return
-    found = where(resolved, step)
+    position = where(resolved, step)
     if as_json:
-        typer.echo(json.dumps(found.to_json(), ensure_ascii=False))
+        typer.echo(json.dumps(position.to_json(), ensure_ascii=False))
     else:
-        _show(Console(highlight=False), found)
+        _show(Console(highlight=False), position)
 
 
 def _find(
@@ -82,16 +82,16 @@ def _find(
         check_run(run, config, dataset, max(step - 1, 0))
     order = "locality" if config.row_order == "locality" else "stream"
     name = component or next(iter(config.components))
-    found = sightings(dataset, name, Intervals.of_numbers(np.array(documents)), step, order)
+    all_sightings = sightings(dataset, name, Intervals.of_numbers(np.array(documents)), step, order)
     if as_json:
-        typer.echo(json.dumps({"component": name, "step": step, "seen": [asdict(one) for one in found]}))
+        typer.echo(json.dumps({"component": name, "step": step, "seen": [asdict(one) for one in all_sightings]}))
         return
-    for one in found:
-        gone = ", removed by then" if one.removed else ""
+    for one in all_sightings:
+        suffix = ", removed by then" if one.removed else ""
         where = f"step {one.step:,}, row {one.row:,}"
-        typer.echo(f"document {one.document:,} of {name}: {where}, {one.tokens:,} tokens{gone}")
-    seen = {one.document for one in found if not one.removed}
-    typer.echo(f"{len(seen):,} of {len({*documents}):,} documents were trained on before step {step:,}")
+        typer.echo(f"document {one.document:,} of {name}: {where}, {one.tokens:,} tokens{suffix}")
+    documents_seen = {one.document for one in all_sightings if not one.removed}
+    typer.echo(f"{len(documents_seen):,} of {len({*documents}):,} documents were trained on before step {step:,}")
 
 
 def _show(console: Console, here: Whereabouts) -> None:

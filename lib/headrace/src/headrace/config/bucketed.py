@@ -68,16 +68,16 @@ def written_out(config: LmDataConfig) -> Mapping[str, Any]:
 
 def _check_places(config: LmDataConfig, groups: Mapping[str, object]) -> None:
     """Raises ConfigError if weights are said twice, or follow from the sizes of sources that are groups."""
-    places = {"weights": config.weights, **{f"stages[{k}].weights": s.weights for k, s in enumerate(config.stages)}}
-    for path, blend in places.items():
+    blends = {"weights": config.weights, **{f"stages[{k}].weights": s.weights for k, s in enumerate(config.stages)}}
+    for path, blend in blends.items():
         if blend is not None and is_size_rule(blend, config.components):
             name = next(iter(groups))
             cure = f"Give each source a weight; {{repeat: 1}} is one that follows from its rows: {name}: {{repeat: 1}}."
             raise ConfigError("does not go with sources that have buckets", field=path, value=blend, cure=cure)
-    said = [path for path, blend in places.items() if blend is not None]
-    for name in groups if said else ():
+    paths = [path for path, blend in blends.items() if blend is not None]
+    for name in groups if paths else ():
         if (weight := config.components[name].weight) is not None:
-            problem, path = f"is given beside {said[0].partition('[')[0]}", f"components.{name}.weight"
+            problem, path = f"is given beside {paths[0].partition('[')[0]}", f"components.{name}.weight"
             raise ConfigError(problem, field=path, value=weight, cure="Say the weights in one place.")
 
 

@@ -109,9 +109,9 @@ class CompatConfig:
             if getattr(config, name):
                 self._refuse(name, getattr(config, name))
         for name, component in config.components.items():
-            for own in _OF_COMPONENT:
-                if getattr(component, own) is not None:
-                    self._refuse(f"components.{name}.{own}", getattr(component, own))
+            for field_name in _OF_COMPONENT:
+                if getattr(component, field_name) is not None:
+                    self._refuse(f"components.{name}.{field_name}", getattr(component, field_name))
         if isinstance(config.seq_len, dict):
             self._refuse("seq_len", config.seq_len, "Give one number.")
         if self.system == "megatron" and config.num_steps is None:
@@ -147,8 +147,8 @@ def compat_datasets(
     else:
         samples = _samples(config) if side == "train" else dict.fromkeys(caches)
         listings = {n: _gpt(cache, n, compat, config, samples[n], side) for n, cache in caches.items()}
-    own = {name: component.columns or {} for name, component in config.components.items()}
-    columns = columns_by_component(caches, config.columns or {}, own)
+    own_columns = {name: component.columns or {} for name, component in config.components.items()}
+    columns = columns_by_component(caches, config.columns or {}, own_columns)
     return {
         name: ListedDataset(
             cache,

@@ -180,8 +180,8 @@ class ComponentConfig:
             cure = "Make each cache a component of its own, with its replicas."
             raise ConfigError("go with one cache, and there are several", field=f"{path}.replicas", cure=cure)
         self.generation_counts(path)
-        places = [self.caches[0], *(self.replicas or [])]
-        if twice := [place for n, place in enumerate(places) if place in places[:n]]:
+        paths = [self.caches[0], *(self.replicas or [])]
+        if twice := [one for n, one in enumerate(paths) if one in paths[:n]]:
             cure = "Name each place once."
             raise ConfigError("is named twice", field=f"{path}.replicas", value=twice[0], cure=cure)
         if self.source is not None and self.caches[1:]:

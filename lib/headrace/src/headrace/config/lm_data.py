@@ -141,13 +141,13 @@ class LmDataConfig:
             self.compat.apply(self)
         check_strategy(self.phases, self.stop_strategy)
         checked_budget(self.prefetch_bytes)
-        for name, known in (
+        for name, names in (
             ("row_order", get_args(RowOrder)),
             ("stop_strategy", STOP_STRATEGIES),
             ("policy", POLICIES),
             ("unit", get_args(WeightUnit)),
         ):
-            check_choice(name, getattr(self, name), known)
+            check_choice(name, getattr(self, name), names)
         check_choice("row_exchange", self.exchange_setting, get_args(ExchangeSetting))
         BatchSchedule(self.batch_size)
         derive(self.seed)
@@ -246,8 +246,8 @@ class LmDataConfig:
         caches, components = self.open_caches(instead), self.components
         if self.compat:
             return compat_datasets(self, caches, "train")
-        own = {name: one.columns or {} for name, one in components.items()}
-        columns, removed = columns_by_component(caches, self.columns or {}, own), left_out(components, caches)
+        own_columns = {name: one.columns or {} for name, one in components.items()}
+        columns, removed = columns_by_component(caches, self.columns or {}, own_columns), left_out(components, caches)
         length, split = self.phases[0][1], self.split_documents
         stored: dict[str, TokenSeqDataset | PackedTokenDataset] = {}
         for name, one in components.items():
@@ -265,10 +265,10 @@ class LmDataConfig:
         """Where the tokens of each component go; ``instead`` as in :meth:`open_caches`."""
         from headrace.data.component import account
 
-        whole = self.datasets(instead)
-        sides = {name: self._sides(name, dataset, None) for name, dataset in whole.items()}
+        datasets = self.datasets(instead)
+        sides = {name: self._sides(name, dataset, None) for name, dataset in datasets.items()}
         return {
-            n: account(whole[n], train, validation if self.validation else None, self._trained(n, train))
+            n: account(datasets[n], train, validation if self.validation else None, self._trained(n, train))
             for n, (train, validation) in sides.items()
         }
 
@@ -308,8 +308,8 @@ class LmDataConfig:
         return subset_side(name, train, *(self.components[name].subset_in(name, self.subset) or (None, "")))
 
     def _shuffle(self, name: str) -> Shuffle:
-        own = self.components[name].shuffle
-        return shuffle_of(self.shuffle if own is None else own)
+        own_shuffle = self.components[name].shuffle
+        return shuffle_of(self.shuffle if own_shuffle is None else own_shuffle)
 
     def dataset(self, instead: Mapping[str, TokenCache] | None = None) -> RunDataset:
         """All components, shuffled and mixed; ``instead`` as in :meth:`open_caches`."""
@@ -342,8 +342,8 @@ class LmDataConfig:
                 sizes[name] = recipe.subsets[name][0].rows_of(sizes[name] // dataset.seq_len) * dataset.seq_len
             if self.counted and (mixture := mixture_of(dataset)) is not None:
                 sizes = {name: mixture.tokens_of_pass(name) or 0 for name in sizes}
-            own = {name for name, c in components.items() if c.max_epochs is not None}
-            require_steps(dataset, recipe.num_steps, tightest_bounds(bounded, tokens, sizes, own))
+            with_own_limit = {name for name, c in components.items() if c.max_epochs is not None}
+            require_steps(dataset, recipe.num_steps, tightest_bounds(bounded, tokens, sizes, with_own_limit))
         weighed = {name: c.loss_weight for name, c in components.items() if c.loss_weight is not None}
         dataset = dataset.with_loss_weights(weighed)
         run = erase_removed(dataset, self.components, self.amendments, opened)
@@ -352,8 +352,8 @@ class LmDataConfig:
 
     def as_begun(self, braid_version: int | None, *has: Mapping[str, Sequence[int]]) -> LmDataConfig:
         """This config with what a run began with, as :mod:`headrace.run.beginning` has it, where it leaves it open."""
-        begun = self if braid_version is None else self.of_braid_version(braid_version)
-        return replace(begun, components=components_as_begun(begun.components, *has))
+        config = self if braid_version is None else self.of_braid_version(braid_version)
+        return replace(config, components=components_as_begun(config.components, *has))
 
     def of_braid_version(self, version: int) -> LmDataConfig:
         """This config with a version of the braid wherever it names none; itself if it names all, or braids nothing."""

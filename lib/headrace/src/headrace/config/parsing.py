@@ -137,13 +137,13 @@ class _OnceEach(yaml.constructor.SafeConstructor):
         keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # "<<: *other": others win
         merged = len(keys) < len(node.value)
         mapping = cast("dict[Any, Any]", super().construct_mapping(node, deep))
-        seen: set[Any] = set()
+        seen_keys: set[Any] = set()
         for key_node in keys if merged or len(mapping) < len(keys) else ():
             key = self.construct_object(key_node, deep=True)  # pyright: ignore[reportUnknownMemberType]
-            if key in seen:
+            if key in seen_keys:
                 problem = f"the key {key!r} stands twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            seen.add(key)
+            seen_keys.add(key)
         return mapping
 
 
@@ -342,9 +342,9 @@ def _read_record(slot: Slot, values: Mapping[Any, Any], path: str) -> Any:
         name = error.field or ""
         if name.startswith(path):
             raise
-        kept = {} if error.value is None else {"value": error.value}
+        extra = {} if error.value is None else {"value": error.value}
         name = f"{prefix}{name.rpartition('.')[2]}".rstrip(".")
-        raise type(error)(error.problem, field=name, cure=error.cure, **kept) from None
+        raise type(error)(error.problem, field=name, cure=error.cure, **extra) from None
 
 
 def _read_union(slot: Slot, value: Any, path: str) -> Any:
@@ -377,10 +377,10 @@ def _meant(slots: Sequence[Slot], values: Mapping[Any, Any], path: str) -> Slot:
                 raise ConfigError(f"is no field of kind: {kind}", field=f"{path}.{key}", value=values[key], cure=cure)
         return kinds[kind]
     names = {kind: fields_of(slot.form).keys() for kind, slot in kinds.items()}
-    known = {name for fields in names.values() for name in fields}
+    all_names = {name for fields in names.values() for name in fields}
     for key in values:
-        if key not in known:
-            raise _unknown_key(key, values[key], f"{path}.", known)
+        if key not in all_names:
+            raise _unknown_key(key, values[key], f"{path}.", all_names)
     fitting = [kind for kind, fields in names.items() if fields >= values.keys()]
     if len(fitting) != 1:
         problem = f"can mean {' or '.join(fitting)}" if fitting else "mixes fields of several kinds"

@@ -50,15 +50,15 @@ def erase_removed(
     for name, removal in removals.items():
         steps = [(0, f"components.{name}.tombstones", components[name].tombstones)]
         for number, amendment in enumerate(amendments):
-            given = [(group, n) for group, n in amendment.remove.items() if name in _named(group, components)]
-            given = [(group, _share(name, group, n, caches)) for group, n in given]
-            steps += [(amendment.step, f"amendments[{number}].remove.{group}", n) for group, n in given if n != []]
-        generations = [(step, removal.generations(given, field)) for step, field, given in steps]
-        for (_, before), (_, after), (_, field, given) in zip(generations, generations[1:], steps[1:], strict=False):
-            if any(late < early for early, late in zip(before, after, strict=True)):
+            named = [(group, n) for group, n in amendment.remove.items() if name in _named(group, components)]
+            named = [(group, _share(name, group, n, caches)) for group, n in named]
+            steps += [(amendment.step, f"amendments[{number}].remove.{group}", n) for group, n in named if n != []]
+        generations = [(step, removal.generations(named, field)) for step, field, named in steps]
+        for (_, earlier), (_, later), (_, field, named) in zip(generations, generations[1:], steps[1:], strict=False):
+            if any(late < early for early, late in zip(earlier, later, strict=True)):
                 cure = f"Name a later one: headrace inspect {caches[name].members[0].path} shows them."
-                problem = f"is older than generation {max(before)}, which the run has by then"
-                raise ConfigError(problem, field=field, value=given, cure=cure)
+                problem = f"is older than generation {max(earlier)}, which the run has by then"
+                raise ConfigError(problem, field=field, value=named, cure=cure)
         if any(map(any, (numbers for _, numbers in generations))):
             erasures[name] = [
                 (step, removal.erasure(numbers, field))
@@ -102,9 +102,9 @@ def dataset_as_begun(
         {name: then[name] for name in config.components if name in then and then[name] != now.get(name, [])}
         for then, now in zip(began, newest, strict=True)
     )
-    begun = config.as_begun(version, tombstones, generations)
+    first_config = config.as_begun(version, tombstones, generations)
     own = {name: cache for name, cache in (instead or {}).items() if name not in generations}
-    return None if begun == config else begun.dataset(own)
+    return None if first_config == config else first_config.dataset(own)
 
 
 def _named(group: str, components: Mapping[str, ComponentConfig]) -> list[str]:
@@ -128,10 +128,10 @@ def _share(name: str, group: str, given: int | list[int], caches: Mapping[str, T
 
 def _check_names(components: Mapping[str, ComponentConfig], amendments: Sequence[AmendmentConfig]) -> None:
     for number, amendment in enumerate(amendments):
-        for name, given in amendment.remove.items():
+        for name, generation in amendment.remove.items():
             if not _named(name, components):
                 field, cure = f"amendments[{number}].remove.{name}", did_you_mean(name, components)
-                raise ConfigError("is not a component", field=field, value=given, cure=cure)
+                raise ConfigError("is not a component", field=field, value=generation, cure=cure)
 
 
 class _Removals:
@@ -178,8 +178,8 @@ class _Removals:
         ]
         stored = [(stored_documents(cache, documents), at) for cache, documents, at in of_members]
         documents = Intervals.union([Intervals(one.start + at, one.stop + at) for one, at in stored])
-        whole = Intervals(documents.start // self._unit * self._unit, -(-documents.stop // self._unit) * self._unit)
-        whole = Intervals(whole.start, np.minimum(whole.stop, self._cache.num_documents))
+        units = Intervals(documents.start // self._unit * self._unit, -(-documents.stop // self._unit) * self._unit)
+        units = Intervals(units.start, np.minimum(units.stop, self._cache.num_documents))
         digests = [s.digest(number) for s, number in zip(self._of_member, generations, strict=True)]
-        record = {"generation": [*generations], "documents": whole.total, "digest": "-".join(digests)}
-        return Erasure(token_ranges(self._cache, whole), whole.total, record, field)
+        record = {"generation": [*generations], "documents": units.total, "digest": "-".join(digests)}
+        return Erasure(token_ranges(self._cache, units), units.total, record, field)

@@ -125,8 +125,8 @@ def _define(cls: type[Any], definitions: dict[str, Schema]) -> Schema:
 
 def _schema(slot: Slot, definitions: dict[str, Schema]) -> Schema:
     if isinstance(slot.form, type) and dataclasses.is_dataclass(slot.form):
-        whole, short = _define(slot.form, definitions), shorthand_of(slot)
-        return whole if short is None else _one_of(whole, _schema(fields_of(slot.form)[short].slot, definitions))
+        full, short = _define(slot.form, definitions), shorthand_of(slot)
+        return full if short is None else _one_of(full, _schema(fields_of(slot.form)[short].slot, definitions))
     parts = [_schema(part, definitions) for part in slot.parts]
     if slot.form is Union:
         return {"anyOf": [*parts, *([{"type": "null"}] if slot.optional else [])]}
@@ -142,8 +142,10 @@ def _schema(slot: Slot, definitions: dict[str, Schema]) -> Schema:
 
 def _default(field: dataclasses.Field[Any]) -> Any:
     """The default of a field as JSON."""
-    made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    return dataclasses.asdict(made) if dataclasses.is_dataclass(made) and not isinstance(made, type) else made
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return (
+        dataclasses.asdict(default) if dataclasses.is_dataclass(default) and not isinstance(default, type) else default
+    )
 
 
 def attribute_texts(cls: type[Any]) -> dict[str, str]:
@@ -154,12 +156,12 @@ def attribute_texts(cls: type[Any]) -> dict[str, str]:
         >>> attribute_texts(ValidationConfig)["one_in"]
         'Of so many blocks or documents, one is held out; default 100.'
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     flags = re.MULTILINE | re.DOTALL
     section = re.search(r"^Attributes:\n(.*?)(?=^\w+:|\Z)", inspect.cleandoc(cls.__doc__ or ""), flags)
     for name, text in re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", section[1] if section else "", flags):
-        found[name] = _unmarked(" ".join(text.split()))
-    return found
+        texts[name] = _unmarked(" ".join(text.split()))
+    return texts
 
 
 def _unmarked(text: str) -> str:

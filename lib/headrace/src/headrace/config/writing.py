@@ -25,12 +25,12 @@ def given_fields(config: Any) -> dict[str, Any]:
         >>> given_fields(ComponentConfig("caches/web", weight=3))
         {'cache': 'caches/web', 'weight': 3}
     """
-    given: dict[str, Any] = {}
+    fields_set: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value, factory = getattr(config, field.name), field.default_factory
         if value != (field.default if factory is dataclasses.MISSING else factory()):
-            given[field.name] = _plain(value)
-    return given
+            fields_set[field.name] = _plain(value)
+    return fields_set
 
 
 def _plain(value: Any) -> Any:

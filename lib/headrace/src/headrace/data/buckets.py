@@ -84,20 +84,20 @@ class BucketsConfig:
 
     def __post_init__(self) -> None:
         derive(self.seed)
-        given = [name for name in ("edges", "quantiles", "levels") if getattr(self, name) is not None]
-        if len(given) != 1:
-            problem = "is given beside " + given[0] if given else "is missing, and so are quantiles and levels"
+        settings = [name for name in ("edges", "quantiles", "levels") if getattr(self, name) is not None]
+        if len(settings) != 1:
+            problem = "is given beside " + settings[0] if settings else "is missing, and so are quantiles and levels"
             cure = "Give one of them, e.g. edges: [0.5]."
-            raise ConfigError(problem, field=given[1] if given else "edges", cure=cure)
-        least, most = {"edges": (-np.inf, np.inf), "quantiles": (0, 1), "levels": (0, np.inf)}[given[0]]
-        _check_rising(given[0], self.bounds, least, most)
+            raise ConfigError(problem, field=settings[1] if settings else "edges", cure=cure)
+        least, most = {"edges": (-np.inf, np.inf), "quantiles": (0, 1), "levels": (0, np.inf)}[settings[0]]
+        _check_rising(settings[0], self.bounds, least, most)
         if self.count > MOST_BUCKETS:
             cure = f"Give at most {MOST_BUCKETS - 1}."
-            raise ConfigError(f"make more than {MOST_BUCKETS} buckets", field=given[0], value=self.count, cure=cure)
+            raise ConfigError(f"make more than {MOST_BUCKETS} buckets", field=settings[0], value=self.count, cure=cure)
         self._check_together()
         for name, values in (("weights", self.weights), ("repeats", self.repeats), ("names", self.names)):
             if values is not None and len(values) != self.count:
-                problem = f"must be {self.count}, one for each bucket ({given[0]} make one more than they are)"
+                problem = f"must be {self.count}, one for each bucket ({settings[0]} make one more than they are)"
                 raise ConfigError(problem, field=name, value=len(values), cure="Say one for each, from low to high.")
         for value in self.repeats or ():
             if not 0 <= value < np.inf:
@@ -138,7 +138,7 @@ class BucketsConfig:
 
 
 def _check_rising(name: str, values: Sequence[float], least: float, most: float) -> None:
-    bad = [v for v, before in zip(values, [least, *values], strict=False) if not before < v < most]
+    bad = [v for v, previous in zip(values, [least, *values], strict=False) if not previous < v < most]
     if not values or bad:
         span = {"edges": "", "quantiles": " between 0 and 1", "levels": " above 0"}[name]
         cure = {"edges": "E.g. [0.3, 0.7].", "quantiles": "E.g. [0.5, 0.9].", "levels": "E.g. [0.5, 1, 2]."}[name]
@@ -173,10 +173,10 @@ def buckets_of(cache: TokenCache, config: BucketsConfig, path: str = "buckets") 
     for chunk in numbers:
         if config.levels is None:  # an edge that the column cannot hold means the nearest that it can
             edges = bounds.astype(chunk.dtype) if chunk.dtype.kind == "f" else bounds
-            found = np.searchsorted(edges, chunk, side="right")
+            bucket = np.searchsorted(edges, chunk, side="right")
         else:
-            found = _levels(chunk, cache.originals(np.arange(at, at + chunk.size)), config, path)
-        buckets[at : at + chunk.size] = found
+            bucket = _levels(chunk, cache.originals(np.arange(at, at + chunk.size)), config, path)
+        buckets[at : at + chunk.size] = bucket
         at += chunk.size
     return buckets
 
@@ -270,14 +270,14 @@ def without_others(
         if of_document is None:
             of_document = buckets_of(cache, rule, path)
             looked.append((cache, rule, of_document))
-        kept = np.isin(np.arange(MOST_BUCKETS + 1), config.keep or [])
+        is_kept = np.isin(np.arange(MOST_BUCKETS + 1), config.keep or [])
         sizes = _sizes(of_document, config.count)
-        if not sum(size for size, keep in zip(sizes, kept.tolist(), strict=False) if keep):
+        if not sum(size for size, keep in zip(sizes, is_kept.tolist(), strict=False) if keep):
             problem = f"leaves no document: the buckets of {cache.path} by {config.by} hold {sizes}"
             cure = "Leave out the edge, quantile or level that no document reaches."
             raise ConfigError(problem, field=f"{path}.keep", value=config.keep, cure=cure)
-        own = (removed[name] or DocumentFilter(Intervals.empty())).of(cache)
-        left_out[name] = own.with_others(cache, partial(_is_other, kept, of_document))
+        own_filter = (removed[name] or DocumentFilter(Intervals.empty())).of(cache)
+        left_out[name] = own_filter.with_others(cache, partial(_is_other, is_kept, of_document))
     return left_out
 
 

@@ -140,8 +140,8 @@ def _require(mixture: MixtureDataset, steps: int, bounds: Bounds) -> None:
     if not bounded and not any(stage.max_share for stage in mixture.stages):
         return
     if _ends_before(mixture, steps):
-        whole = bisect.bisect_left(range(1, steps + 1), True, key=lambda step: _ends_before(mixture, step))
-        raise _too_small(mixture, whole, steps) or _short(mixture, whole, steps, bounds)
+        full_steps = bisect.bisect_left(range(1, steps + 1), True, key=lambda step: _ends_before(mixture, step))
+        raise _too_small(mixture, full_steps, steps) or _short(mixture, full_steps, steps, bounds)
 
 
 def _too_small(mixture: MixtureDataset, whole: int, steps: int) -> ConfigError | None:
@@ -168,8 +168,10 @@ def _short(mixture: MixtureDataset, whole: int, steps: int, bounds: Bounds) -> C
     drawn = mixture.draws.starts_at(whole)
     have = int(drawn.sum())
     needed = mixture.batch_schedule.rows_at(steps)[0]
-    wanted = _wanted(mixture, steps)
-    short = {n: wanted[n] - limit for n, limit in mixture.limits.items() if limit is not None and wanted[n] > 0}
+    tokens_needed = _wanted(mixture, steps)
+    short = {
+        n: tokens_needed[n] - limit for n, limit in mixture.limits.items() if limit is not None and tokens_needed[n] > 0
+    }
     name = max(short, key=lambda n: short[n])
     limit = mixture.limits[name]
     assert limit is not None  # only those are in `short`
@@ -182,7 +184,7 @@ def _short(mixture: MixtureDataset, whole: int, steps: int, bounds: Bounds) -> C
     bounded = f", and the largest shares of a batch are {shares}" if shares else ""
     return ConfigError(
         f"cannot be met: {steps} steps need {needed} rows, and the limits leave {have};"
-        f" component {name!r} has {limit} of the {math.ceil(wanted[name])} that its weight asks for{bounded}",
+        f" component {name!r} has {limit} of the {math.ceil(tokens_needed[name])} that its weight asks for{bounded}",
         field=field,
         value=value,
         cure=f"Raise it to {enough} or more, or lower num_steps to {whole}.",

@@ -244,12 +244,12 @@ def open_columns(
     opened: dict[str, Column] = {}
     if mask is not None:
         opened[MASK] = _mask_column(cache, mask)
-    for name, given in columns.items():
+    for name, spec in columns.items():
         check_column_name(name)
-        if isinstance(given, Column):  # the default everywhere
-            opened[name] = given
+        if isinstance(spec, Column):  # the default everywhere
+            opened[name] = spec
             continue
-        config = _config_of(given)
+        config = _config_of(spec)
         if config.leaf in cache.leaves:
             opened[name] = _column(cache, name, config)
         elif config.default is None:
@@ -281,8 +281,8 @@ def component_columns(
         ConfigError: it names a column that the run has not, or has none where there is no default.
     """
     configs: dict[str, ColumnConfig] = {}
-    for name, given in columns.items():
-        config = _config_of(given)
+    for name, spec in columns.items():
+        config = _config_of(spec)
         configs[name] = ColumnConfig(own.get(name, config.leaf), config.default)
     for name, leaf in own.items():
         if name not in columns:

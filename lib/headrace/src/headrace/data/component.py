@@ -54,16 +54,16 @@ def stored_rows(
         'PackedTokenDataset'
     """
     loss_mask = mask_leaf(cache, loss_mask, f"components.{name}.loss_mask") or "none"
-    said: dict[str, Any] = {"name": name, "removed": removed, "loss_mask": loss_mask, "columns": columns}
+    settings: dict[str, Any] = {"name": name, "removed": removed, "loss_mask": loss_mask, "columns": columns}
     if packing is None:
-        return TokenSeqDataset(cache, seq_len, split_documents=split_documents, **said)
+        return TokenSeqDataset(cache, seq_len, split_documents=split_documents, **settings)
     if cache.ledger.tokenizer.get("fingerprint") == "virtual":
         raise ConfigError(
             "needs the lengths of documents, and the cache does not exist yet",
             field=f"components.{name}.packing",
             cure="Build the cache, or leave packing out of the forecast.",
         )
-    return PackedTokenDataset(cache, seq_len, **said, **vars(packing))
+    return PackedTokenDataset(cache, seq_len, **settings, **vars(packing))
 
 
 def split_sides(

@@ -368,12 +368,14 @@ class BatchOrder:
     ) -> None:
         if row_order not in get_args(RowOrder):
             raise ConfigError("is not an order", field="row_order", value=row_order, cure="Use 'locality' or 'stream'.")
-        own = dataset.own_schedule
+        own_schedule = dataset.own_schedule
         schedule = batch_size if isinstance(batch_size, BatchSchedule | None) else BatchSchedule(batch_size)
-        if own is not None and schedule is not None and schedule != own:
+        if own_schedule is not None and schedule is not None and schedule != own_schedule:
             cure = "Leave it out here."
-            raise ConfigError(f"differs from the mixture's {own}", field="batch_size", value=batch_size, cure=cure)
-        schedule = schedule or own
+            raise ConfigError(
+                f"differs from the mixture's {own_schedule}", field="batch_size", value=batch_size, cure=cure
+            )
+        schedule = schedule or own_schedule
         if schedule is None:
             raise ConfigError("is missing", field="batch_size", cure="Give the number of rows of the global batch.")
         self.schedule, pending = schedule, dataset.pending_order

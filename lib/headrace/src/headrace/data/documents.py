@@ -158,21 +158,23 @@ class DocumentFilter:
         if isinstance(documents, Intervals):
             self._documents, self.listed = documents, documents.total
             return
-        given = np.asarray(documents)
-        if given.size == 0:
-            given = given.astype(np.int64).ravel()
-        if given.ndim != 1 or given.dtype.kind not in "iub":
-            raise ConfigError(f"is no list of documents: {given.dtype} of shape {given.shape}", field=name, cure=_CURE)
-        if given.dtype == np.bool_:
-            self._bitmap_length = given.size
-            given = np.flatnonzero(given)
-        if given.size and int(given.min()) < 0:
-            raise ConfigError("names a negative document", field=name, value=int(given.min()), cure=_CURE)
-        if given.size and int(given.max()) > np.iinfo(np.int64).max - 1:
-            raise ConfigError("is no document", field=name, value=int(given.max()), cure=_CURE)
-        self.listed = int(given.size)
+        numbers = np.asarray(documents)
+        if numbers.size == 0:
+            numbers = numbers.astype(np.int64).ravel()
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iub":
+            raise ConfigError(
+                f"is no list of documents: {numbers.dtype} of shape {numbers.shape}", field=name, cure=_CURE
+            )
+        if numbers.dtype == np.bool_:
+            self._bitmap_length = numbers.size
+            numbers = np.flatnonzero(numbers)
+        if numbers.size and int(numbers.min()) < 0:
+            raise ConfigError("names a negative document", field=name, value=int(numbers.min()), cure=_CURE)
+        if numbers.size and int(numbers.max()) > np.iinfo(np.int64).max - 1:
+            raise ConfigError("is no document", field=name, value=int(numbers.max()), cure=_CURE)
+        self.listed = int(numbers.size)
         """Numbers given, repeats included."""
-        self._documents = Intervals.of_numbers(given.astype(np.int64))
+        self._documents = Intervals.of_numbers(numbers.astype(np.int64))
 
     @classmethod
     def load(cls, url: str, *, name: str | None = None, count_not_found: bool = False) -> DocumentFilter:
@@ -205,8 +207,8 @@ class DocumentFilter:
             >>> removed.num_documents, removed.listed, removed.repeated, removed.not_found
             (2, 4, 1, 1)
         """
-        found, given = stored_documents(cache, self.of_numbers_in(cache)), self._documents.total
-        return RemovedDocuments(cache, found, self.listed, self.listed - given, given - found.total)
+        stored, total = stored_documents(cache, self.of_numbers_in(cache)), self._documents.total
+        return RemovedDocuments(cache, stored, self.listed, self.listed - total, total - stored.total)
 
     def of_numbers_in(self, cache: TokenCache) -> Intervals:
         """Numbers of the documents of a cache; those of a shuffled one are those of its original.
@@ -323,9 +325,9 @@ def _elements(array: StoredArray, at: Int64[np.ndarray, " n"]) -> Int64[np.ndarr
     """Elements of an array at rising positions, some chunks at a time."""
     out = np.empty(at.size, np.int64)
     flying: deque[tuple[slice, int, ArrayFuture]] = deque()
-    for here in _chunk_runs(at, array.chunk_elements):
-        first, last = int(at[here.start]), int(at[here.stop - 1])
-        flying.append((here, first, array.read(first, last + 1)))
+    for run in _chunk_runs(at, array.chunk_elements):
+        first, last = int(at[run.start]), int(at[run.stop - 1])
+        flying.append((run, first, array.read(first, last + 1)))
         if len(flying) > _READS_IN_FLIGHT:
             _take(flying.popleft(), at, out)
     for read in flying:
@@ -338,17 +340,17 @@ def _chunk_runs(at: Int64[np.ndarray, " n"], chunk: int) -> Iterator[slice]:
     chunk_of = at // chunk  # rises
     first = np.flatnonzero(np.diff(chunk_of, prepend=-1))
     chunks = chunk_of[first]
-    place = np.arange(chunks.size)
+    index = np.arange(chunks.size)
     run = np.cumsum(np.diff(chunks, prepend=chunks[0] - 2) != 1) - 1
-    nth = place - np.flatnonzero(np.diff(run, prepend=-1))[run]
+    nth = index - np.flatnonzero(np.diff(run, prepend=-1))[run]
     begins = first[nth % _RUN_CHUNKS == 0].tolist()
     for low, high in zip(begins, [*begins[1:], at.size], strict=True):
         yield slice(low, high)
 
 
 def _take(read: tuple[slice, int, ArrayFuture], at: np.ndarray, out: np.ndarray) -> None:
-    here, first, future = read
-    out[here] = future.result()[at[here] - first]
+    run, first, future = read
+    out[run] = future.result()[at[run] - first]
 
 
 CHOSEN = "chosen"

@@ -84,8 +84,8 @@ class ErasedRows:
         at = first[of] + np.arange(of.size) - np.repeat(np.cumsum(count) - count, count)
         low = np.maximum(begin[of], self._left.start[at])
         skipped = low - begin[of]
-        left = np.minimum((begin + size)[of], self._left.stop[at]) - low
-        return Pieces(row[of], column[of] + skipped, array[of], start[of] + skipped, left)
+        size_left = np.minimum((begin + size)[of], self._left.stop[at]) - low
+        return Pieces(row[of], column[of] + skipped, array[of], start[of] + skipped, size_left)
 
     def is_erased(self, token: Int64[np.ndarray, " n"]) -> np.ndarray:
         """Whether tokens of the cache, by their places in the stream of all parts, are erased."""

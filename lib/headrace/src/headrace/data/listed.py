@@ -148,15 +148,15 @@ class ListedRows:
         lap, at = np.divmod(stretch, self._ends.size)
         size = self._listing.size[at]
         low = lap * self._ends[-1] + self._ends[at] - size  # where the stretch begins in the endless stream
-        left = np.maximum(low, begin[row])
+        low_edge = np.maximum(low, begin[row])
         right = np.minimum(low + size, begin[row] + self.row_elements)
-        some = right > left  # a stretch may be empty
-        row, left, size = row[some], left[some], (right - left)[some]
-        start = self._listing.start[at[some]] + left - low[some]
+        some = right > low_edge  # a stretch may be empty
+        row, low_edge, size = row[some], low_edge[some], (right - low_edge)[some]
+        start = self._listing.start[at[some]] + low_edge - low[some]
         array = np.searchsorted(self._first_token, start, side="right") - 1
-        return Pieces(row, left - begin[row], array, start - self._first_token[array], size)
+        return Pieces(row, low_edge - begin[row], array, start - self._first_token[array], size)
 
     def _stretch_of(self, token: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """The stretch that holds a token of the endless stream, counted through all laps."""
-        lap, within = np.divmod(token, self._ends[-1])
-        return lap * self._ends.size + np.searchsorted(self._ends, within, side="right")
+        lap, offset = np.divmod(token, self._ends[-1])
+        return lap * self._ends.size + np.searchsorted(self._ends, offset, side="right")

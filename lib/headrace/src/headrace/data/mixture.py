@@ -154,10 +154,10 @@ class MixtureDataset(WrappingDataset):
             try:
                 self.draws.starts_at(stage.first_step)
             except IndexOutOfRangeError as error:
-                place, _, last = stage.blend.path.rpartition(".")
+                path, _, last = stage.blend.path.rpartition(".")
                 raise ConfigError(
                     "is never reached: the limits end the mixture before",
-                    field=f"{place if place and last == 'weights' else f'stages[{number}]'}.step",
+                    field=f"{path if path and last == 'weights' else f'stages[{number}]'}.step",
                     value=stage.first_step,
                     cure="Raise max_epochs, max_tokens or max_share, add a source before, or begin the stage earlier.",
                 ) from error
@@ -253,10 +253,12 @@ class MixtureDataset(WrappingDataset):
         first = np.asarray([stage.first_step for stage in self.stages])
         stage_of = np.searchsorted(first, steps, side="right") - 1
         for number in np.unique(stage_of).tolist():
-            stage, here = self.stages[number], stage_of == number
+            stage, of_stage = self.stages[number], stage_of == number
             columns = [self.names.index(name) for name in stage.blend.names]
-            wanted, row_tokens = stage.blend.at(steps[here]), stage.tokens_of_rows
-            shares[np.ix_(here, columns)] = wanted if row_tokens is None else row_shares(wanted, np.array(row_tokens))
+            weights, row_tokens = stage.blend.at(steps[of_stage]), stage.tokens_of_rows
+            shares[np.ix_(of_stage, columns)] = (
+                weights if row_tokens is None else row_shares(weights, np.array(row_tokens))
+            )
         return shares
 
     @property
@@ -278,13 +280,13 @@ class MixtureDataset(WrappingDataset):
             ordinal = ordinal.copy()  # a table that others share
             ordinal[braided], located.locality[braided] = self._braids.resolve(part[braided], ordinal[braided])
         for number in np.flatnonzero(np.bincount(part)).tolist():
-            here = np.flatnonzero(part == number)
-            d = int(component[here[0]])
-            rows = self._braids.below[number].locate(ordinal[here])
-            located.source[here] = rows.source + self._first_source[d]
-            located.row[here] = rows.row
+            matches = np.flatnonzero(part == number)
+            d = int(component[matches[0]])
+            rows = self._braids.below[number].locate(ordinal[matches])
+            located.source[matches] = rows.source + self._first_source[d]
+            located.row[matches] = rows.row
             if not self._braids.held[d]:
-                located.locality[here] = rows.locality
+                located.locality[matches] = rows.locality
         return located
 
     def _check_rows(self) -> None:
@@ -379,7 +381,7 @@ class Braids:
         # ordinals below belong to the first of two parts
         self._rest_ends = np.asarray([parts[1].first if len(parts) > 1 else 0 for parts in runs])
         self._first, self._epoch, self._entry, self._table_of = np.zeros((4, len(self.below)), np.int64)
-        numbers = [number for number, held in enumerate(np.repeat(self.held, counts).tolist()) if held]
+        numbers = [number for number, is_braided in enumerate(np.repeat(self.held, counts).tolist()) if is_braided]
         parts = dict(zip(numbers, (part for parts in runs for part in parts), strict=True))
         self._tables: list[BatchedOrders] = []
         for kind in dict.fromkeys(type(part.order) for part in parts.values()):

@@ -228,22 +228,24 @@ class PackedRows:
         return len(self._plan)
 
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
-        items, held = self._plan.of_packs(rows)
-        row = np.repeat(np.arange(rows.size), held)
+        items, item_counts = self._plan.of_packs(rows)
+        row = np.repeat(np.arange(rows.size), item_counts)
         size = self._plan.items.size[items].astype(np.int64)
         column = np.cumsum(size) - size
-        begin = np.cumsum(held) - held
-        column -= np.repeat(column[begin] if rows.size else begin, held)
+        begin = np.cumsum(item_counts) - item_counts
+        column -= np.repeat(column[begin] if rows.size else begin, item_counts)
         start = self._start[items]
         array = np.searchsorted(self._first_token, start, side="right") - 1
         start = start - self._first_token[array]
         return Pieces(row, column, array, start, size)
 
     def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
-        items, held = self._plan.of_packs(rows)
+        items, item_counts = self._plan.of_packs(rows)
         lengths = np.zeros((rows.size, self.max_segments), np.int32)
-        row = np.repeat(np.arange(rows.size), held)
-        lengths[row, np.arange(items.size) - np.repeat(np.cumsum(held) - held, held)] = self._plan.items.size[items]
+        row = np.repeat(np.arange(rows.size), item_counts)
+        lengths[row, np.arange(items.size) - np.repeat(np.cumsum(item_counts) - item_counts, item_counts)] = (
+            self._plan.items.size[items]
+        )
         return lengths
 
     def held(self, first: int, stop: int) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
@@ -257,16 +259,16 @@ class PackedRows:
         touched = 0
         for at in range(0, self.num_rows, _CHUNK):
             bounds = self._plan.bounds[at : at + _CHUNK + 1]
-            here = slice(int(bounds[0]), int(bounds[-1]))
-            start, size = self._start[here], self._plan.items.size[here].astype(np.int64)
+            items_here = slice(int(bounds[0]), int(bounds[-1]))
+            start, size = self._start[items_here], self._plan.items.size[items_here].astype(np.int64)
             array = np.searchsorted(self._first_token, start, side="right") - 1
             start = start - self._first_token[array]
             first = start // self._chunk + (array << 40)
             last = (start + size - 1) // self._chunk + (array << 40)
-            before = np.empty_like(last)  # the last chunk of the item before; items of a pack ascend
-            before[1:] = last[:-1]
-            before[bounds[:-1] - bounds[0]] = -1
-            touched += int((last - np.maximum(first, before + 1) + 1).sum())
+            previous = np.empty_like(last)  # the last chunk of the item before; items of a pack ascend
+            previous[1:] = last[:-1]
+            previous[bounds[:-1] - bounds[0]] = -1
+            touched += int((last - np.maximum(first, previous + 1) + 1).sum())
         return touched / self.num_rows
 
 

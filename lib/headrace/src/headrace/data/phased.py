@@ -106,14 +106,14 @@ class PhasedDataset(WrappingDataset):
 
     def _phase_of(self, indices: Int64[np.ndarray, " n"]) -> PlannedDataset:
         steps = self.batch_schedule.step_of(np.atleast_1d(indices))
-        found = np.unique(np.searchsorted(self._steps, steps, side="right")) - 1
-        if found.size > 1:
+        phases = np.unique(np.searchsorted(self._steps, steps, side="right")) - 1
+        if phases.size > 1:
             raise ConfigError(
                 "lie in phases of different seq_len, and a batch has rows of one length",
                 field="indices",
                 cure="Ask for the examples of one phase at a time.",
             )
-        return self.phases[int(found[0]) if found.size else 0][1]
+        return self.phases[int(phases[0]) if phases.size else 0][1]
 
 
 def _urls(dataset: PlannedDataset) -> list[str]:
@@ -152,8 +152,8 @@ class Continued(WrappingDataset):
 
     def passes(self, ordinal: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         drawn = ordinal - self.first
-        whole = self.whole_epoch + (drawn - self.rest_rows) // len(self.whole)
-        return np.where(drawn < self.rest_rows, self.epoch, whole)
+        full_passes = self.whole_epoch + (drawn - self.rest_rows) // len(self.whole)
+        return np.where(drawn < self.rest_rows, self.epoch, full_passes)
 
     @property
     def rows_of_pass(self) -> int:
@@ -163,11 +163,11 @@ class Continued(WrappingDataset):
         return self.whole.shuffle_order()
 
     def ordered_runs(self) -> Sequence[OrderedRun]:
-        whole = self.whole.pass_order()
+        full_order = self.whole.pass_order()
         rest = None if self.rest is None else self.rest.pass_order()
-        if whole is None or (self.rest is not None and rest is None):
+        if full_order is None or (self.rest is not None and rest is None):
             return ()
-        last = whole._replace(first=self.first + self.rest_rows, epoch=self.whole_epoch)
+        last = full_order._replace(first=self.first + self.rest_rows, epoch=self.whole_epoch)
         return (last,) if rest is None else (rest._replace(first=self.first, epoch=self.epoch), last)
 
     def open_window(self) -> OpenWindow:
@@ -186,7 +186,7 @@ class Continued(WrappingDataset):
         in_rest = drawn < self.rest_rows
         located = Rows(np.empty_like(indices), np.empty_like(indices), np.empty(indices.size))
         rest = self.rest.locate(drawn[in_rest], np.full(int(in_rest.sum()), self.epoch))
-        whole = self.whole.locate(position[~in_rest], self.whole_epoch + passes[~in_rest])
-        for field, early, late in zip(located, rest, whole, strict=True):
+        full_rows = self.whole.locate(position[~in_rest], self.whole_epoch + passes[~in_rest])
+        for field, early, late in zip(located, rest, full_rows, strict=True):
             field[in_rest], field[~in_rest] = early, late
         return located

@@ -133,13 +133,14 @@ def _next_mixture(
     batch = BatchSchedule({0: size, **{s - step: n for s, n in recipe.batch.points if s > step}})
     stored = {name: course.cut(length, first=False) for name, course in courses.items()}
     rests = {name: course.rest(stored[name]) for name, course in courses.items()}
-    begun = {name: cut for name, cut in rests.items() if cut.rows}
-    shuffles = {name: courses[name].sized(length, cut.rows) for name, cut in begun.items()}
-    rest = _shuffled(begun, shuffles, recipe, batch, derive(recipe.seed, "phase", number))
+    started = {name: cut for name, cut in rests.items() if cut.rows}
+    shuffles = {name: courses[name].sized(length, cut.rows) for name, cut in started.items()}
+    rest = _shuffled(started, shuffles, recipe, batch, derive(recipe.seed, "phase", number))
     shuffles = {name: course.sized(length, stored[name].rows) for name, course in courses.items()}
-    whole = _shuffled(stored, shuffles, recipe, batch, recipe.seed)
+    reshuffled = _shuffled(stored, shuffles, recipe, batch, recipe.seed)
     components = {
-        name: course.enter(stored[name], rests[name], whole[name], rest.get(name)) for name, course in courses.items()
+        name: course.enter(stored[name], rests[name], reshuffled[name], rest.get(name))
+        for name, course in courses.items()
     }
     limits = {name: _limit(name, component, mixture, recipe) for name, component in components.items()}
     policy = mixture.draws.policy
@@ -227,16 +228,16 @@ class _Course:
         skipped = 0
         self._left = Identity(0)
         if dataset is self._component.rest or position > 0:
-            left = untouched_blocks(
+            untouched = untouched_blocks(
                 dataset.shuffle_order() or Identity(len(dataset)),
                 drawn=position,
                 epoch=epoch,
                 blocks=len(cut.blocks),
                 block_behind=cut.block_behind,
             )
-            self._left = Compose(cut.blocks, left)
-            skipped = (cut.rows - position - len(left) * cut.block) * self._component.seq_len
-            self._epoch += len(left) == 0  # nothing to finish
+            self._left = Compose(cut.blocks, untouched)
+            skipped = (cut.rows - position - len(untouched) * cut.block) * self._component.seq_len
+            self._epoch += len(untouched) == 0  # nothing to finish
         return PhaseChange(step, self._name, seq_len, epoch, drawn, len(self._left), self._block_tokens, skipped)
 
     def rest(self, whole: _Cut) -> _Cut:
@@ -284,6 +285,6 @@ def _limit(name: str, component: Continued, mixture: MixtureDataset, recipe: Run
     if isinstance(epochs, Mapping):
         epochs = epochs.get(name)
     if epochs is not None:
-        whole = int(max(epochs - component.whole_epoch, 0) * len(component.whole))
-        rows = min(rows, component.rest_rows + whole)
+        full_rows = int(max(epochs - component.whole_epoch, 0) * len(component.whole))
+        rows = min(rows, component.rest_rows + full_rows)
     return component.first + rows

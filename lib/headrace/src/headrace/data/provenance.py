@@ -152,10 +152,10 @@ def spans_of_rows(rows: StepRows, places: Int64[np.ndarray, " k"] | None = None)
         (True, 128)
     """
     places = np.arange(len(rows)) if places is None else np.asarray(places, np.int64)
-    found = [_spans_of_source(rows, number, places) for number in np.unique(rows.source[places]).tolist()]
-    if not found:
+    spans = [_spans_of_source(rows, number, places) for number in np.unique(rows.source[places]).tolist()]
+    if not spans:
         return Spans(*(np.zeros(0, np.int64) for _ in fields(Spans)))
-    joined = Spans(**{f.name: np.concatenate([getattr(s, f.name) for s in found]) for f in fields(Spans)})
+    joined = Spans(**{f.name: np.concatenate([getattr(s, f.name) for s in spans]) for f in fields(Spans)})
     return joined[np.lexsort((joined.column, joined.row))]
 
 
@@ -171,8 +171,8 @@ def removed_spans(rows: StepRows, spans: Spans) -> Bool[np.ndarray, " s"]:
     removed = np.zeros(len(spans), bool)
     for number, source in enumerate(rows.sources):
         if (is_erased := getattr(source, "is_erased", None)) is not None:
-            here = np.flatnonzero(spans.source == number)
-            removed[here] = is_erased(spans.token[here])
+            of_source = np.flatnonzero(spans.source == number)
+            removed[of_source] = is_erased(spans.token[of_source])
     return removed
 
 
@@ -181,17 +181,17 @@ def read_columns_of_spans(rows: StepRows, spans: Spans) -> list[dict[str, np.nda
     values: list[dict[str, np.ndarray]] = [{} for _ in range(len(spans))]
     columns = [columns_of(source) for source in rows.sources]
     for name in sorted({name for of_source in columns for name in of_source}):
-        own = [of_source.get(name) for of_source in columns]
-        stored = [() if column is None else column.arrays for column in own]
-        width = max(column.width for column in own if column is not None)
-        places = np.flatnonzero(np.asarray([bool(arrays) for arrays in stored])[spans.source])
-        for place, found in zip(places.tolist(), _read(spans[places], stored, width), strict=True):
-            values[place][name] = found if width == 1 else found.reshape(-1, width)
-        for place, (number, part) in enumerate(zip(spans.source.tolist(), spans.part.tolist(), strict=True)):
-            column = own[number]
+        arrays_of_sources = [of_source.get(name) for of_source in columns]
+        stored = [() if column is None else column.arrays for column in arrays_of_sources]
+        width = max(column.width for column in arrays_of_sources if column is not None)
+        numbers = np.flatnonzero(np.asarray([bool(arrays) for arrays in stored])[spans.source])
+        for span, span_values in zip(numbers.tolist(), _read(spans[numbers], stored, width), strict=True):
+            values[span][name] = span_values if width == 1 else span_values.reshape(-1, width)
+        for span, (number, part) in enumerate(zip(spans.source.tolist(), spans.part.tolist(), strict=True)):
+            column = arrays_of_sources[number]
             if column is not None and column.documents:
-                one = spans[np.asarray([place])]
-                values[place][name] = column.documents[part].of_tokens(one.start, one.size)
+                one = spans[np.asarray([span])]
+                values[span][name] = column.documents[part].of_tokens(one.start, one.size)
     return values
 
 
@@ -204,8 +204,8 @@ def _read(spans: Spans, arrays: Sequence[Sequence[StoredArray]], width: int = 1)
     apart = (np.diff(source) != 0) | (np.diff(part) != 0) | (start[1:] != (start + size)[:-1])
     first = np.flatnonzero(np.append(True, apart))
     total = np.add.reduceat(size, first)
-    places = zip(*(a.tolist() for a in (source[first], part[first], start[first], total)), strict=True)
-    reads = [arrays[s][p].read(at, at + n) for s, p, at, n in places]
+    ranges = zip(*(a.tolist() for a in (source[first], part[first], start[first], total)), strict=True)
+    reads = [arrays[s][p].read(at, at + n) for s, p, at, n in ranges]
     runs = [read.result() for read in reads]
     run = np.repeat(np.arange(first.size), np.diff(np.append(first, len(spans))))
     begin = start - start[first][run]
@@ -234,27 +234,27 @@ def documents_at(offsets: StoredArray, tokens: Int64[np.ndarray, " n"]) -> Int64
         high[open_] = np.where(right, high[open_], middle[open_])
     document = np.empty_like(tokens)
     for number, values in _chunks(offsets, np.unique(low)):
-        here = low == number
-        document[here] = number * chunk + np.searchsorted(values, tokens[here], side="right") - 1
+        in_part = low == number
+        document[in_part] = number * chunk + np.searchsorted(values, tokens[in_part], side="right") - 1
     return document
 
 
 def _spans_of_source(rows: StepRows, number: int, places: np.ndarray) -> Spans:
     """Spans of those rows at ``places`` that come from one source."""
     source, cache = rows.sources[number], rows.caches[number]
-    mine = places[rows.source[places] == number]
-    pieces = getattr(source, "whole", source).pieces(rows.row[mine])  # also of documents that were removed
+    own_rows = places[rows.source[places] == number]
+    pieces = getattr(source, "whole", source).pieces(rows.row[own_rows])  # also of documents that were removed
     first = np.stack([starts(cache.part_documents), starts(cache.part_tokens)], axis=1)
-    found: list[dict[str, np.ndarray]] = []
+    columns: list[dict[str, np.ndarray]] = []
     for part in np.unique(pieces.array).tolist():
-        here = pieces.array == part
-        cut = _cut_by_documents(cache.parts[part].offsets, pieces.start[here], pieces.size[here])
+        in_part = pieces.array == part
+        cut = _cut_by_documents(cache.parts[part].offsets, pieces.start[in_part], pieces.size[in_part])
         piece = cut.pop("piece")
-        begun = pieces.start[here][piece]
-        found.append(
+        piece_start = pieces.start[in_part][piece]
+        columns.append(
             {
-                "row": mine[pieces.row[here][piece]],
-                "column": pieces.column[here][piece] + cut["start"] - begun,
+                "row": own_rows[pieces.row[in_part][piece]],
+                "column": pieces.column[in_part][piece] + cut["start"] - piece_start,
                 "source": np.full_like(piece, number),
                 "part": np.full_like(piece, part),
                 "token": cut["start"] + int(first[part, 1]),
@@ -262,7 +262,7 @@ def _spans_of_source(rows: StepRows, number: int, places: np.ndarray) -> Spans:
                 "document": cut["document"] + int(first[part, 0]),
             }
         )
-    spans = Spans(**{f.name: np.concatenate([one[f.name] for one in found]) for f in fields(Spans)})
+    spans = Spans(**{f.name: np.concatenate([one[f.name] for one in columns]) for f in fields(Spans)})
     return _joined(spans[np.lexsort((spans.column, spans.row))])
 
 
@@ -282,8 +282,8 @@ def _cut_by_documents(offsets: StoredArray, start: np.ndarray, size: np.ndarray)
         "piece": piece, "start": low, "size": high - low, "document": first[piece] + nth,
         "offset": low - begin, "length": end - begin,
     }  # fmt: skip
-    held = high > low  # empty documents have no tokens
-    return {name: values[held] for name, values in cut.items()}
+    has_tokens = high > low  # empty documents have no tokens
+    return {name: values[has_tokens] for name, values in cut.items()}
 
 
 def _joined(spans: Spans) -> Spans:

@@ -110,9 +110,9 @@ class RowTokens:
         if len(self._of_source) == 1:
             return self._of_source[0][located.row].astype(np.int64)
         tokens = np.empty(located.row.size, np.int64)
-        for number, known in enumerate(self._of_source):
-            here = located.source == number
-            tokens[here] = known[located.row[here]]
+        for number, of_rows in enumerate(self._of_source):
+            of_source = located.source == number
+            tokens[of_source] = of_rows[located.row[of_source]]
         return tokens
 
 
@@ -150,12 +150,12 @@ class OrderedTokens:
         """Of the first so many examples together."""
         if self.rows.each is not None:
             return examples * self.rows.each
-        epoch, place = divmod(examples, self.rows.rows)
-        stretch, within = divmod(place, _STRETCH)
+        epoch, row = divmod(examples, self.rows.rows)
+        stretch, offset = divmod(row, _STRETCH)
         page, nth = divmod(stretch, _PAGE)
-        known = sum(int(self._page(epoch, number)[-1]) for number in range(page))
-        known += int(self._page(epoch, page)[nth]) if nth else 0
-        return epoch * self.rows.total + known + (int(self._running(epoch, stretch)[within - 1]) if within else 0)
+        tokens = sum(int(self._page(epoch, number)[-1]) for number in range(page))
+        tokens += int(self._page(epoch, page)[nth]) if nth else 0
+        return epoch * self.rows.total + tokens + (int(self._running(epoch, stretch)[offset - 1]) if offset else 0)
 
     def fitting(self, tokens: int) -> int:
         """Most examples that hold no more than so many tokens together."""
@@ -169,8 +169,8 @@ class OrderedTokens:
         sums = self._page(epoch, page)
         nth = min(int(np.searchsorted(sums, left, side="right")), sums.size - 1) - 1
         stretch = page * _PAGE + nth
-        within = int(np.searchsorted(self._running(epoch, stretch), left - sums[nth], side="right"))
-        return epoch * self.rows.rows + stretch * _STRETCH + within
+        row = int(np.searchsorted(self._running(epoch, stretch), left - sums[nth], side="right"))
+        return epoch * self.rows.rows + stretch * _STRETCH + row
 
     def _page(self, epoch: int, page: int) -> Int64[np.ndarray, " s1"]:
         if (sums := self._pages.get((epoch, page))) is None:
@@ -307,13 +307,13 @@ class MixtureTokens:
         """
         bounded = dict(limits)
         for name, most in self._measure.max_tokens.items():
-            tokens, known = self.of_component[name], limits[name]
+            tokens, limit = self.of_component[name], limits[name]
             rows = tokens.fitting(most)
             if rows == 0:
                 field, first = f"components.{name}.max_tokens", tokens.before(1)
                 cure = f"Give at least {first} tokens."
                 raise ConfigError(f"holds no row: the first has {first}", field=field, value=most, cure=cure)
-            bounded[name] = rows if known is None else min(known, rows)
+            bounded[name] = rows if limit is None else min(limit, rows)
         return bounded
 
     def timed(

@@ -96,16 +96,16 @@ def segments_of(
     sources: Sequence[RowSource], source: Int64[np.ndarray, " n"], row: Int64[np.ndarray, " n"]
 ) -> Int32[np.ndarray, "n M"] | None:
     """Segments of rows, one where their source does not know its segments; None if no source does."""
-    known = {k: s for k, s in enumerate(sources) if hasattr(s, "segment_lengths")}
-    if not known:
+    with_segments = {k: s for k, s in enumerate(sources) if hasattr(s, "segment_lengths")}
+    if not with_segments:
         return None
-    segmented: dict[int, SegmentedSource] = known  # pyright: ignore[reportAssignmentType]
+    segmented: dict[int, SegmentedSource] = with_segments  # pyright: ignore[reportAssignmentType]
     lengths = np.zeros((row.size, max(s.max_segments for s in segmented.values())), np.int32)
     lengths[:, 0] = sources[0].row_elements
     for number, s in segmented.items():
-        here = np.flatnonzero(source == number)
-        lengths[here] = 0
-        lengths[here, : s.max_segments] = s.segment_lengths(row[here])
+        of_source = np.flatnonzero(source == number)
+        lengths[of_source] = 0
+        lengths[of_source, : s.max_segments] = s.segment_lengths(row[of_source])
     return lengths
 
 
@@ -120,8 +120,8 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
     out = np.empty((rows.row.size, sources[0].row_elements), dtype)
     for number in np.unique(rows.source):
         source = sources[int(number)]
-        asked = np.flatnonzero(rows.source == number)
-        distinct, inverse = np.unique(rows.row[asked], return_inverse=True)
+        of_source = np.flatnonzero(rows.source == number)
+        distinct, inverse = np.unique(rows.row[of_source], return_inverse=True)
         pieces = source.pieces(distinct)
         first, spans = adjacent_runs(pieces.array, pieces.start, pieces.size)
         futures = [
@@ -131,13 +131,13 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
         data = [await f for f in futures]
         # pieces are ordered by row and column: end to end they are the distinct rows
         elements = np.concatenate(data or [np.zeros(0, dtype)])
-        found = _rows_of(elements, pieces, distinct.size, source.row_elements, fill_of(source))
-        out[asked] = found[inverse]
-        stats.examples_requested += asked.size
+        values = _rows_of(elements, pieces, distinct.size, source.row_elements, fill_of(source))
+        out[of_source] = values[inverse]
+        stats.examples_requested += of_source.size
         stats.unique_examples += distinct.size
         stats.coalesced_ranges += len(futures)
         stats.tensorstore_reads_issued += len(futures)
-        stats.bytes_read += found.nbytes
+        stats.bytes_read += values.nbytes
     return out
 
 
@@ -154,24 +154,26 @@ async def _read_column(
     length = sources[0].row_elements
     out = np.zeros((rows.row.size, length * column.width), column.dtype)
     for number in np.unique(rows.source).tolist():
-        source, here = sources[number], np.flatnonzero(rows.source == number)
-        own = columns_of(source).get(column.name)
-        if own is not None and own.arrays:
+        source, of_source = sources[number], np.flatnonzero(rows.source == number)
+        source_column = columns_of(source).get(column.name)
+        if source_column is not None and source_column.arrays:
             of_column = ReadStats()
-            view = Rows(np.zeros_like(here), rows.row[here], rows.locality[here])
-            out[here] = await read_rows([_OfColumn(source, own)], view, of_column)
+            view = Rows(np.zeros_like(of_source), rows.row[of_source], rows.locality[of_source])
+            out[of_source] = await read_rows([_OfColumn(source, source_column)], view, of_column)
             stats.tensorstore_reads_issued += of_column.tensorstore_reads_issued
             stats.bytes_read += of_column.bytes_read
             continue
-        pieces = source.pieces(rows.row[here])
+        pieces = source.pieces(rows.row[of_source])
         values = np.full(int(pieces.size.sum()), column.default, column.dtype)
-        if own is not None and own.documents:
+        if source_column is not None and source_column.documents:
             begin = np.cumsum(pieces.size) - pieces.size
             for array in np.unique(pieces.array).tolist():
                 some = np.flatnonzero(pieces.array == array)
-                found = own.documents[array].of_tokens(pieces.start[some], pieces.size[some])
-                values[runs_of_elements(begin[some], pieces.size[some])] = found
-        out[here] = _rows_of(np.repeat(values, column.width), _widened(pieces, column.width), here.size, out.shape[1])
+                runs = source_column.documents[array].of_tokens(pieces.start[some], pieces.size[some])
+                values[runs_of_elements(begin[some], pieces.size[some])] = runs
+        out[of_source] = _rows_of(
+            np.repeat(values, column.width), _widened(pieces, column.width), of_source.size, out.shape[1]
+        )
     return out if column.width == 1 else out.reshape(-1, length, column.width)
 
 

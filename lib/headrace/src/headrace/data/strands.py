@@ -84,9 +84,9 @@ def placed(names: Sequence[str], own: Collection[str], shuffle: Shuffle) -> Iter
     except ConfigError as error:
         if error.field not in shuffle.fields:
             raise
-        place = f"components.{names[0]}.shuffle" if set(names) <= set(own) else "shuffle"
-        given = {} if error.value is None else {"value": error.value}
-        raise ConfigError(error.problem, field=f"{place}.{error.field}", cure=error.cure, **given) from error
+        field = f"components.{names[0]}.shuffle" if set(names) <= set(own) else "shuffle"
+        value = {} if error.value is None else {"value": error.value}
+        raise ConfigError(error.problem, field=f"{field}.{error.field}", cure=error.cure, **value) from error
 
 
 def _resolve_braids(

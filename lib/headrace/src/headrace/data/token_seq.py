@@ -151,8 +151,8 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         documents, unit = self.cache.num_documents, self.unit
         what = "documents" if unit == 1 else f"units of {unit} documents"
         units = held_out(documents // unit, one_in, seed, what=what)
-        held = (units[:, None] * unit + np.arange(unit)).reshape(-1)
-        validation = Intervals.of_numbers(self.cache.stored_at(held))
+        units_held = (units[:, None] * unit + np.arange(unit)).reshape(-1)
+        validation = Intervals.of_numbers(self.cache.stored_at(units_held))
         return self._without(validation), self._without(validation.complement(documents))
 
     def _without(self, documents: Intervals) -> Self:
@@ -383,10 +383,10 @@ class TokenRows:
             ends = starts(cache.part_tokens)
             borders = clean_borders(removed, ends, cache.layout.chunk_elements, self.clean_run)
             stretches = np.sort(np.concatenate([ends, borders]))
-            left = removed.kept_before(stretches)
+            tokens_left = removed.kept_before(stretches)
             self._array_of = np.searchsorted(ends, stretches[:-1], side="right") - 1
-            self._first_stored, self._first_left = ends[self._array_of], left[:-1]
-            self.stretch_tokens = np.diff(left)
+            self._first_stored, self._first_left = ends[self._array_of], tokens_left[:-1]
+            self.stretch_tokens = np.diff(tokens_left)
         self.windows = Windows(self.stretch_tokens, seq_len, block_tokens)
 
     @property
@@ -404,7 +404,7 @@ class TokenRows:
         size = np.full_like(rows, self.row_elements)
         if self._removal is None:
             return Pieces(np.arange(rows.size), np.zeros_like(rows), stretch, start, size)
-        found = self._removal.pieces(self._first_left[stretch] + start, size)
-        stretch = stretch[found.range]
-        begin = found.start - self._first_stored[stretch]
-        return Pieces(found.range, found.column, self._array_of[stretch], begin, found.size)
+        pieces = self._removal.pieces(self._first_left[stretch] + start, size)
+        stretch = stretch[pieces.range]
+        begin = pieces.start - self._first_stored[stretch]
+        return Pieces(pieces.range, pieces.column, self._array_of[stretch], begin, pieces.size)

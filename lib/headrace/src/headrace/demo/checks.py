@@ -55,8 +55,10 @@ def loss_falls(log: StepLog) -> Check:
 def same_batches(log: StepLog, digests: list[str]) -> Check:
     """The batches that were trained on are, step by step and bit by bit, those of a loader that never stopped."""
     equal = sum(a == b for a, b in zip(log.digests, digests, strict=True))
-    before, after = log.records[0].devices, log.records[-1].devices
-    figure = f"{equal} of {len(digests)} bit-identical: on {before}, then {after} devices, and unstopped on 1"
+    first_devices, last_devices = log.records[0].devices, log.records[-1].devices
+    figure = (
+        f"{equal} of {len(digests)} bit-identical: on {first_devices}, then {last_devices} devices, and unstopped on 1"
+    )
     return Check("same batches", figure, equal == len(digests))
 
 
@@ -115,9 +117,9 @@ def rolling_mean(values: Float64[np.ndarray, " n"], width: int) -> Float64[np.nd
         >>> rolling_mean(np.array([0.0, 3.0, 6.0, 9.0]), 3)
         array([1.5, 3. , 6. , 7.5])
     """
-    half, place = width // 2, np.arange(len(values))
+    half, index = width // 2, np.arange(len(values))
     sums = np.concatenate([np.zeros(1), np.cumsum(values)])
-    stop, start = np.minimum(place + half + 1, len(values)), np.maximum(place - half, 0)
+    stop, start = np.minimum(index + half + 1, len(values)), np.maximum(index - half, 0)
     return (sums[stop] - sums[start]) / (stop - start)
 
 

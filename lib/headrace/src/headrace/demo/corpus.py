@@ -198,17 +198,17 @@ def _python_files(root: Path) -> tuple[list[Document], list[Document]]:
 
 def _installed_tests() -> tuple[list[Document], str]:
     """Test files of the first installed packages that have enough of them, and the names of these packages."""
-    found: list[Document] = []
+    documents: list[Document] = []
     packages: list[str] = []
     for package in _PACKAGES_WITH_TESTS:
         spec = importlib.util.find_spec(package)
         for folder in (spec and spec.submodule_search_locations) or ():
             _, tests = _python_files(Path(folder))
-            found += [Document(f"{package}/{document.name}", document.text) for document in tests]
+            documents += [Document(f"{package}/{document.name}", document.text) for document in tests]
             packages += [package] if tests else []
-        if sum(len(document.text) for document in found) >= _FEW_TESTS:
+        if sum(len(document.text) for document in documents) >= _FEW_TESTS:
             break
-    return found, " and ".join(packages)
+    return documents, " and ".join(packages)
 
 
 def _docstrings(modules: Iterable[Document]) -> Iterator[Document]:
@@ -249,9 +249,9 @@ def _help_topics() -> Iterator[Document]:
 def _capped(documents: Iterable[Document], max_chars: int) -> tuple[Document, ...]:
     """Documents of at most ``max_chars`` characters in all: taken by a hash of their names, returned sorted by name."""
     room = max_chars
-    taken: list[Document] = []
+    chosen: list[Document] = []
     for document in sorted(documents, key=lambda d: hashlib.sha256(d.name.encode()).digest()):
         if len(document.text) <= room:
             room -= len(document.text)
-            taken.append(document)
-    return tuple(sorted(taken, key=lambda d: d.name))
+            chosen.append(document)
+    return tuple(sorted(chosen, key=lambda d: d.name))

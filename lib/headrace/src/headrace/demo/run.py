@@ -219,7 +219,7 @@ class TrainingRun:
 
             with loader.iter_from_step(start) as batches:
                 for step in range(start, until):
-                    asked = time.perf_counter()
+                    asked_at = time.perf_counter()
                     batch = next(batches)
                     came = time.perf_counter()
                     model, opt_state, loss = train_step(model, opt_state, optimizer, batch)
@@ -229,7 +229,7 @@ class TrainingRun:
                         step=step,
                         loss=loss,
                         devices=mesh.size,
-                        wait_s=came - asked,
+                        wait_s=came - asked_at,
                         train_s=trained - came,
                         tokens=batch.token_ids.size,
                         rows=rows_by_source(batch, self.log.names),

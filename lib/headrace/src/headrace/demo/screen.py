@@ -92,9 +92,9 @@ class Screen:
 
     def show_pairs(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Two columns: a path or a command, and what it is good for."""
-        width = max(len(left) for left, _ in pairs)
-        for left, right in pairs:
-            self.say(f"  [cyan]{escape(left):<{width}}[/]  {escape(right)}")
+        width = max(len(first) for first, _ in pairs)
+        for first, right in pairs:
+            self.say(f"  [cyan]{escape(first):<{width}}[/]  {escape(right)}")
 
 
 class TrainingLine:
@@ -169,8 +169,8 @@ class StepLog:
             f"  reads/example {record.reads_per_example:.4f}"
         )
         rows = np.array([[r.rows[name] for name in self.names] for r in self._recent]).sum(axis=0)
-        wanted = self.wanted[self._recent[0].step : record.step + 1].mean(axis=0)
-        shares = zip(self.names, rows / rows.sum(), wanted, strict=True)
+        planned = self.wanted[self._recent[0].step : record.step + 1].mean(axis=0)
+        shares = zip(self.names, rows / rows.sum(), planned, strict=True)
         mixture = "  ".join(f"{name} {share:.1%} ({want:.1%})" for name, share, want in shares)
         self._line.update(record.step + 1, record.devices, figures, mixture)
 
@@ -203,12 +203,12 @@ class StepLog:
     def worst_deviation(self) -> float:
         """Largest distance, at any step and for any source, of rows so far from the wanted number, in rows."""
         rows = self.rows
-        wanted = rows.sum(axis=1, keepdims=True) * self.wanted[: len(rows)]
-        return float(np.abs(np.cumsum(rows - wanted, axis=0)).max())
+        planned = rows.sum(axis=1, keepdims=True) * self.wanted[: len(rows)]
+        return float(np.abs(np.cumsum(rows - planned, axis=0)).max())
 
     def _timed(self) -> list[StepRecord]:
         """The steps but for those that compiled the model: the first one on each number of devices."""
-        return [now for before, now in itertools.pairwise(self.records) if before.devices == now.devices]
+        return [now for previous, now in itertools.pairwise(self.records) if previous.devices == now.devices]
 
 
 def _rates(records: Sequence[StepRecord]) -> tuple[float, float]:

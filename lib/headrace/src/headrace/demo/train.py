@@ -45,10 +45,10 @@ def restore(folder: Path, fresh: Any, manifest: RunManifest) -> tuple[Any, int]:
     if newest is None:
         return fresh, 0
     *state, data = eqx.tree_deserialise_leaves(newest, (*fresh, LoaderState.like()))
-    done = LoaderState.from_pytree(data)
-    manifest.check(done)  # refused, with the difference, if run.yaml now means other data
+    loader_state = LoaderState.from_pytree(data)
+    manifest.check(loader_state)  # refused, with the difference, if run.yaml now means other data
     print(f"goes on from {newest}")
-    return tuple(state), done.step
+    return tuple(state), loader_state.step
 
 
 def train(config: LmDataConfig, loader: DataLoader, run: Path, save_every: int) -> bool:

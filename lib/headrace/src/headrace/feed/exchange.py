@@ -114,8 +114,8 @@ class RowExchange:
         """
         shards = self.holders.size
         step = np.repeat(np.arange(sizes.size), valid)
-        place = np.arange(locality.size) - np.repeat(np.cumsum(valid) - valid, valid)
-        shard = place * shards // sizes[step]
+        position = np.arange(locality.size) - np.repeat(np.cumsum(valid) - valid, valid)
+        shard = position * shards // sizes[step]
         holder = self.holders[shard]
         number = self._window if row_bytes == self._row_bytes else 0
         self._window, self._row_bytes = number + 1, row_bytes
@@ -128,7 +128,7 @@ class RowExchange:
         if begins or (number % PERIOD == 0 and self._surplus > 2 * self._drawn_surplus + 2):
             self._borders, self._drawn_surplus = _quantiles(locality, shards), -1
         owner = self.holders[np.searchsorted(self._borders, locality, side="right")]
-        return self._arranged(sizes, _Places(step, place, shard, sizes[step] // shards, holder, owner), row_bytes)
+        return self._arranged(sizes, _Places(step, position, shard, sizes[step] // shards, holder, owner), row_bytes)
 
     def _arranged(self, sizes: np.ndarray, rows: _Places, row_bytes: int) -> Arranged | None:
         shards, owner = self.holders.size, rows.owner.copy()
@@ -147,8 +147,8 @@ class RowExchange:
         out, nth, ways = out[fits], nth[fits], ways[fits]
         to = self._shard[self._first[owner[out]] + nth % ways]
         slot = nth // ways
-        places = rows.place + rows.shard * self.pool
-        places[out] = to * (rows.share[out] + self.pool) + rows.share[out] + slot
+        positions = rows.place + rows.shard * self.pool
+        positions[out] = to * (rows.share[out] + self.pool) + rows.share[out] + slot
         first = np.cumsum(sizes) - sizes
         origin = (np.arange(int(sizes.sum())) - np.repeat(first, sizes)) % np.repeat(
             np.maximum(sizes // shards, 1), sizes
@@ -156,7 +156,7 @@ class RowExchange:
         origin[first[rows.step[out]] + rows.place[out]] = rows.share[out] + to * self.pool + slot
         sent = np.zeros(owner.size, bool)
         sent[out] = True
-        return Arranged(sizes + shards * self.pool, places, origin.astype(np.int32), owner, sent)
+        return Arranged(sizes + shards * self.pool, positions, origin.astype(np.int32), owner, sent)
 
     def _judge(self, number: int, holder: np.ndarray, blocks: Any) -> None:
         """Counts the reads of a window without the exchange, if its turn has come, and turns it on if they are many."""

@@ -248,8 +248,8 @@ class Slots:
         if regular and all(s.fills_rows for s in steps):
             by_place = [_by_place(s, begins) for s, begins in zip(steps, first_byte, strict=True)]
             begins = by_place[0] if len(steps) == 1 else np.concatenate(by_place)
-            row, within = np.divmod(begins, row_bytes)
-            if not within.any():
+            row, offset = np.divmod(begins, row_bytes)
+            if not offset.any():
                 return partial(_take, self._memory.reshape(-1, row_bytes), row, out.view(np.uint8))
         return partial(self._gather_steps, steps, first_byte, out)
 
@@ -335,9 +335,9 @@ class Slots:
         """
         count = -(-size // run)
         nth = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
-        within = np.minimum(nth * run, np.repeat(size - run, count))
+        offset = np.minimum(nth * run, np.repeat(size - run, count))
         memory = self._memory[: self._memory.size // dtype.itemsize * dtype.itemsize].view(dtype)
-        _runs(out, run)[np.repeat(begin, count) + within] = _runs(memory, run)[np.repeat(first, count) + within]
+        _runs(out, run)[np.repeat(begin, count) + offset] = _runs(memory, run)[np.repeat(first, count) + offset]
 
     def _lay_documents(self, steps: Sequence[Gathering], out: np.ndarray) -> None:
         """Writes what is of documents, and the default where an array has nothing and no slots keep it."""
@@ -348,13 +348,19 @@ class Slots:
             begin = plan.piece_row[pieces] * row + plan.column[pieces]
             runs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
             for number in np.unique(array).tolist():
-                documents, here = self.kind.documents(number), np.flatnonzero(array == number)
-                start, size = plan.start[pieces][here], plan.size[pieces][here]
+                documents, pieces_here = self.kind.documents(number), np.flatnonzero(array == number)
+                start, size = plan.start[pieces][pieces_here], plan.size[pieces][pieces_here]
                 if documents is not None:
-                    found = documents.runs(start, size)
-                    runs.append((begin[here][found.piece] + found.column, found.size, found.value))
+                    of_documents = documents.runs(start, size)
+                    runs.append(
+                        (
+                            begin[pieces_here][of_documents.piece] + of_documents.column,
+                            of_documents.size,
+                            of_documents.value,
+                        )
+                    )
                 elif not self.slot_bytes:
-                    runs.append((begin[here], size, np.full(here.size, self.kind.default, self.dtype)))
+                    runs.append((begin[pieces_here], size, np.full(pieces_here.size, self.kind.default, self.dtype)))
             if not self.slot_bytes and not runs:
                 flat[:] = 0
             elif runs:

@@ -162,10 +162,10 @@ class HostBoard:
 
     def read(self) -> dict[int, HostEntry]:
         """The entries of all processes that have one, by process; if the store does not answer, process 0 is silent."""
-        asked = time.monotonic()
+        asked_at = time.monotonic()
         self._entries = self._ask(lambda: self.client.key_value_dir_get(_FOLDER)) or self._entries
         now, entries = time.monotonic(), dict[int, HostEntry]()
-        unanswered_s = 0.0 if self._answered >= asked else now - self._answered
+        unanswered_s = 0.0 if self._answered >= asked_at else now - self._answered
         for key, text in self._entries:
             values = json.loads(text)
             gates = {name: GateEntry(**gate) for name, gate in values.pop("gates").items()}
@@ -284,6 +284,6 @@ def name_hosts(processes: Collection[int], entries: dict[int, HostEntry]) -> str
         >>> name_hosts([3], {3: HostEntry("node-7", 11, 1)}), name_hosts(range(9), {})
         ('host 3 (node-7)', 'hosts 0, 1, 2, 3, 4 and 4 more')
     """
-    shown = [f"{p} ({entries[p].name})" if p in entries else str(p) for p in sorted(processes)[:5]]
+    names = [f"{p} ({entries[p].name})" if p in entries else str(p) for p in sorted(processes)[:5]]
     more = f" and {len(processes) - 5} more" if len(processes) > 5 else ""
-    return f"host{'s' if len(processes) > 1 else ''} {', '.join(shown)}{more}"
+    return f"host{'s' if len(processes) > 1 else ''} {', '.join(names)}{more}"

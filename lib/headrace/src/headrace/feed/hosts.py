@@ -69,22 +69,22 @@ def host_differences(described: Mapping[int, Any]) -> list[str]:
         ['step: host 1 has 4, the others 5', 'a.b: host 2 has nothing, the others 1']
     """
     flat = {host: dict(_leaves(description, "")) for host, description in described.items()}
-    places = dict.fromkeys(place for values in flat.values() for place in values)
+    paths = dict.fromkeys(path for values in flat.values() for path in values)
     lines: list[str] = []
-    for place in places:
+    for path in paths:
         hosts: dict[str, list[int]] = {}
         for host, values in flat.items():
-            hosts.setdefault(values.get(place, "nothing"), []).append(host)
+            hosts.setdefault(values.get(path, "nothing"), []).append(host)
         if len(hosts) > 1:
             *few, most = sorted(hosts, key=lambda value: (len(hosts[value]), hosts[value][0]))
             last = f"the others {most}" if len(hosts[most]) > 1 else f"{_named(hosts[most])} {most}"
-            lines.append(f"{place}: {', '.join(f'{_named(hosts[value])} {value}' for value in few)}, {last}")
+            lines.append(f"{path}: {', '.join(f'{_named(hosts[value])} {value}' for value in few)}, {last}")
     return lines
 
 
 def _named(hosts: list[int]) -> str:
-    shown = ", ".join(map(str, hosts[:8])) + (", ..." if len(hosts) > 8 else "")
-    return f"host {shown} has" if len(hosts) == 1 else f"hosts {shown} have"
+    listed = ", ".join(map(str, hosts[:8])) + (", ..." if len(hosts) > 8 else "")
+    return f"host {listed} has" if len(hosts) == 1 else f"hosts {listed} have"
 
 
 def _leaves(value: Any, place: str) -> list[tuple[str, str]]:
@@ -108,5 +108,5 @@ def _gather(devices: Collection[Any], row: np.ndarray) -> dict[int, np.ndarray]:
     line = Mesh(np.asarray([first[process] for process in processes]), ("process",))
     shape = (len(processes), row.size)
     rows = jax.make_array_from_callback(shape, NamedSharding(line, PartitionSpec("process")), lambda _: row[None])
-    whole = jax.jit(lambda x: x, out_shardings=NamedSharding(line, PartitionSpec()))(rows)
-    return dict(zip(processes, np.asarray(whole.addressable_data(0)), strict=True))
+    gathered = jax.jit(lambda x: x, out_shardings=NamedSharding(line, PartitionSpec()))(rows)
+    return dict(zip(processes, np.asarray(gathered.addressable_data(0)), strict=True))

@@ -220,9 +220,9 @@ class DataLoader(BatchOrder):
         return self._iterate(self._checked_step(step), replayed=batches)
 
     def _iterate(self, step: int, replayed: int) -> Prefetched[Any]:
-        counted = IterationStats(self._stall_rule, WaitLog(step), replay=replayed > 0)
+        stats = IterationStats(self._stall_rule, WaitLog(step), replay=replayed > 0)
         processes = tuple(sorted({device.process_index for device in self.placement.sharding.device_set}))
-        gate = open_gate(processes, step, None if replayed else self._host_barrier, counted)
+        gate = open_gate(processes, step, None if replayed else self._host_barrier, stats)
         try:
             if gate is not None:
                 gate.begin()  # before they meet in a collective
@@ -235,23 +235,23 @@ class DataLoader(BatchOrder):
         # One group is delivered, one ready, the rest gathered; what has no room for three is made batch by batch
         group = 0 if ready < 3 else int(np.clip(ready // (GATHERING + 2), 1, GROUP))
         gathering = min(ready // group - 2, GATHERING) if group else 0
-        reader = self._reader(counted, Grouping(group, gathering), None if replayed else self._exchange())
+        reader = self._reader(stats, Grouping(group, gathering), None if replayed else self._exchange())
         self._readers.add(reader)
         last = self.num_steps
         if replayed:
             last = step + replayed if last is None else min(step + replayed, last)
-        make = partial(_delivered, reader, step, last, partial(self._to_devices, stats=counted))
+        make = partial(_delivered, reader, step, last, partial(self._to_devices, stats=stats))
         batches = Prefetched(
             partial(_replayed, make) if replayed else make,
             _READY_REPLAYS if replayed else ready - (gathering + 1) * group,
-            counted.queue,
+            stats.queue,
             interrupt=reader.interrupt,
             gate=gate,
             finish=_finished,
         )
         self._open.add(batches)
         with self._lock:
-            self._counted.append((counted, weakref.ref(batches), batches.thread))
+            self._counted.append((stats, weakref.ref(batches), batches.thread))
         return batches
 
     def _compare_hosts(self, step: int) -> None:
@@ -279,24 +279,24 @@ class DataLoader(BatchOrder):
         with self._lock:
             self._fold_finished()
             total.absorb(self._finished)
-            for counted, *_ in self._counted:
-                total.absorb(counted)
+            for of_iteration, *_ in self._counted:
+                total.absorb(of_iteration)
         sent = request_counts() - self._requests_before
         names = ("requests", "retries", "hedges", "damaged", "refused", "replica_switches")
         over_http = ReadStats(**{name: getattr(sent, name) for name in names})
         resident = sum(reader.resident_bytes for reader in list(self._readers))
-        mine = total.snapshot(over_http, resident)
+        snapshot = total.snapshot(over_http, resident)
         if not all_hosts:
-            return mine
-        records = gather(self.placement.sharding.device_set, json.dumps(mine.to_record()).encode())
+            return snapshot
+        records = gather(self.placement.sharding.device_set, json.dumps(snapshot.to_record()).encode())
         return LoaderStats.over_hosts({host: LoaderStats.from_record(json.loads(r)) for host, r in records.items()})
 
     def _fold_finished(self) -> None:
         """Sums up the iterations that nobody has any more, so that a loader's many iterations take no memory."""
-        for counted, batches, thread in list(self._counted):
+        for stats, batches, thread in list(self._counted):
             if batches() is None and not thread.is_alive():
-                self._finished.absorb(counted)
-                self._counted.remove((counted, batches, thread))
+                self._finished.absorb(stats)
+                self._counted.remove((stats, batches, thread))
 
     def close(self) -> None:
         """Stops all background work of this loader."""
@@ -336,8 +336,8 @@ class DataLoader(BatchOrder):
         if self._splitter is None:
             return delivered
         with stats.watch.phase("plan"), stats.waits.during("plan"):
-            split, places = self._splitter.planned(step, host)
-        stats.reads.micro_batch_places += places
+            split, layout = self._splitter.planned(step, host)
+        stats.reads.micro_batch_places += layout
         return Partial(split, delivered)
 
     def _deliver_arrays(self, host: Any, sizes: Sequence[int]) -> Any:

@@ -49,7 +49,7 @@ class MappedFiles:
         self._touched += array.chunk_bytes
         if self._touched >= SWEEP_BYTES:
             self._touched = 0
-            for one in {held for held, _ in self._chunks.values()}:
+            for one in {mapped for mapped, _ in self._chunks.values()}:
                 one.leave()
 
     def drop(self, slot: int) -> None:
@@ -67,12 +67,12 @@ class MappedFiles:
         for number in np.unique(self._file[slots]).tolist():
             if number >= 0 and now - self._looked_at[number] >= LOOK_S:
                 self._looked_at[number] = now
-                found = self._files[number].again()
-                if found != self._files[number]:
-                    self._check_again(number, found)
+                current = self._files[number].again()
+                if current != self._files[number]:
+                    self._check_again(number, current)
 
     def _check_again(self, number: int, found: MappedFile) -> None:
-        chunks = [held for slot, held in list(self._chunks.items()) if self._file[slot] == number]
+        chunks = [one for slot, one in list(self._chunks.items()) if self._file[slot] == number]
         for array, chunk in chunks:
             array.forget(chunk)
         if found.size < self._files[number].size or not all(array.check(chunk) for array, chunk in chunks):

@@ -133,11 +133,11 @@ class StepSplitter:
             self._config, self._dataset, self._order.schedule, step, self._order.row_order, self._ways
         )
         if isinstance(host, PackedBatch):
-            own = segments[self._placement.local_rows(len(segments))]
+            local_segments = segments[self._placement.local_rows(len(segments))]
             lengths = host.segment_lengths
             if lengths is None:  # all rows are one whole document
-                lengths = np.where(host.valid, own.max(initial=0), 0)[:, None]
-            if len(lengths) == len(own) and not np.array_equal(lengths, own):
+                lengths = np.where(host.valid, local_segments.max(initial=0), 0)[:, None]
+            if len(lengths) == len(local_segments) and not np.array_equal(lengths, local_segments):
                 cure = "Change tokens, masks or weights alone, or leave micro_batches out."
                 problem = "goes by the documents that are in the cache, and a function of batches changed their lengths"
                 raise ConfigError(problem, field="micro_batches", value=self._config.max_tokens, cure=cure)

@@ -96,10 +96,10 @@ class Placement:
     def local_rows(self, batch_size: int) -> Int64[np.ndarray, " n"]:
         """Rows of the global batch that devices of this process hold, ascending, each once."""
         if batch_size not in self._local:
-            held = np.zeros(batch_size, bool)
+            is_local = np.zeros(batch_size, bool)
             for index in self.rows_sharding.addressable_devices_indices_map((batch_size,)).values():
-                held[index] = True
-            self._local[batch_size] = np.flatnonzero(held)
+                is_local[index] = True
+            self._local[batch_size] = np.flatnonzero(is_local)
         return self._local[batch_size]
 
     def local_columns(self, seq_len: int) -> tuple[int, int]:
@@ -110,8 +110,8 @@ class Placement:
         if seq_len not in self._columns:
             over_columns = NamedSharding(self.sharding.mesh, PartitionSpec(None, *self.sharding.spec[1:]))
             indices = over_columns.addressable_devices_indices_map((1, seq_len)).values()
-            held = [index[1].indices(seq_len)[:2] for index in indices if index is not None]
-            begin, end = min((b for b, _ in held), default=0), max((e for _, e in held), default=seq_len)
+            bounds = [index[1].indices(seq_len)[:2] for index in indices if index is not None]
+            begin, end = min((b for b, _ in bounds), default=0), max((e for _, e in bounds), default=seq_len)
             self._columns[seq_len] = begin, end
         return self._columns[seq_len]
 
@@ -162,8 +162,8 @@ class Placement:
             return jax.make_array_from_callback(shape, sharding, part)
 
         def shard(index: Any) -> np.ndarray:
-            held = rows(index[0])
-            return local[held] if len(index) == 1 else local[(held, *index[1:])]
+            local_rows = rows(index[0])
+            return local[local_rows] if len(index) == 1 else local[(local_rows, *index[1:])]
 
         return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, shard)
 
@@ -213,16 +213,16 @@ class Delivery:
 
         No array is shared between batches: a training step may donate all that it is given.
         """
-        place, size = self._placement.to_global, host.batch_size
-        leaves = [place(host.tokens, size, seq_len=host.seq_len), place(host.source_id, size)]
+        to_global, size = self._placement.to_global, host.batch_size
+        leaves = [to_global(host.tokens, size, seq_len=host.seq_len), to_global(host.source_id, size)]
         if host.segment_lengths is not None:
-            leaves.append(place(host.segment_lengths, size, along_rows=True))
+            leaves.append(to_global(host.segment_lengths, size, along_rows=True))
         if host.row_weights is not None:
-            leaves.append(place(host.row_weights[:, None], size, along_rows=True))
+            leaves.append(to_global(host.row_weights[:, None], size, along_rows=True))
         if host.token_mask is not None:
-            leaves.append(place(host.token_mask, size, seq_len=host.seq_len))
+            leaves.append(to_global(host.token_mask, size, seq_len=host.seq_len))
         if host.extras is not None:
-            leaves += [place(host.extras[name], size, seq_len=host.seq_len) for name in sorted(host.extras)]
+            leaves += [to_global(host.extras[name], size, seq_len=host.seq_len) for name in sorted(host.extras)]
         return jax.tree.unflatten(self._structure(host), leaves)
 
     def _structure(self, host: HostRows) -> Any:
@@ -248,7 +248,7 @@ def fresh_copy(batch: Any) -> Any:
     for leaf in leaves:
         for shard in leaf.addressable_shards:
             shards.setdefault(shard.device, []).append(shard.data)
-    copies = {device: iter(_copied(held)) for device, held in shards.items()}
+    copies = {device: iter(_copied(of_device)) for device, of_device in shards.items()}
     fresh = [
         jax.make_array_from_single_device_arrays(
             leaf.shape, leaf.sharding, [next(copies[shard.device]) for shard in leaf.addressable_shards]

@@ -82,11 +82,11 @@ class BlockSpace:
             return requests
         chunk = blocks - self.first_block[array]
         for kind in kinds:
-            asked = kind.spread([not run.described and run.dtype is not None for run in kind.runs])[array] != 0
-            requests += np.unique(array[asked]).size
-            asked = kind.spread([not run.computed and run.dtype is not None for run in kind.runs])[array] != 0
+            needs_request = kind.spread([not run.described and run.dtype is not None for run in kind.runs])[array] != 0
+            requests += np.unique(array[needs_request]).size
+            needs_request = kind.spread([not run.computed and run.dtype is not None for run in kind.runs])[array] != 0
             shard = chunk // kind.spread([run.shard_chunks for run in kind.runs])[array]
-            requests += np.unique(np.stack([array[asked], shard[asked]]), axis=1).shape[1]
+            requests += np.unique(np.stack([array[needs_request], shard[needs_request]]), axis=1).shape[1]
         return requests
 
     def chunk_of(self, array: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | int:
@@ -226,11 +226,11 @@ def plan_window(
     window = global_rows(dataset, schedule, first_step, steps, row_order)
     arranged = None if exchange is None else arrange(window, space, exchange)
     dataset, steps, sizes, valid, rows = window
-    place = None
+    row_place = None
     if arranged is None:
         keep, row_bounds = _local_cut(placement, sizes, valid)
     else:
-        keep, place, row_bounds = _cut_arranged(placement, arranged, valid)
+        keep, row_place, row_bounds = _cut_arranged(placement, arranged, valid)
     source, row = (rows.source, rows.row) if keep is None else (rows.source[keep], rows.row[keep])
     first_column, last_column = placement.local_columns(dataset.seq_len)
     row_elements = last_column - first_column
@@ -238,9 +238,9 @@ def plan_window(
     if row_elements < dataset.seq_len:
         pieces = _within_columns(pieces, first_column, last_column)
     pieces = _within_blocks(pieces, space)
-    whole = pieces.row.size == row.size and bool((pieces.size == row_elements).all())
+    is_whole = pieces.row.size == row.size and bool((pieces.size == row_elements).all())
     row_step = np.repeat(np.arange(steps), np.diff(row_bounds))
-    step = row_step if whole else row_step[pieces.row]
+    step = row_step if is_whole else row_step[pieces.row]
     block, offset = _blocks_of(pieces, space)
     uses, index = window_uses(first_step, steps, block, step)
     distinct, ranges = _distinct_and_ranges(source, row, row_step, steps)
@@ -252,14 +252,14 @@ def plan_window(
         batch_sizes=sizes,
         array_sizes=sizes if arranged is None else arranged.sizes,
         origin=None if arranged is None else _local_origin(placement, arranged, sizes),
-        row_place=place,
+        row_place=row_place,
         sent=None if arranged is None else np.bincount(row_step[arranged.sent[keep]], minlength=steps),
         padded=bool((valid < sizes).any()),
         row_bounds=row_bounds,
         source=source,
         row=row,
-        piece_bounds=row_bounds if whole else np.searchsorted(step, np.arange(steps + 1)),
-        piece_row=pieces.row - row_bounds[step] if place is None else place[pieces.row],
+        piece_bounds=row_bounds if is_whole else np.searchsorted(step, np.arange(steps + 1)),
+        piece_row=pieces.row - row_bounds[step] if row_place is None else row_place[pieces.row],
         column=pieces.column,
         size=pieces.size,
         array=pieces.array,
@@ -267,7 +267,7 @@ def plan_window(
         offset=offset,
         block=index,
         uses=uses,
-        whole=whole,
+        whole=is_whole,
         distinct=distinct,
         ranges=ranges,
         segments=segments_of(dataset.sources, source, row),
@@ -333,8 +333,8 @@ def _within_columns(pieces: Pieces, first: int, last: int) -> Pieces:
     begin = np.maximum(pieces.column, first)
     size = np.minimum(pieces.column + pieces.size, last) - begin
     cut = Pieces(pieces.row, begin - first, pieces.array, pieces.start + begin - pieces.column, size)
-    held = np.flatnonzero(size > 0)
-    return cut if held.size == size.size else Pieces(*(field[held] for field in cut))
+    nonempty = np.flatnonzero(size > 0)
+    return cut if nonempty.size == size.size else Pieces(*(field[nonempty] for field in cut))
 
 
 def _within_blocks(pieces: Pieces, space: BlockSpace) -> Pieces:
@@ -357,18 +357,18 @@ def _local_cut(
 ) -> tuple[Int64[np.ndarray, " n"] | None, Int64[np.ndarray, " steps1"]]:
     """Where this process's rows are among all valid ones of the window (None: it has all); and each step's bounds."""
     first = np.cumsum(valid) - valid
-    held = {size: placement.local_rows(size) for size in np.unique(sizes).tolist()}
-    if all(local.size == size for size, local in held.items()):
+    local_rows = {size: placement.local_rows(size) for size in np.unique(sizes).tolist()}
+    if all(local.size == size for size, local in local_rows.items()):
         return None, np.append(first, valid.sum())
-    if len(held) == 1 and (valid == sizes).all():
-        (local,) = held.values()
+    if len(local_rows) == 1 and (valid == sizes).all():
+        (local,) = local_rows.values()
         return (first[:, None] + local).ravel(), np.arange(valid.size + 1) * local.size
-    kept: list[np.ndarray] = []
+    cuts: list[np.ndarray] = []
     for size, count, at in zip(sizes.tolist(), valid.tolist(), first.tolist(), strict=True):
-        local = held[size]
-        kept.append(local[: np.searchsorted(local, count)] + at)
-    bounds = np.concatenate([[0], np.cumsum([k.size for k in kept])])
-    return np.concatenate(kept), bounds
+        local = local_rows[size]
+        cuts.append(local[: np.searchsorted(local, count)] + at)
+    bounds = np.concatenate([[0], np.cumsum([k.size for k in cuts])])
+    return np.concatenate(cuts), bounds
 
 
 def _cut_arranged(
@@ -404,11 +404,11 @@ def _distinct_and_ranges(
     number = source << bits | row
     wide = int(number.max(initial=0)).bit_length() + 1
     if wide + steps.bit_length() < 63:
-        place = np.sort(step << wide | number)
-        step = place >> wide
+        key = np.sort(step << wide | number)
+        step = key >> wide
     else:
         order = np.lexsort((number, step))
-        place, step = number[order], step[order]
-    gap = np.diff(place, prepend=-2)
+        key, step = number[order], step[order]
+    gap = np.diff(key, prepend=-2)
     gap[np.flatnonzero(np.diff(step, prepend=-1))] = 2  # the first row of a step begins a run
     return np.bincount(step[gap != 0], minlength=steps), np.bincount(step[gap > 1], minlength=steps)

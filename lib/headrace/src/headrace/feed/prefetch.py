@@ -179,11 +179,11 @@ def _produce(
     try:
         groups = make()
         try:
-            wanted = 1  # entries of ``room`` before another group may begin
+            entries = 1  # entries of ``room`` before another group may begin
             while True:
-                while wanted and not stop.is_set():
+                while entries and not stop.is_set():
                     room.get()
-                    wanted -= 1
+                    entries -= 1
                 if stop.is_set():
                     break
                 try:
@@ -192,8 +192,8 @@ def _produce(
                     break
                 if stop.is_set():
                     break
-                wanted = len(group)
-                made[0] += wanted
+                entries = len(group)
+                made[0] += entries
                 out.put(group)
                 del group  # a ready batch belongs to the queue alone
         finally:

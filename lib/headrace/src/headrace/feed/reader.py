@@ -129,16 +129,18 @@ class PlannedReader(BatchReader):
             while under_way and not ahead.may_begin():  # a batch that is there never waits for the reads of another
                 yield self._gathered(under_way.popleft(), ahead)
             with self._watch.phase("read"):
-                begun = [ahead.begin()]
+                started = [ahead.begin()]
             step += 1
-            while len(begun) < min(self._grouping.steps, step - first_step) and (stop_step is None or step < stop_step):
+            while len(started) < min(self._grouping.steps, step - first_step) and (
+                stop_step is None or step < stop_step
+            ):
                 ahead.run(step)
-                if not (ahead.may_begin() and self._alike(begun[0], ahead.next)):
+                if not (ahead.may_begin() and self._alike(started[0], ahead.next)):
                     break
-                begun.append(ahead.begin())
+                started.append(ahead.begin())
                 step += 1
-            under_way.append(self._gather(begun))
-            if len(under_way) > self._grouping.in_flight or not self._grouping.steps or begun[0].step == first_step:
+            under_way.append(self._gather(started))
+            if len(under_way) > self._grouping.in_flight or not self._grouping.steps or started[0].step == first_step:
                 yield self._gathered(under_way.popleft(), ahead)
         while under_way:
             yield self._gathered(under_way.popleft(), ahead)
@@ -201,17 +203,17 @@ class PlannedReader(BatchReader):
         plan, k = step.plan, step.number
         rows = slice(int(plan.row_bounds[k]), int(plan.row_bounds[k + 1]))
         count = rows.stop - rows.start
-        place = slice(0, count) if plan.row_place is None else plan.row_place[rows]
+        row_place = slice(0, count) if plan.row_place is None else plan.row_place[rows]
         source_id = np.full(tokens.shape[0], -1, np.int32)
-        source_id[place] = plan.source[rows]
+        source_id[row_place] = plan.source[rows]
         served = self._dataset.at_step(step.step)[0]
-        weights = spread_rows(served.loss_weights_at(step.step, plan.source[rows]), place, tokens.shape[0])
+        weights = spread_rows(served.loss_weights_at(step.step, plan.source[rows]), row_place, tokens.shape[0])
         row_bytes = tokens[:1].nbytes + (sum([values[:1].nbytes for values in columns]) if columns else 0)
         self._count(plan, k, row_bytes)
-        segments = None if plan.segments is None else spread_rows(plan.segments[rows], place, tokens.shape[0])
+        segments = None if plan.segments is None else spread_rows(plan.segments[rows], row_place, tokens.shape[0])
         mask, extras = self._of_batch(columns, served) if columns else (None, None)
         if mask is not None and mask.shape[1] == plan.seq_len:
-            self._stats.untrained_examples += count_untrained(mask[place])
+            self._stats.untrained_examples += count_untrained(mask[row_place])
         self._warn()
         host = HostRows(tokens, source_id, int(plan.array_sizes[k]), plan.seq_len, segments, mask, extras, weights)
         return (

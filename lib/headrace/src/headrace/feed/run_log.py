@@ -353,9 +353,9 @@ def prometheus(registry: Any = None, labels: Mapping[str, str] | None = None) ->
 
     def gauge(name: str) -> Any:
         if name not in gauges:
-            known = f"headrace_{name.replace('/', '_')}"
-            made = client.Gauge(known, "See headrace.metrics.", tuple(labels), registry=registry)
-            gauges[name] = made.labels(**labels) if labels else made
+            metric = f"headrace_{name.replace('/', '_')}"
+            new_gauge = client.Gauge(metric, "See headrace.metrics.", tuple(labels), registry=registry)
+            gauges[name] = new_gauge.labels(**labels) if labels else new_gauge
         return gauges[name]
 
     def write(step: int, figures: Mapping[str, float]) -> None:

@@ -147,18 +147,20 @@ class Tokenizer(abc.ABC):
         Raises:
             ConfigError: they differ.
         """
-        mine = self.record()
-        if record["fingerprint"] == mine["fingerprint"]:
+        own_record = self.record()
+        if record["fingerprint"] == own_record["fingerprint"]:
             return
         if named_only(record):
-            _check_plausible(mine, record, cache)
+            _check_plausible(own_record, record, cache)
             return
         keys = ("path", "vocab_size", "bos", "eos")
-        changed = [f"{k} {record.get(k)!r} there, {mine[k]!r} here" for k in keys if record.get(k) != mine[k]]
+        changed = [
+            f"{k} {record.get(k)!r} there, {own_record[k]!r} here" for k in keys if record.get(k) != own_record[k]
+        ]
         raise ConfigError(
             f"is not the tokenizer of {cache} ({'; '.join(changed) or 'another file of the same name and size'})",
             field="tokenizer",
-            value=mine["path"],
+            value=own_record["path"],
             cure=f"Use the one it was built with (a copy is {files.join(cache, FILE_NAME)}), or build it again.",
         )
 
@@ -172,13 +174,13 @@ def declared_tokens(folder: str) -> dict[str, str]:
         config = dict(json.loads(content))
     except (ValueError, TypeError):
         return {}  # it only ever settles a doubt; without it the doubt is an error that says what to do
-    found: dict[str, str] = {}
+    tokens: dict[str, str] = {}
     for role in ("bos", "eos"):
         token = config.get(f"{role}_token")
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
-            found[role] = token
-    return found
+            tokens[role] = token
+    return tokens
 
 
 def resolve_special(
@@ -212,12 +214,12 @@ def resolve_special(
             problem = f"finds several: {listed}" if candidates else f"finds none (special tokens: {listed or 'no one'})"
             raise ConfigError(problem, field=role, value="auto", cure=f"Choose: --{role} TOKEN, or --{role} none.")
         wanted = candidates[0]
-    found = find(wanted)
-    if found is None:
+    token_id = find(wanted)
+    if token_id is None:
         raise ConfigError(
             "is not a token of this tokenizer", field=role, value=wanted, cure=did_you_mean(wanted, special)
         )
-    return wanted, int(found)
+    return wanted, int(token_id)
 
 
 class ByteTokenizer(Tokenizer):
@@ -236,25 +238,25 @@ class ByteTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         raw = [t.encode() for t in texts]
         lengths = np.fromiter(map(len, raw), np.int64, len(raw))
-        before, after = int(self.bos_id is not None), int(self.eos_id is not None)
-        framed = lengths + (before + after)
+        leading, trailing = int(self.bos_id is not None), int(self.eos_id is not None)
+        framed = lengths + (leading + trailing)
         stops = np.cumsum(framed)
         ids = np.empty(int(framed.sum()), self.dtype)
         text = np.ones(ids.size, np.bool_)
-        for special, places in ((self.bos_id, stops - framed), (self.eos_id, stops - 1)):
+        for special, positions in ((self.bos_id, stops - framed), (self.eos_id, stops - 1)):
             if special is not None:
-                ids[places] = special
-                text[places] = False
+                ids[positions] = special
+                text[positions] = False
         ids[text] = np.frombuffer(b"".join(raw), np.uint8)
         return ids, framed
 
     def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
-        found: list[Placed] = []
+        encodings: list[Placed] = []
         for text in texts:
             ids = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
             character = np.cumsum((ids & 0xC0) != 0x80) - 1
-            found.append(Placed(ids, np.stack([character, character + 1], axis=1)))
-        return found
+            encodings.append(Placed(ids, np.stack([character, character + 1], axis=1)))
+        return encodings
 
     def id_of(self, token: str) -> int | None:
         return self.SPECIAL.get(token)
@@ -358,13 +360,13 @@ def check_one_tokenizer(records: Sequence[tuple[str, str, Mapping[str, Any]]]) -
 
 
 def _check_plausible(mine: Mapping[str, Any], record: Mapping[str, Any], cache: str) -> None:
-    said, ends = record.get(VOCABULARY_SAID), (record.get("eos_id"), mine.get("eos_id"))
+    vocabulary, ends = record.get(VOCABULARY_SAID), (record.get("eos_id"), mine.get("eos_id"))
     wrong: list[str] = []
-    if said is not None and int(said) > int(mine["vocab_size"]):
-        wrong.append(f"{said:,} ids there, {mine['vocab_size']:,} here")
+    if vocabulary is not None and int(vocabulary) > int(mine["vocab_size"]):
+        wrong.append(f"{vocabulary:,} ids there, {mine['vocab_size']:,} here")
     if None not in ends and ends[0] != ends[1]:
-        here = f"documents end with {mine['eos']!r}, id {ends[1]} here"
-        wrong.append(f"its first document ends with id {ends[0]}, {here}")
+        observed = f"documents end with {mine['eos']!r}, id {ends[1]} here"
+        wrong.append(f"its first document ends with id {ends[0]}, {observed}")
     if wrong:
         raise ConfigError(
             f"cannot be the tokenizer of {cache} ({'; '.join(wrong)})",

@@ -85,12 +85,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def spend_all(self, value: Any) -> Any:
         """Counts a value with all that is in it; the value."""
-        left = [value]
-        while left:
-            one = left.pop()
+        pending = [value]
+        while pending:
+            one = pending.pop()
             self.spend(_STEP + _size(one))
-            left += one if isinstance(one, list | tuple) else ()
-            left += (x for pair in one.items() for x in pair) if isinstance(one, dict) else ()
+            pending += one if isinstance(one, list | tuple) else ()
+            pending += (x for pair in one.items() for x in pair) if isinstance(one, dict) else ()
         return value
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
@@ -101,9 +101,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str) or name in ("format", "format_map"):
             self._foresee(name, owner, [*args, *kwargs.values()], getattr(__obj, "__wrapped__", __obj))
-        made = super().call(__context, __obj, *args, **kwargs)
-        self.spend(_size(made))
-        return made
+        result = super().call(__context, __obj, *args, **kwargs)
+        self.spend(_size(result))
+        return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         sizes = _size(left), _size(right)
@@ -168,9 +168,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 self._foresee("%" if name == "format" else name, value, rest, None)
             else:
                 self.spend(self._foreseen(rest))
-            made = function(*args, **kwargs)
-            self.spend(_size(made))
-            return made
+            result = function(*args, **kwargs)
+            self.spend(_size(result))
+            return result
 
         return bounded
 
@@ -184,9 +184,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             pattern = value if isinstance(value, str) else str(getattr(function, "__self__", ""))
             if _WIDTH.search(pattern) or (name == "%" and "*" in pattern):
                 raise BadRecordError("the chat template asks for a text of a huge width")
-            before = getattr(self._spent, "cost", 0)
+            spent = getattr(self._spent, "cost", 0)
             self.spend_all(given)
-            self.spend((self._spent.cost - before) * (pattern.count("{") + pattern.count("%")))
+            self.spend((self._spent.cost - spent) * (pattern.count("{") + pattern.count("%")))
         elif name == "replace" and isinstance(value, str) and len(given) > 1:
             times = value.count(str(given[0])) if given[0] else len(value) + 1
             self.spend(times * _size(given[1]))

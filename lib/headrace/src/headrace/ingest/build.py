@@ -196,23 +196,23 @@ def build_cache(
     """
     if unknown := options.keys() - BuildOptions.__annotations__.keys():
         raise TypeError(f"build_cache got an unexpected keyword argument {min(unknown)!r}")
-    began, before = time.monotonic(), wire()
+    began, wire_before = time.monotonic(), wire()
     output = str(output)
     files.check_writable(output)
     check_engine(engine, workers)
-    work, wanted, left_out = plan_build(source, tokenizer, output, part_bytes, options)
+    work, planned, left_out = plan_build(source, tokenizer, output, part_bytes, options)
     work = replace(work, engine=engine, workers=workers, restart=restart)
     try:
-        begun = read_ledger(output)
-        if begun is None:
+        old_ledger = read_ledger(output)
+        if old_ledger is None:
             check_vacant(output)
-        with lease(output) as held:
-            done = _build(work, wanted, held)
+        with lease(output) as held_lease:
+            built = _build(work, planned, held_lease)
     except OSError as error:  # sources raise SourceError, so this is the output
         raise files.not_written(output, error) from error
-    requests = sum((spent.wire for spent in work.spent), wire() - before)
+    requests = sum((spent.wire for spent in work.spent), wire() - wire_before)
     return replace(
-        done,
+        built,
         requests=requests.requests,
         failed_requests=requests.failed,
         seconds=time.monotonic() - began,
@@ -240,11 +240,11 @@ def plan_build(
     check_tokenizer_engine(tokenizer.engine, loaded, kind)
     source = with_mask_settled(source, kind, listed)
     job = BuildJob(output, source, loaded.record(), layout, kind, template_of(source, kind, tokenizer))
-    wanted = _planned(job, loaded, listed, part_bytes)
+    planned = _planned(job, loaded, listed, part_bytes)
     if options.get("hash_sources"):
-        wanted = structs.replace(wanted, sources=with_hashes(wanted.sources, content_hashes(listed)))
+        planned = structs.replace(planned, sources=with_hashes(planned.sources, content_hashes(listed)))
     shows = options.get("progress", True) and sys.stderr.isatty()
-    return _Work(job, {f.shown_path: f for f in listed}, loaded, shows, tokenizer.engine), wanted, left_out
+    return _Work(job, {f.shown_path: f for f in listed}, loaded, shows, tokenizer.engine), planned, left_out
 
 
 @dataclass(frozen=True)
@@ -288,20 +288,20 @@ def _without_usual(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
     output = work.job.root
-    begun = read_ledger(output)
+    old_ledger = read_ledger(output)
     tokenizer_file = files.join(output, FILE_NAME)
     if files.is_local(output):  # what a kill within an atomic write left; object stores have no such thing
         for name in (LEDGER_NAME, TABLE_NAME, FILE_NAME):
             files.remove_tree(files.join(output, f"{name}.tmp"))
-    if begun is not None and work.restart:
-        _clear(output, begun)
-        begun = None
+    if old_ledger is not None and work.restart:
+        _clear(output, old_ledger)
+        old_ledger = None
     files.remove_tree(files.join(output, ATTEMPTS_FOLDER))  # a builder was killed while a part was built twice
-    ledger, tasks, done = _begin(output, wanted, begun, work.listed)
+    ledger, tasks, finished = _begin(output, wanted, old_ledger, work.listed)
     content = work.tokenizer.content
     if content is not None and files.read_bytes(tokenizer_file) != content:
         files.write_atomic(tokenizer_file, content)
-    missing = [t for t in tasks if t.name not in done]
+    missing = [t for t in tasks if t.name not in finished]
     encoding = plan_encoding(work.tokenizer_engine, work.tokenizer, work.job.kind, [t.stored_bytes for t in missing])
     job = replace(work.job, tokenizer=ledger.tokenizer, code_points=encoding.code_points)
     built: dict[str, PartRecord] = {}
@@ -313,7 +313,7 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
         for record in finished_parts:
             built[record.name] = record
             held.check()
-    records = [built.get(t.name) or done[t.name] for t in tasks]
+    records = [built.get(t.name) or finished[t.name] for t in tasks]
     result = replace(report_of(output, records, built), **encoding.report())
     if result.documents == 0:
         skipped = f"; {result.skipped_lines} lines were skipped, first: {result.first_skipped}"
@@ -364,13 +364,13 @@ def _begin(
         return wanted, tasks_from_records(wanted.sources, listed), {}
     check_same_build(output, begun, wanted)
     names = sorted({str(s["part"]) for s in begun.sources})
-    done = {name: record for name in names if (record := read_part_record(output, name)) is not None}
-    sources = changed_sources(output, begun.sources, wanted.sources, done)
+    records = {name: record for name in names if (record := read_part_record(output, name)) is not None}
+    sources = changed_sources(output, begun.sources, wanted.sources, records)
     ledger = begun
-    if sources != begun.sources or (begun.finished and len(done) < len(names)):
+    if sources != begun.sources or (begun.finished and len(records) < len(names)):
         ledger = structs.replace(begun, finished=False, parts=[], sources=sources)
         write_ledger(output, ledger)
-    return ledger, tasks_from_records(sources, listed), done
+    return ledger, tasks_from_records(sources, listed), records
 
 
 def _clear(output: str, begun: Ledger) -> None:

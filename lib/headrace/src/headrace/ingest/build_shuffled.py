@@ -86,22 +86,24 @@ def build_shuffled(
     try:
         if read_ledger(output) is None:
             check_vacant(output, but=PLAIN_FOLDER)
-        with lease(output) as held:
-            begun = read_ledger(output)
-            if begun is not None and options.get("restart"):
-                clear(output, begun)
-                begun = None
-            if begun is not None:
+        with lease(output) as held_lease:
+            old_ledger = read_ledger(output)
+            if old_ledger is not None and options.get("restart"):
+                clear(output, old_ledger)
+                old_ledger = None
+            if old_ledger is not None:
                 part_bytes = options.get("part_bytes", DEFAULT_PART_BYTES)
-                _check_same(output, begun, how, plan_build(source, tokenizer, output, part_bytes, options)[1])
-            if begun is None or not begun.finished:
+                _check_same(output, old_ledger, how, plan_build(source, tokenizer, output, part_bytes, options)[1])
+            if old_ledger is None or not old_ledger.finished:
                 report = build_cache(source, tokenizer, plain, **options)
                 cache = TokenCache.open(plain)
                 if announce is not None:
                     announce(cost_of(cache, how))
-                Reshuffling(cache, output, how, engine, workers, bool(options.get("progress", True)), None).run(held)
+                Reshuffling(cache, output, how, engine, workers, bool(options.get("progress", True)), None).run(
+                    held_lease
+                )
             else:
-                report = report_of(output, begun.parts, {})
+                report = report_of(output, old_ledger.parts, {})
             files.remove_tree(plain)
     except OSError as error:
         raise files.not_written(output, error) from error

@@ -174,16 +174,16 @@ class ChatTemplate:
         for i, message in enumerate(messages):
             if not wanted[i]:
                 continue
-            before = self.render(messages[:i], tools, ask=message["role"] == "assistant") if i else ""
+            earlier_turns = self.render(messages[:i], tools, ask=message["role"] == "assistant") if i else ""
             upto = text if i == len(messages) - 1 else self.render(messages[: i + 1], tools)
-            if not (text.startswith(upto) and upto.startswith(before)):
+            if not (text.startswith(upto) and upto.startswith(earlier_turns)):
                 raise BadRecordError(
                     f"its turn {i + 1} ({message['role']}) is rendered otherwise alone than with what follows, so which"
                     " text is whose cannot be told",
                     "Mark the model's text in the template: {% generation %} ... {% endgeneration %}.",
                 )
-            if len(upto) > len(before):
-                spans.append((len(before), len(upto)))
+            if len(upto) > len(earlier_turns):
+                spans.append((len(earlier_turns), len(upto)))
         return text, tuple(spans)
 
     def _render(self, messages: Sequence[Message], tools: Any, ask: bool) -> str:

@@ -74,9 +74,9 @@ def known_or_computed(digest: str, compute: Callable[[], Ranges]) -> Ranges:
     ranges = compute()
     with suppress(OSError):  # a folder that cannot be written costs the time again, no more
         path.parent.mkdir(parents=True, exist_ok=True)
-        own = path.with_suffix(f".{os.getpid()}.tmp")
-        own.write_text(json.dumps({"digest": _digest_of_ranges(ranges), "ranges": ranges}))
-        os.replace(own, path)
+        own_file = path.with_suffix(f".{os.getpid()}.tmp")
+        own_file.write_text(json.dumps({"digest": _digest_of_ranges(ranges), "ranges": ranges}))
+        os.replace(own_file, path)
     return ranges
 
 

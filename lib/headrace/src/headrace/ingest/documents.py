@@ -111,13 +111,13 @@ class DocumentReader:
                 try:
                     if isinstance(record, BadRecordError):
                         raise record
-                    made = self._maker.documents(record)
+                    documents = self._maker.documents(record)
                 except BadRecordError as bad:
                     self.skipped_lines += 1
                     self.first_skipped = self.first_skipped or (row, self.refusal(row, bad))
                     continue
                 self.row = row
-                yield from made
+                yield from documents
         except SourceError:
             self._check_unchanged()  # if the file is being written to, that is the news, not the half line
             raise

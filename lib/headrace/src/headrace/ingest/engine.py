@@ -213,24 +213,24 @@ def run_parts(
     faster = tokenizer.encoder if isinstance(tokenizer, FileTokenizer) else None
     encoder = faster if isinstance(faster, GigatokenEncoder) else None
     plain = None if encoder is None else make_kind(job.source, job.kind, encoder.tokenizer, job.template)
-    left, limit, slow_parts = deque(tasks), batch_bytes or batch_chars(), set[str]()
+    remaining, limit, slow_parts = deque(tasks), batch_bytes or batch_chars(), set[str]()
 
     def encode(batch: _Batch) -> tuple[_Batch, EncodedBatch]:
         if plain is not None and batch.task.name in slow_parts:
             return batch.encoded(plain)
         return batch.encoded(kind, plain)
 
-    while left:
+    while remaining:
         moved = NOTHING  # in the part that is being built
         try:
-            for batch, encoded, record in _encoded_parts(job, kind, left.copy(), encode, limit):
-                done = len(batch.documents), int(encoded.tokens.size), batch.counts.text_bytes, batch.stored_bytes
+            for batch, encoded, record in _encoded_parts(job, kind, remaining.copy(), encode, limit):
+                advanced = len(batch.documents), int(encoded.tokens.size), batch.counts.text_bytes, batch.stored_bytes
                 counts = EncoderCounts() if encoder is None else encoder.take_counts(batch.compared)
-                moved += Progress(*done)
+                moved += Progress(*advanced)
                 if report is not None:
-                    report(Progress(*done, counts))
+                    report(Progress(*advanced, counts))
                 if record is not None:
-                    left.popleft()
+                    remaining.popleft()
                     moved = NOTHING
                     yield record
         except EncodersDifferError as error:

@@ -107,8 +107,8 @@ class FillInMiddle:
         borders = np.stack([begin, first, end, stop])
         start, size = self._runs(tokens.size, borders, self.rearranges(lengths, documents), documents)
         flat = size.ravel()
-        places = np.arange(int(flat.sum())) + np.repeat(start.ravel() - (np.cumsum(flat) - flat), flat)
-        return source[places], size.sum(axis=1)
+        positions = np.arange(int(flat.sum())) + np.repeat(start.ravel() - (np.cumsum(flat) - flat), flat)
+        return source[positions], size.sum(axis=1)
 
     def _runs(
         self, sentinel: int, borders: Int64[np.ndarray, "4 d"], chosen: np.ndarray, documents: np.ndarray
@@ -170,12 +170,12 @@ def fill_in_middle(config: SourceConfig, fim: FimConfig, kind: Kind, tokenizer: 
         )
     signs: list[int] = []
     for name in ("prefix", "suffix", "middle"):
-        _, found = resolve_special(f"fim.{name}", getattr(fim, name), list(tokenizer.special), (), tokenizer.id_of)
-        if found is None or found in signs:
+        _, token_id = resolve_special(f"fim.{name}", getattr(fim, name), list(tokenizer.special), (), tokenizer.id_of)
+        if token_id is None or token_id in signs:
             raise ConfigError(
                 "is no token of its own", field=f"fim.{name}", value=getattr(fim, name), cure="Name three tokens."
             )
-        signs.append(found)
+        signs.append(token_id)
     prefix, suffix, middle = signs
     return FillInMiddle(
         prefix, suffix, middle, fim.seed, fim.rate, fim.spm_rate, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id

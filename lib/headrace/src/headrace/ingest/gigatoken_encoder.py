@@ -181,9 +181,9 @@ class GigatokenEncoder:
                 if i not in slow and (encoded := self._encode(text)) is not None:
                     ids[i] = encoded
             self._counts += EncoderCounts(len(ids), len(texts) - len(ids))
-        left = [i for i in range(len(texts)) if i not in ids]
-        if left:
-            ids.update(zip(left, self.tokenizer.encode_plain([texts[i] for i in left]), strict=True))
+        remaining = [i for i in range(len(texts)) if i not in ids]
+        if remaining:
+            ids.update(zip(remaining, self.tokenizer.encode_plain([texts[i] for i in remaining]), strict=True))
         return [ids[i] for i in range(len(texts))]
 
     def take_counts(self, compared: int = 0) -> EncoderCounts:

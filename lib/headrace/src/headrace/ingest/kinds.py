@@ -181,17 +181,17 @@ class MarkedKind(DocumentKind):
         masks: list[np.ndarray] = []
         prompts: list[int] = []
         for i, document in enumerate(documents):
-            before, after = encoded[2 * i : 2 * i + 2]
+            prefix, suffix = encoded[2 * i : 2 * i + 2]
             spans = document.spans or ()
             opens, closes = (t if f else t[:0] for t, f in zip((bos, eos), document.framed, strict=True))
-            ids.append(np.concatenate([opens, before.ids, after.ids, closes]))
+            ids.append(np.concatenate([opens, prefix.ids, suffix.ids, closes]))
             mask = [
                 np.zeros(opens.size, bool),
-                marked(before.places, spans),
-                marked(after.places + document.cut, spans),
+                marked(prefix.places, spans),
+                marked(suffix.places + document.cut, spans),
             ]
             masks.append(np.concatenate([*mask, np.ones(closes.size, bool)]).astype(np.uint8))
-            prompts.append(opens.size + before.ids.size)
+            prompts.append(opens.size + prefix.ids.size)
         lengths = np.fromiter((i.size for i in ids), np.int64, len(ids))
         tokens = np.concatenate(ids).astype(self.tokenizer.dtype) if ids else np.zeros(0, self.tokenizer.dtype)
         leaves: dict[str, LeafValues] = {}
@@ -250,13 +250,13 @@ def _wanted_turns(messages: Sequence[Message], how: ChatConfig) -> list[bool]:
     roles = [str(message["role"]) for message in messages]
     if how.mask == "roles":
         return [role in how.roles for role in roles]
-    said = [message.get("trainable", message.get("weight")) for message in messages]
-    if how.mask == "customized" and not all(isinstance(one, bool | int | float) for one in said):
+    flags = [message.get("trainable", message.get("weight")) for message in messages]
+    if how.mask == "customized" and not all(isinstance(one, bool | int | float) for one in flags):
         raise BadRecordError(
             "holds a message that does not say whether it is trained on",
             'With mask customized each has "trainable": true or false (or "weight": 1 or 0).',
         )
-    return trained_turns(roles, how.mask, said)
+    return trained_turns(roles, how.mask, flags)
 
 
 class PreferenceKind(MarkedKind):
@@ -287,15 +287,17 @@ class PreferenceKind(MarkedKind):
                 " of messages"
             )
         answers = [check_messages(a, self._field_name(n)) for n, a in (("chosen", chosen), ("rejected", rejected))]
-        asked = self._asked_messages(prompt)
-        if asked is None or all(a[0]["role"] != "assistant" for a in answers):  # they hold their prompt themselves
+        prompt_messages = self._asked_messages(prompt)
+        if prompt_messages is None or all(
+            a[0]["role"] != "assistant" for a in answers
+        ):  # they hold their prompt themselves
             shared = next((i for i, (a, b) in enumerate(zip(*answers, strict=False)) if a != b), min(map(len, answers)))
-            asked, answers = answers[0][:shared], [a[shared:] for a in answers]
-        if not asked or not all(answers):
+            prompt_messages, answers = answers[0][:shared], [a[shared:] for a in answers]
+        if not prompt_messages or not all(answers):
             raise BadRecordError("holds answers that share no prompt, or no answer after it")
-        question = self._chat().render(asked, ask=True)
+        question = self._chat().render(prompt_messages, ask=True)
         return tuple(
-            self._answer(record, question, [*asked, *answer], label)
+            self._answer(record, question, [*prompt_messages, *answer], label)
             for label, answer in zip((1, 0), answers, strict=True)
         )
 
@@ -312,10 +314,10 @@ class PreferenceKind(MarkedKind):
             raise BadRecordError("its prompt is rendered otherwise with an answer than alone, so they cannot be parted")
         cut = len(question)
         if self._chat().has_marks and self.config.chat.mask == "generation":
-            kept = tuple((max(a, cut), b) for a, b in spans if b > cut)
+            answer_spans = tuple((max(a, cut), b) for a, b in spans if b > cut)
         else:
-            kept = ((cut, len(text)),)
-        return self._document(record, text, kept, cut=cut, label=label)
+            answer_spans = ((cut, len(text)),)
+        return self._document(record, text, answer_spans, cut=cut, label=label)
 
 
 class PromptsKind(MarkedKind):
@@ -415,5 +417,5 @@ def marked(places: np.ndarray, spans: Spans) -> np.ndarray:
         return np.zeros(len(places), bool)
     starts, stops = np.array(spans, np.int64).T
     nearest = np.searchsorted(stops, places[:, 0], side="right")
-    within = nearest < len(stops)
-    return within & (starts[np.minimum(nearest, len(stops) - 1)] < places[:, 1]) & (places[:, 1] > places[:, 0])
+    inside = nearest < len(stops)
+    return inside & (starts[np.minimum(nearest, len(stops) - 1)] < places[:, 1]) & (places[:, 1] > places[:, 0])

@@ -50,21 +50,21 @@ def expand_braces(pattern: str) -> list[str]:
         >>> expand_braces("shard-{08..10}.jsonl")
         ['shard-08.jsonl', 'shard-09.jsonl', 'shard-10.jsonl']
     """
-    found: list[str] = []
+    patterns: list[str] = []
     waiting = [pattern]
     while waiting:
         path = waiting.pop()
         choices = _first_brace(path)
         if choices is None:
-            found.append(path)
+            patterns.append(path)
         else:
-            before, options, after = choices
-            waiting += [before + option + after for option in reversed(options)]
-        if len(found) + len(waiting) > _MAX_EXPANSIONS:
+            prefix, options, suffix = choices
+            waiting += [prefix + option + suffix for option in reversed(options)]
+        if len(patterns) + len(waiting) > _MAX_EXPANSIONS:
             raise ConfigError(
                 f"stands for more than {_MAX_EXPANSIONS:,} paths", field="source", value=pattern, cure="Use a glob."
             )
-    return found
+    return patterns
 
 
 def _first_brace(path: str) -> tuple[str, list[str], str] | None:
@@ -159,11 +159,11 @@ def _list_local(path: str) -> Listing | None:
 
 def _walk(folder: str) -> Iterator[str]:
     """Files below a folder, those behind links too; a folder that two ways lead to is walked once."""
-    seen = {os.path.realpath(folder)}
+    visited = {os.path.realpath(folder)}
     for parent, folders, names in os.walk(folder, followlinks=True):
         fresh = {os.path.realpath(os.path.join(parent, f)): f for f in sorted(folders)[::-1] if not f.startswith(".")}
-        folders[:] = [f for real, f in fresh.items() if real not in seen]
-        seen.update(fresh)
+        folders[:] = [f for real, f in fresh.items() if real not in visited]
+        visited.update(fresh)
         yield from (os.path.join(parent, n) for n in names if not n.startswith("."))
 
 
@@ -224,20 +224,20 @@ def _pages(fs: Any, root: str, depth: int | None = None) -> Iterator[dict[str, A
 def _kept(folder: str, infos: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Entries of a listing that lie below its folder; others are left out, and said."""
     root = folder.rstrip("/") + "/" if folder else ""
-    kept: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     others: list[str] = []
     for info in infos:
         name = str(info["name"])
         steps = re.split(r"[/\\]", unquote(name[len(root) :]).split("?")[0])
         if name.startswith(root) and not {".", ".."}.intersection(steps):
-            kept += [info] if name != root else []
+            entries += [info] if name != root else []
         elif name.rstrip("/") != root.rstrip("/"):
             others.append(name)
     if others:
         logger.warning(
             "%s: %d names of its listing lie outside it, and are left out: %s", folder, len(others), others[0]
         )
-    return kept
+    return entries
 
 
 def _remote_entries(fs: Any, infos: Iterable[dict[str, Any]]) -> Iterator[Entry]:

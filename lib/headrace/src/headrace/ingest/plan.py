@@ -130,10 +130,10 @@ def check_same_build(output: str, begun: Ledger, wanted: Ledger) -> None:
     Raises:
         PlanMismatchError: they differ; every difference is named.
     """
-    found = differences(begun, wanted)
-    if found:
+    changes = differences(begun, wanted)
+    if changes:
         raise PlanMismatchError(
-            "was begun with other settings: " + "; ".join(found),
+            "was begun with other settings: " + "; ".join(changes),
             field="output",
             value=output,
             cure="Give the settings that it was begun with, choose another output, or pass --restart to delete it and"
@@ -143,18 +143,18 @@ def check_same_build(output: str, begun: Ledger, wanted: Ledger) -> None:
 
 def differences(begun: Ledger, wanted: Ledger) -> list[str]:
     """What differs between two plans, one phrase each; empty if a build of one can go on as the other."""
-    found = differing_tokenizers(begun.tokenizer, wanted.tokenizer)
-    found += differing_values(begun.layout, wanted.layout)
-    found += differing_values(dict(begun.metadata.get("source", {})), dict(wanted.metadata["source"]))
+    changes = differing_tokenizers(begun.tokenizer, wanted.tokenizer)
+    changes += differing_values(begun.layout, wanted.layout)
+    changes += differing_values(dict(begun.metadata.get("source", {})), dict(wanted.metadata["source"]))
     if begun.metadata.get("template") != wanted.metadata.get("template"):
-        found.append("the chat template differs")
+        changes.append("the chat template differs")
     numbers = ("part_bytes", "ingest_version")
-    found += differing_values({k: begun.metadata.get(k) for k in numbers}, {k: wanted.metadata[k] for k in numbers})
-    before, now = ([str(s["path"]) for s in ledger.sources] for ledger in (begun, wanted))
-    for what, paths in (("added", set(now) - set(before)), ("missing", set(before) - set(now))):
+    changes += differing_values({k: begun.metadata.get(k) for k in numbers}, {k: wanted.metadata[k] for k in numbers})
+    old_paths, now = ([str(s["path"]) for s in ledger.sources] for ledger in (begun, wanted))
+    for what, paths in (("added", set(now) - set(old_paths)), ("missing", set(old_paths) - set(now))):
         if paths:
-            found.append(f"{len(paths)} source file{'s' if len(paths) > 1 else ''} {what} ({_some(paths)})")
-    return found
+            changes.append(f"{len(paths)} source file{'s' if len(paths) > 1 else ''} {what} ({_some(paths)})")
+    return changes
 
 
 def changed_sources(
@@ -213,8 +213,8 @@ def differing_values(begun: dict[str, Any], wanted: dict[str, Any], keys: Collec
 
 
 def _some(names: Collection[str]) -> str:
-    shown = sorted(names)
-    return ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else "")
+    listed = sorted(names)
+    return ", ".join(listed[:_SHOWN]) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")
 
 
 def content_hashes(listed: Iterable[SourceFile]) -> dict[str, str]:

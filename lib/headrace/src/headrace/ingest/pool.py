@@ -51,16 +51,16 @@ def workers_for(job: Job, parts: int, memory: int | None = None) -> int:
 
 def free_memory() -> int | None:
     """Bytes of memory that this process and its children may still take; None if the system does not say."""
-    found: list[int] = []
+    limits: list[int] = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+        limits += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         if limit != "max":
-            found.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+            limits.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
     except (OSError, ValueError):
         pass  # another system, or another kind of container
-    return min(found, default=None)
+    return min(limits, default=None)
 
 
 @dataclass
@@ -116,7 +116,7 @@ class PoolWorkers:
             self._end(self._workers.pop())
 
     def _new(self) -> _Worker:
-        mine, its = socket.socketpair()
+        own_end, its = socket.socketpair()
         with its:
             environment = {
                 **os.environ,
@@ -132,7 +132,7 @@ class PoolWorkers:
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # an interrupt from the keyboard is the parent's business
             )
-        worker = _Worker(process, Connection(mine.detach()))
+        worker = _Worker(process, Connection(own_end.detach()))
         self._workers.append(worker)
         with suppress(OSError):  # as in start
             worker.pipe.send(self._job)
@@ -174,10 +174,10 @@ def build_one_part(
     build: BuildPart, task: Task, root: str, tell: Callable[[Progress], None]
 ) -> tuple[PartRecord, Spent]:
     """Builds one part below ``root``; its record, and what it took."""
-    before, reporter = wire(), Reporter(tell)
+    wire_before, reporter = wire(), Reporter(tell)
     record = build(task, root, reporter)
     reporter.flush()
-    return record, Spent(wire() - before, reporter.encoder)
+    return record, Spent(wire() - wire_before, reporter.encoder)
 
 
 def main(fd: int, parent: int) -> None:

@@ -79,10 +79,10 @@ def show_progress(total: int, what: str = "building") -> Iterator[Callable[[Prog
     )
     rates = Rates()
     with bar:
-        shown = bar.add_task("", total=total or None, rates="")
+        task = bar.add_task("", total=total or None, rates="")
 
         def report(done: Progress) -> None:
-            bar.update(shown, advance=done.stored_bytes, rates=rates.after(done))
+            bar.update(task, advance=done.stored_bytes, rates=rates.after(done))
 
         yield report
 

@@ -74,9 +74,9 @@ class RayWorkers:
         self._started_here = not self._ray.is_initialized()
         if self._started_here:
             self._connect()
-        here = self._ray.get_runtime_context().get_node_id()
+        node_id = self._ray.get_runtime_context().get_node_id()
         strategies = importlib.import_module("ray.util.scheduling_strategies")
-        beside = strategies.NodeAffinitySchedulingStrategy(here, soft=True)
+        beside = strategies.NodeAffinitySchedulingStrategy(node_id, soft=True)
         self._board = self._ray.remote(Board).options(num_cpus=0, scheduling_strategy=beside).remote()
         self._task = self._ray.remote(build_part).options(
             num_cpus=1, max_retries=0, runtime_env={"env_vars": {"RAYON_NUM_THREADS": "1"}}

@@ -343,21 +343,21 @@ def numbers(value: Any, dtype: str, field: str, *, bools: bool = True) -> np.nda
         array = np.asarray(value)
     except (ValueError, OverflowError) as error:
         raise BadRecordError(f"holds something else than numbers in field {field!r} ({error})") from None
-    wanted = np.dtype(dtype)
+    target = np.dtype(dtype)
     if array.size == 0:
-        return np.zeros(0, wanted)
+        return np.zeros(0, target)
     if not bools and (array.dtype.kind == "b" or (not isinstance(value, np.ndarray) and bool in set(map(type, value)))):
         raise BadRecordError(f"holds true or false in field {field!r}, which are no numbers here")
-    kinds = "iubf" if wanted.kind == "f" else "iub"
+    kinds = "iubf" if target.kind == "f" else "iub"
     if array.ndim != 1 or array.dtype.kind not in kinds:
         raise BadRecordError(
             f"holds something else than {'numbers' if 'f' in kinds else 'integers'} in field {field!r}"
         )
-    if wanted.kind != "f":
-        low, high = (0, 1) if wanted.kind == "b" else (int(np.iinfo(wanted).min), int(np.iinfo(wanted).max))
+    if target.kind != "f":
+        low, high = (0, 1) if target.kind == "b" else (int(np.iinfo(target).min), int(np.iinfo(target).max))
         if int(array.min()) < low or int(array.max()) > high:
             raise BadRecordError(f"holds a number outside {low} .. {high} in field {field!r}")
-    return array.astype(wanted)
+    return array.astype(target)
 
 
 def joined(spec: LeafSpec, values: Sequence[np.ndarray]) -> LeafValues:

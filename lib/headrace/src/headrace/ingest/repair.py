@@ -89,13 +89,13 @@ def repair(path: str, damages: Sequence[Damage]) -> RepairReport:
     report = RepairReport()
     if not damages:
         return report
-    with lease(path) as held:
+    with lease(path) as held_lease:
         ledger = read_ledger(path)
         if ledger is None or not ledger.finished:
             cure = "Run the command that builds it again: it goes on where it was."
             raise CacheError("is not a finished cache of headrace", field="cache", value=path, cure=cure)
         table = files.join(path, TABLE_NAME)
-        _mend(path, ledger, [d for d in damages if d.file != table], report, held.check)
+        _mend(path, ledger, [d for d in damages if d.file != table], report, held_lease.check)
         problem = table_problem(path, mend=not report.left)
         if any(d.file == table for d in damages):
             report.left.update({table: problem} if report.left else {})
@@ -202,11 +202,11 @@ def _rebuild(
 def _built(job: BuildJob, task: PartTask, tokenizer: Tokenizer, path: str, ledger: Ledger) -> str:
     """Builds a part and puts it into its place; what keeps it from being the one that was there, if anything does."""
     try:
-        (made,) = run_parts(job, [task], tokenizer=tokenizer)
+        (built_part,) = run_parts(job, [task], tokenizer=tokenizer)
     except SourceError as error:
         return str(error)
     recorded = _record(ledger, task.name)
-    if msgspec.structs.replace(made, extra=recorded.extra) != recorded:
+    if msgspec.structs.replace(built_part, extra=recorded.extra) != recorded:
         return f"{', '.join(dict.fromkeys(f.shown_path for f in task.files))} changed after the cache was built"
     write_part_record(job.root, recorded)
     publish(job.root, path, task.name)
@@ -215,10 +215,10 @@ def _built(job: BuildJob, task: PartTask, tokenizer: Tokenizer, path: str, ledge
 
 def _listed(source: SourceConfig) -> Mapping[str, SourceFile]:
     """The source files that are there, by the path that the ledger shows."""
-    found: dict[str, SourceFile] = {}
+    source_files: dict[str, SourceFile] = {}
     for path in source.paths:
         try:
-            found |= {f.shown_path: described(f) for f in replace(source, paths=[path]).files()}
+            source_files |= {f.shown_path: described(f) for f in replace(source, paths=[path]).files()}
         except SourceError:
             continue  # what is not there is said of the parts that need it
-    return found
+    return source_files

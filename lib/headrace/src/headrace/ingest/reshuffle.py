@@ -131,15 +131,15 @@ def reshuffle(
     sizes_of(cache, how)
     _check_apart(cache.path, output)
     try:
-        begun = read_ledger(output)
-        if begun is None:
+        old_ledger = read_ledger(output)
+        if old_ledger is None:
             check_vacant(output)
-        with lease(output) as held:
-            begun = read_ledger(output)
-            if begun is not None and restart:
-                clear(output, begun)
+        with lease(output) as held_lease:
+            old_ledger = read_ledger(output)
+            if old_ledger is not None and restart:
+                clear(output, old_ledger)
             work = Reshuffling(cache, output, how, engine, workers, progress, redact(cache.path))
-            report = work.run(held)
+            report = work.run(held_lease)
     except OSError as error:
         raise files.not_written(output, error) from error
     copy_tombstones(cache, TokenCache.open(output))
@@ -188,23 +188,23 @@ class Reshuffling:
             for name in (LEDGER_NAME, FILE_NAME):
                 files.remove_tree(files.join(output, f"{name}.tmp"))
         files.remove_tree(files.join(output, ATTEMPTS_FOLDER))
-        begun = read_ledger(output)
-        sizes = sizes_of(self.cache, self.how, _recorded_runs(begun).get("memory"))
-        wanted = _begun(sizes, self.origin)
-        if begun is not None:
-            _check_same(output, begun, wanted)
-        names = [str(s["part"]) for s in wanted.sources]
+        old_ledger = read_ledger(output)
+        sizes = sizes_of(self.cache, self.how, _recorded_runs(old_ledger).get("memory"))
+        planned = _begun(sizes, self.origin)
+        if old_ledger is not None:
+            _check_same(output, old_ledger, planned)
+        names = [str(s["part"]) for s in planned.sources]
         records = {name: record for name in names if (record := read_part_record(output, name)) is not None}
         reused = len(records)
         dealt = 0
         if reused < len(names):
-            dealt = self._build(sizes, wanted, begun, records, held)
-        if begun is None or not begun.finished or reused < len(names):
+            dealt = self._build(sizes, planned, old_ledger, records, held)
+        if old_ledger is None or not old_ledger.finished or reused < len(names):
             files.remove_tree(files.join(output, RUNS_FOLDER))
-            name = wanted.tokenizer.get("file")
+            name = planned.tokenizer.get("file")
             if name and (content := files.read_bytes(files.join(self.cache.path, str(name)))) is not None:
                 files.write_atomic(files.join(output, str(name)), content)
-            write_ledger(output, wanted.complete([records[n] for n in names]))
+            write_ledger(output, planned.complete([records[n] for n in names]))
         shuffle = sizes.shuffle
         return ReshuffleReport(
             output, shuffle.documents, self.cache.num_tokens, shuffle.seed, shuffle.unit,

@@ -173,9 +173,9 @@ class Scheduler:
         """
         attempts = files.join(self.job.root, ATTEMPTS_FOLDER)
         files.remove_tree(attempts)
-        waiting, left = deque(self.tasks), len(self.tasks)
+        waiting, remaining = deque(self.tasks), len(self.tasks)
         try:
-            while left:
+            while remaining:
                 self._start(waiting)
                 for event in self.workers.wait(_POLL_S):
                     if event.attempt not in self._running:
@@ -188,7 +188,7 @@ class Scheduler:
                     elif isinstance(event, Lost):
                         self._lose(event, waiting)
                     else:
-                        left -= 1
+                        remaining -= 1
                         yield self._finish(event)
         finally:
             self.workers.close()

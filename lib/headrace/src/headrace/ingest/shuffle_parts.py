@@ -197,10 +197,10 @@ def deal_run(
     """Writes the documents of a run slice by slice; its record comes last."""
     folder = part_folder(root, task.name)
     files.remove_tree(folder)
-    places = plan.new_places(np.arange(task.first, task.last))
-    order = np.argsort(places)
-    bounds = np.searchsorted(places[order], plan.slices).tolist()
-    del places
+    new_places = plan.new_places(np.arange(task.first, task.last))
+    order = np.argsort(new_places)
+    bounds = np.searchsorted(new_places[order], plan.slices).tolist()
+    del new_places
     columns, documents = plan.columns, np.array([task.last - task.first])
     leaves = [
         _Documents.end_to_end([leaf.values(task.first, task.last)], documents, leaf.lengths(task.first, task.last))
@@ -245,12 +245,12 @@ def write_part(plan: ShufflePlan, task: ShuffleTask, root: str, report: Callable
     writer = PartWriter(root, task.name, plan.layout, plan.leaves)
     with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="headrace-runs") as pool:
         for k in range(first, last):
-            places = np.arange(plan.slices[k], plan.slices[k + 1])
-            run = np.searchsorted(plan.runs, plan.old_places(places), side="right") - 1
+            numbers = np.arange(plan.slices[k], plan.slices[k + 1])
+            run = np.searchsorted(plan.runs, plan.old_places(numbers), side="right") - 1
             documents = np.bincount(run, minlength=plan.runs.size - 1)
             leaves = _read_slice(plan, indices[:, k - first], documents, pool)
-            arrived = np.empty(places.size, np.int64)  # runs one after the other, in each the places in order
-            arrived[np.argsort(run, kind="stable")] = np.arange(places.size)
+            arrived = np.empty(numbers.size, np.int64)  # runs one after the other, in each the places in order
+            arrived[np.argsort(run, kind="stable")] = np.arange(numbers.size)
             for batch in _batches(leaves, arrived):
                 values: dict[str, LeafValues] = {
                     column.name: (leaf.take(batch), leaf.length[batch] if column.ragged else None)

@@ -185,8 +185,8 @@ def cut_runs_and_slices(sizes: ShuffleSizes) -> tuple[list[int], list[int]]:
         for column in ragged:
             weight += cache.leaf(column.name).lengths(first, last) * column.dtype.itemsize
         numbers = np.arange(first, last)
-        places = sizes.shuffle.stored_at(numbers if earlier is None else earlier.originals(numbers))
-        weights += np.bincount(np.searchsorted(bins, places, side="right") - 1, weight, weights.size)
+        stored = sizes.shuffle.stored_at(numbers if earlier is None else earlier.originals(numbers))
+        weights += np.bincount(np.searchsorted(bins, stored, side="right") - 1, weight, weights.size)
         runs.add(weight)
     slices: list[int] = []
     edges, filled = set(sizes.edges.tolist()), 0.0

@@ -225,9 +225,9 @@ class SourceConfig:
                 raise ConfigError(
                     "must begin with a dot", field="extensions", value=extension, cure=f"Write '.{extension}'."
                 )
-        known = sorted({name for kind, names in FIELDS.items() if self.kind in ("auto", kind) for name in names})
+        field_names = sorted({name for kind, names in FIELDS.items() if self.kind in ("auto", kind) for name in names})
         for name in self.fields:
-            check_choice("fields", name, known, f"is nothing that kind {self.kind!r} takes from a record")
+            check_choice("fields", name, field_names, f"is nothing that kind {self.kind!r} takes from a record")
 
     def kind_of(self, listed: Iterable[SourceFile]) -> Kind:
         """The kind, ``auto`` settled by the formats of the files.
@@ -266,8 +266,8 @@ class SourceConfig:
 
     def columns(self, kind: Kind) -> list[str]:
         """All fields that are read of a record."""
-        own = [f for name in FIELDS[kind] if (f := self.field_of(kind, name)) is not None]
-        return list(dict.fromkeys([*own, *(leaf.field for leaf in self.leaves.values())]))
+        named = [f for name in FIELDS[kind] if (f := self.field_of(kind, name)) is not None]
+        return list(dict.fromkeys([*named, *(leaf.field for leaf in self.leaves.values())]))
 
     def optional_columns(self, kind: Kind) -> set[str]:
         """Those of them that need not be there."""
@@ -286,23 +286,25 @@ class SourceConfig:
         """
         paths = [p for path in self.paths for p in self._spelled_out(str(path))]
         others: Counter[str] = Counter() if left_out is None else left_out
-        found = sorted((f for path in paths for f in self._expand(path, others)), key=lambda f: (f.shown_path, f.path))
-        for one, next_one in itertools.pairwise(found):
+        source_files = sorted(
+            (f for path in paths for f in self._expand(path, others)), key=lambda f: (f.shown_path, f.path)
+        )
+        for one, next_one in itertools.pairwise(source_files):
             if one.shown_path == next_one.shown_path:
                 raise SourceError(
                     "is named twice by the given paths, so its documents would be in the cache twice",
                     field=one.path,
                     cure="Give each file once; to see a source more often, give it a higher weight when training.",
                 )
-        if all(f.size == 0 for f in found):
+        if all(f.size == 0 for f in source_files):
             raise SourceError(
                 "is an empty source: "
-                + ("its one file has" if len(found) == 1 else f"all its {len(found)} files have")
+                + ("its one file has" if len(source_files) == 1 else f"all its {len(source_files)} files have")
                 + " no bytes",
                 field=", ".join(str(p) for p in self.paths),
                 cure="Check the paths.",
             )
-        return found
+        return source_files
 
     def source_file(self, path: str, size: int | None, version: str) -> SourceFile:
         """A listed file, with format and compression read off its name.
@@ -353,8 +355,8 @@ class SourceConfig:
         kind, entries = listing
         if kind == "folder":
             entries = list(entries)
-            taken = [e for e in entries if self._wanted(e.path)]
-            if not taken:
+            chosen = [e for e in entries if self._wanted(e.path)]
+            if not chosen:
                 endings = Counter(_ending(e.path) for e in entries)
                 problem = (
                     f"is a folder without {', '.join(self._wanted_extensions())} files ({endings_in_words(endings)})"
@@ -365,7 +367,7 @@ class SourceConfig:
                     cure = f"Choose others with --extension {most} (in Python: extensions=[{most!r}]), or name files."
                 raise SourceError(problem, field="source", value=path, cure=cure)
             left_out.update(_ending(e.path) for e in entries if not self._wanted(e.path))
-            entries = taken
+            entries = chosen
         for entry in entries:
             yield self.source_file(entry.path, entry.size, entry.version)
 

@@ -92,21 +92,23 @@ def _source(name: str, path: str, entries: Sequence[Entry]) -> FoundSource:
     by_ending: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         by_ending[_ending(entry.path)].append(entry)
-    taken = sorted(e for e, those in by_ending.items() if e in USUAL_ENDINGS or (e.startswith(".") and _is_text(those)))
-    left_out = Counter({e: len(those) for e, those in by_ending.items() if e not in taken})
-    kept = [entry for ending in taken for entry in by_ending[ending]]
-    paths = [path] if path else [entry.path for entry in kept]
+    endings = sorted(
+        e for e, those in by_ending.items() if e in USUAL_ENDINGS or (e.startswith(".") and _is_text(those))
+    )
+    left_out = Counter({e: len(those) for e, those in by_ending.items() if e not in endings})
+    chosen = [entry for ending in endings for entry in by_ending[ending]]
+    paths = [path] if path else [entry.path for entry in chosen]
     safe = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "text"
-    return FoundSource(safe, paths, taken, len(kept), sum(entry.size or 0 for entry in kept), left_out)
+    return FoundSource(safe, paths, endings, len(chosen), sum(entry.size or 0 for entry in chosen), left_out)
 
 
 def _named_apart(sources: list[FoundSource]) -> list[FoundSource]:
     """Sources whose names differ: of two folders ``a b`` and ``a-b`` the second is ``a-b-2``."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     result: list[FoundSource] = []
     for source in sources:
-        seen[source.name] += 1
-        name = source.name if seen[source.name] == 1 else f"{source.name}-{seen[source.name]}"
+        counts[source.name] += 1
+        name = source.name if counts[source.name] == 1 else f"{source.name}-{counts[source.name]}"
         result.append(replace(source, name=name))
     return result
 

@@ -102,8 +102,8 @@ def cores() -> int:
 
 def encoding_threads() -> int:
     """Threads that encode in this process: one a core, unless the environment gives it fewer (a worker's share)."""
-    said = os.environ.get(THREADS_VARIABLE, "")
-    return int(said) if said.isdigit() and int(said) > 0 else cores()
+    text = os.environ.get(THREADS_VARIABLE, "")
+    return int(text) if text.isdigit() and int(text) > 0 else cores()
 
 
 def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
@@ -215,12 +215,12 @@ class FileTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         arrays, lengths = [np.zeros(0, np.uint32)], [0] * len(texts)
-        before, after = ([] if i is None else [np.array([i], np.uint32)] for i in (self.bos_id, self.eos_id))
+        leading, trailing = ([] if i is None else [np.array([i], np.uint32)] for i in (self.bos_id, self.eos_id))
         with _refusals():
             for group in self._groups(texts):
                 for piece, encoded in zip(group, self.encoder([p.text for p in group]), strict=True):
                     self._check_special(encoded)
-                    some = [*(before if piece.opens else ()), encoded, *(after if piece.closes else ())]
+                    some = [*(leading if piece.opens else ()), encoded, *(trailing if piece.closes else ())]
                     arrays += some
                     lengths[piece.document] += sum(map(len, some))
         return np.concatenate(arrays, dtype=self.dtype, casting="unsafe"), np.array(lengths, np.int64)
@@ -234,10 +234,10 @@ class FileTokenizer(Tokenizer):
     def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
         with _refusals():
             encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        places = [Placed(np.array(e.ids, np.int64), np.array(e.offsets, np.int64).reshape(-1, 2)) for e in encodings]
-        for place in places:
-            self._check_special(place.ids)
-        return places
+        placed = [Placed(np.array(e.ids, np.int64), np.array(e.offsets, np.int64).reshape(-1, 2)) for e in encodings]
+        for one in placed:
+            self._check_special(one.ids)
+        return placed
 
     def id_of(self, token: str) -> int | None:
         return cast("int | None", self._tokenizer.token_to_id(token))
@@ -375,8 +375,8 @@ def _next_cut(text: str, start: int, encode: Callable[[str], list[int]], least: 
     limit = min(start + most, len(text))
     for tries, match in enumerate(_CANDIDATE.finditer(text, start + least, limit)):
         cut = match.start()
-        before, after = text[max(start, cut - _WINDOW_CHARS) : cut], text[cut : cut + _WINDOW_CHARS]
-        if encode(before) + encode(after) == encode(before + after):
+        left_text, right_text = text[max(start, cut - _WINDOW_CHARS) : cut], text[cut : cut + _WINDOW_CHARS]
+        if encode(left_text) + encode(right_text) == encode(left_text + right_text):
             return cut
         if tries >= _MAX_TRIES:
             break

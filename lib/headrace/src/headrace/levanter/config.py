@@ -79,15 +79,17 @@ class HeadraceDataConfig:
         Raises:
             ConfigError: it knows fewer tokens than the caches have.
         """
-        known = self.resolved.vocab_size
+        vocab_size = self.resolved.vocab_size
         if self.tokenizer is None:
-            return PassthroughTokenizer(known)
-        found = load_tokenizer(self.tokenizer)
-        if len(found) < known:
+            return PassthroughTokenizer(vocab_size)
+        tokenizer = load_tokenizer(self.tokenizer)
+        if len(tokenizer) < vocab_size:
             raise ConfigError(
-                f"knows {len(found)} tokens, and the caches have {known}", field="data.tokenizer", value=self.tokenizer
+                f"knows {len(tokenizer)} tokens, and the caches have {vocab_size}",
+                field="data.tokenizer",
+                value=self.tokenizer,
             )
-        return found
+        return tokenizer
 
     def train_set(self, Pos: Any, batch_schedule: Any, *, key: Any = None, **ignored: Any) -> HeadraceDataset:
         """The mixture, as Levanter's loader reads it.
@@ -106,24 +108,24 @@ class HeadraceDataConfig:
         check_length(Pos, config)
         dataset = config.dataset()
         check_schedule(dataset, None, headrace_schedule(batch_schedule))
-        made = HeadraceDataset(
+        rows = HeadraceDataset(
             dataset,
             position_axis=Pos.name,
             row_order="locality" if config.row_order == "locality" else "stream",
             prefetch_bytes=config.prefetch_bytes,
             row_exchange=config.exchange_setting,
         )
-        open_run_beside(self.run_dir, made)
-        return made
+        open_run_beside(self.run_dir, rows)
+        return rows
 
     def validation_sets(self, Pos: Any) -> Mapping[str, HeadraceDataset]:
         """What the config holds out of each component, by name; nothing if it holds nothing out."""
         if self.resolved.validation is None:
             return {}
-        held = self.resolved.validation_datasets(seq_len=Pos.size)
+        datasets = self.resolved.validation_datasets(seq_len=Pos.size)
         return {
             name: HeadraceDataset(dataset, 1, position_axis=Pos.name, row_order="stream")
-            for name, dataset in held.items()
+            for name, dataset in datasets.items()
         }
 
     def tagged_eval_sets(self, Pos: Any) -> Sequence[tuple[HeadraceDataset, list[str]]]:

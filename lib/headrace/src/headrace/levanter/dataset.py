@@ -117,18 +117,18 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         """
         if len(indices) == 0:
             return []
-        wanted = check_indices(np.asarray(indices, np.int64), self.dataset.length)
-        planned, steps = self._order.planned, self.schedule.step_of(wanted)
+        numbers = check_indices(np.asarray(indices, np.int64), self.dataset.length)
+        planned, steps = self._order.planned, self.schedule.step_of(numbers)
         if planned is None:
-            return self._examples(await self.dataset.get_batch(wanted))
+            return self._examples(await self.dataset.get_batch(numbers))
         examples: dict[int, Any] = {}
-        left = np.arange(wanted.size)
-        while left.size:  # those that one dataset serves together: documents may be removed from a step on
-            served, until = planned.at_step(int(steps[left].min()))
-            now = left if until is None else left[steps[left] < until]
-            examples |= zip(now.tolist(), self._examples(await self._read(served, wanted[now])), strict=True)
-            left = np.setdiff1d(left, now)
-        return [examples[place] for place in range(wanted.size)]
+        remaining = np.arange(numbers.size)
+        while remaining.size:  # those that one dataset serves together: documents may be removed from a step on
+            served, until = planned.at_step(int(steps[remaining].min()))
+            now = remaining if until is None else remaining[steps[remaining] < until]
+            examples |= zip(now.tolist(), self._examples(await self._read(served, numbers[now])), strict=True)
+            remaining = np.setdiff1d(remaining, now)
+        return [examples[position] for position in range(numbers.size)]
 
     async def _read(self, planned: PlannedDataset, wanted: Int64[np.ndarray, " n"]) -> PackedBatch:
         batch = await planned.read_located(self._rows(planned, wanted), self.read_stats)
@@ -143,18 +143,18 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         steps = np.unique(self.schedule.step_of(wanted))
         runs = np.split(steps, np.flatnonzero(np.diff(steps) > 1) + 1)
         first = np.asarray([self.schedule.rows_at(int(run[0]))[0] for run in runs])
-        found = [global_rows(dataset, self.schedule, int(r[0]), r.size, self.row_order).rows for r in runs]
-        start = np.cumsum([0] + [rows.row.size for rows in found[:-1]])
+        tables = [global_rows(dataset, self.schedule, int(r[0]), r.size, self.row_order).rows for r in runs]
+        start = np.cumsum([0] + [rows.row.size for rows in tables[:-1]])
         run = np.searchsorted(first, wanted, side="right") - 1
         at = wanted - first[run] + start[run]
-        return Rows(*(np.concatenate(field)[at] for field in zip(*found, strict=True)))
+        return Rows(*(np.concatenate(field)[at] for field in zip(*tables, strict=True)))
 
     def _examples(self, batch: PackedBatch) -> list[Any]:
-        whole = to_grug_example(batch)  # in numpy, as the batch is
-        one = jax.tree.map(lambda leaf: leaf[0], whole)
+        example = to_grug_example(batch)  # in numpy, as the batch is
+        one = jax.tree.map(lambda leaf: leaf[0], example)
         if self._named:
             one = named_lm_example_from_grug(one, Axis(self.position_axis, batch.seq_len))
-        structure, leaves = jax.tree.structure(one), jax.tree.leaves(whole)
+        structure, leaves = jax.tree.structure(one), jax.tree.leaves(example)
         return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HeadraceDataset:

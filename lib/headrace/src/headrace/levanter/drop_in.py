@@ -98,9 +98,9 @@ class FedDataConfig(LmDataConfig):
         """
         check_length(Pos, self.own)
         check_schedule(self.rows.dataset, None, headrace_schedule(batch_schedule))
-        made = _rows(self.own, self.rows.dataset, position_axis=Pos.name)
-        open_run_beside(self.run_dir, made)
-        return made
+        dataset = _rows(self.own, self.rows.dataset, position_axis=Pos.name)
+        open_run_beside(self.run_dir, dataset)
+        return dataset
 
     def train_mixture(self, Pos: Any, batch_schedule: Any, *, key: Any = None) -> FedMixture:
         """The same rows as ``GrugLmExample``, as a mixture whose stages and weights hooks can log.
@@ -152,14 +152,14 @@ def fed(
         cure = "Call it otherwise, and name its folder with cache_dir; a config that was fed before is not fed again."
         raise ConfigError("is the name of what is fed", field=f"data.components.{COMPONENT}", cure=cure)
     cached = {name: one for name, one in config.components.items() if name not in direct}
-    own = _translated(
+    translated = _translated(
         replace(config, components=cached, train_weights=_weights_of(config, cached)), seq_len, batch_size, seed
     )
-    own = decode(OwnConfig, with_overrides(own, settings))
-    _build_missing(config, own)
-    own, dataset = _opened(config, own)
-    rows = _rows(own, dataset, named=False)
-    given = {field.name: getattr(config, field.name) for field in fields(LmDataConfig)}
+    translated = decode(OwnConfig, with_overrides(translated, settings))
+    _build_missing(config, translated)
+    translated, dataset = _opened(config, translated)
+    rows = _rows(translated, dataset, named=False)
+    values = {field.name: getattr(config, field.name) for field in fields(LmDataConfig)}
     sizes = [batch_size] if isinstance(batch_size, int) else list(batch_size.values())
     changes: dict[str, Any] = {
         "components": {**config.components, COMPONENT: DirectDatasetComponent(datasets={"train": rows})},
@@ -168,7 +168,7 @@ def fed(
         "shuffle": False,
         "stop_strategy": "first_exhausted" if rows.is_finite() else "restart",
     }
-    return FedDataConfig(**given | changes, own=own, rows=rows, run_dir=run_dir)
+    return FedDataConfig(**values | changes, own=translated, rows=rows, run_dir=run_dir)
 
 
 def _translated(config: LmDataConfig, seq_len: int, batch_size: int | Mapping[int, int], seed: int) -> dict[str, Any]:
@@ -176,17 +176,17 @@ def _translated(config: LmDataConfig, seq_len: int, batch_size: int | Mapping[in
     batch = batch_size if isinstance(batch_size, int) else [[step, rows] for step, rows in batch_size.items()]
     trainer = {"train_batch_size": batch, "seed": seed}
     data = yaml.safe_load(str(draccus.dump(config)))
-    found = translate({"data": data, "train_seq_len": seq_len, "trainer": trainer})
-    for note in found.notes:
+    translation = translate({"data": data, "train_seq_len": seq_len, "trainer": trainer})
+    for note in translation.notes:
         if note.decides:
             raise ConfigError("has no counterpart", field=note.field, cure=note.text)
         _LOG.info("%s", note)
-    found.config.pop("tokenizer", None)
-    for name, component in found.config["components"].items():
+    translation.config.pop("tokenizer", None)
+    for name, component in translation.config["components"].items():
         component.pop("source", None)
-        if found.config.get("cache_catalog"):
+        if translation.config.get("cache_catalog"):
             component["cache"] = _listed_caches(config, name)
-    return found.config
+    return translation.config
 
 
 def _opened(config: LmDataConfig, own: OwnConfig) -> tuple[OwnConfig, Any]:

@@ -33,8 +33,8 @@ def stop_loaders(patience_s: float = _PATIENCE_S) -> int:
     Returns:
         How many had to be stopped.
     """
-    found = [it for it in gc.get_objects() if isinstance(it, BackgroundIterator)]
-    alive = [it for it in found if it.thread is not None and it.thread.is_alive()]
+    iterators = [it for it in gc.get_objects() if isinstance(it, BackgroundIterator)]
+    alive = [it for it in iterators if it.thread is not None and it.thread.is_alive()]
     for it in alive:
         it.stop(wait=False)
     deadline = time.monotonic() + patience_s

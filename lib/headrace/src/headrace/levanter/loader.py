@@ -166,10 +166,10 @@ def check_schedule(
     dataset: AsyncDataset[Any], batch_size: int | Mapping[int, int] | BatchSchedule | None, theirs: BatchSchedule
 ) -> None:
     """Raises ConfigError unless headrace's batch sizes are those of Levanter's trainer."""
-    own = getattr(dataset, "batch_schedule", None) if batch_size is None else BatchSchedule(batch_size)
-    if own is not None and own != theirs:
+    schedule = getattr(dataset, "batch_schedule", None) if batch_size is None else BatchSchedule(batch_size)
+    if schedule is not None and schedule != theirs:
         raise ConfigError(
-            f"is {own.to_config()} for headrace and {theirs.to_config()} for Levanter's trainer",
+            f"is {schedule.to_config()} for headrace and {theirs.to_config()} for Levanter's trainer",
             field="batch_size",
             cure="Write the same in batch_size and in trainer.train_batch_size.",
         )
@@ -186,11 +186,11 @@ def own_loader() -> Iterator[None]:
         >>> with own_loader():  # doctest: +SKIP
         ...     levanter.main.train_lm.main(config)
     """
-    theirs = Trainer.data_loader
+    levanter_loader = Trainer.data_loader
 
     def data_loader(self: Trainer, dataset: Any, batch: Any = None) -> Any:
         if batch is not None or not isinstance(dataset, HeadraceDataset):
-            return theirs(self, dataset, batch)
+            return levanter_loader(self, dataset, batch)
         return LmLoader.of(
             self,
             dataset.dataset,
@@ -205,7 +205,7 @@ def own_loader() -> Iterator[None]:
     try:
         yield
     finally:
-        Trainer.data_loader = theirs
+        Trainer.data_loader = levanter_loader
 
 
 def _sharding(mesh: Mesh, resources: Mapping[str, Any], batch_axis: str, position_axis: str) -> NamedSharding:

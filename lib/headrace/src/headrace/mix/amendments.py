@@ -52,26 +52,26 @@ def amend(
         {'web': {'weight': 2, 'blend': {'cc': 1}}, 'new': {'blend': {'math': 1}}}
     """
     check_disjoint(add, weights, drop, path)
-    for field, given in (("weights", weights), ("add", add)):
-        if given:
-            _check_named(given, components, mixture, f"{path}.{field}", field)
-            check_weights(without_repeats(given), f"{path}.{field}")
+    for field, entries in (("weights", weights), ("add", add)):
+        if entries:
+            _check_named(entries, components, mixture, f"{path}.{field}", field)
+            check_weights(without_repeats(entries), f"{path}.{field}")
     tree = dict(mixture)
     touched: list[Place] = []
     for name in sorted(weights, key=lambda name: _blend_of(weights[name]) is None):  # blends written out anew first
         value, field = weights[name], f"{path}.weights.{name}"
-        place = _find(tree, name, field, components, group=_blend_of(value) is not None)
-        tree = _put(tree, place, _weighed(tree, place, value, field))
-        touched.append(place)
-    gone = [_find(tree, name, f"{path}.drop", components, value=name) for name in drop]
-    for place, named in itertools.product(gone, touched):
-        if named[: len(place)] == place:
-            problem = f"is dropped by the same amendment, with {place[-1]!r}"
+        path_of_entry = _find(tree, name, field, components, group=_blend_of(value) is not None)
+        tree = _put(tree, path_of_entry, _weighed(tree, path_of_entry, value, field))
+        touched.append(path_of_entry)
+    dropped = [_find(tree, name, f"{path}.drop", components, value=name) for name in drop]
+    for path_of_entry, named in itertools.product(dropped, touched):
+        if named[: len(path_of_entry)] == path_of_entry:
+            problem = f"is dropped by the same amendment, with {path_of_entry[-1]!r}"
             cure = "Say one of the two."
             raise ConfigError(problem, field=f"{path}.weights.{named[-1]}", value=weights[named[-1]], cure=cure)
-    for place in gone:
-        if not any(place[:depth] in gone for depth in range(1, len(place))):
-            tree = _put(tree, place, None)
+    for path_of_entry in dropped:
+        if not any(path_of_entry[:depth] in dropped for depth in range(1, len(path_of_entry))):
+            tree = _put(tree, path_of_entry, None)
     for name, value in add.items():
         _check_new(tree, name, value, f"{path}.add")
         tree[name] = value
@@ -137,12 +137,12 @@ def check_disjoint(add: Mapping[str, Any], weights: Mapping[str, Any], drop: Seq
     if doubled is not None:
         cure = f"Name it once: drop: [{', '.join(dict.fromkeys(drop))}]"
         raise ConfigError(f"names {doubled!r} twice", field=f"{path}.drop", value=[*drop], cure=cure)
-    for field, given in (("add", add), ("weights", weights)):
-        for name in given:
+    for field, entries in (("add", add), ("weights", weights)):
+        for name in entries:
             if name in drop:
                 problem = "is dropped by the same amendment"
                 cure = "Say one of the two: weights changes what is in the mixture."
-                raise ConfigError(problem, field=f"{path}.{field}.{name}", value=given[name], cure=cure)
+                raise ConfigError(problem, field=f"{path}.{field}.{name}", value=entries[name], cure=cure)
 
 
 def sources_of(weights: Mapping[str, Any]) -> list[str]:
@@ -152,7 +152,7 @@ def sources_of(weights: Mapping[str, Any]) -> list[str]:
         >>> sources_of({"web": {"weight": 2, "blend": {"cc": 1, "wiki": 1}}, "code": {"step": {0: 1}}})
         ['cc', 'wiki', 'code']
     """
-    return [place[-1] for place, group in _entries(weights) if not group]
+    return [entry_path[-1] for entry_path, group in _entries(weights) if not group]
 
 
 def added_sources(amendment_add: Mapping[str, Any], amendment_weights: Mapping[str, Any]) -> set[str]:
@@ -172,10 +172,10 @@ def _blend_of(value: object) -> Mapping[str, Any] | None:
 def _entries(tree: Mapping[str, Any], above: Place = ()) -> Iterator[tuple[Place, bool]]:
     """Place of each entry, at all depths, and whether it is a group."""
     for name, value in tree.items():
-        blend, place = _blend_of(value), (*above, str(name))
-        yield place, blend is not None
+        blend, entry_path = _blend_of(value), (*above, str(name))
+        yield entry_path, blend is not None
         if blend is not None:
-            yield from _entries(blend, place)
+            yield from _entries(blend, entry_path)
 
 
 def weights_by_place(tree: Mapping[str, Any]) -> dict[Place, Any]:
@@ -185,28 +185,28 @@ def weights_by_place(tree: Mapping[str, Any]) -> dict[Place, Any]:
         >>> weights_by_place({"web": {"weight": 2, "blend": {"cc": 1}}, "code": {"step": {0: 1}}})
         {('web',): 2, ('web', 'cc'): 1, ('code',): {'step': {0: 1}}}
     """
-    weights = ((place, _at(tree, place), group) for place, group in _entries(tree))
-    return {place: value.get("weight", 1) if group else value for place, value, group in weights}
+    weights = ((entry_path, _at(tree, entry_path), group) for entry_path, group in _entries(tree))
+    return {entry_path: value.get("weight", 1) if group else value for entry_path, value, group in weights}
 
 
 def _find(
     tree: Mapping[str, Any], name: str, field: str, components: Collection[str], *, group: bool = False, **given: object
 ) -> Place:
     """The place of a name; ``group``: of a group where a source bears the same name."""
-    found = [entry for entry in _entries(tree) if entry[0][-1] == name]
-    if group and sum(is_group for _, is_group in found) == 1:
-        found = [entry for entry in found if entry[1]]
-    if not found:
-        known = did_you_mean(name, {place[-1] for place, _ in _entries(tree)})
-        cure = f"Use add for it. {known}" if name in components and not given else known
+    entries = [entry for entry in _entries(tree) if entry[0][-1] == name]
+    if group and sum(is_group for _, is_group in entries) == 1:
+        entries = [entry for entry in entries if entry[1]]
+    if not entries:
+        hint = did_you_mean(name, {entry_path[-1] for entry_path, _ in _entries(tree)})
+        cure = f"Use add for it. {hint}" if name in components and not given else hint
         raise ConfigError("is not in the mixture", field=field, cure=cure, **given)
-    if len(found) == 2 and _is_extended(name, _at(tree, found[0][0])):
-        found = found[:1]  # of an extended source, all of it
-    if len(found) > 1:
-        problem = f"means {' and '.join('.'.join(place) for place, _ in found)}"
+    if len(entries) == 2 and _is_extended(name, _at(tree, entries[0][0])):
+        entries = entries[:1]  # of an extended source, all of it
+    if len(entries) > 1:
+        problem = f"means {' and '.join('.'.join(entry_path) for entry_path, _ in entries)}"
         cure = "Write the group out: its name with {weight: ..., blend: {...}}, or name the sources in it."
         raise ConfigError(problem, field=field, cure=cure, **given)
-    return found[0][0]
+    return entries[0][0]
 
 
 def _at(tree: Mapping[str, Any], place: Place) -> Any:
@@ -217,8 +217,8 @@ def _at(tree: Mapping[str, Any], place: Place) -> Any:
 
 def _weighed(tree: Mapping[str, Any], place: Place, value: Any, field: str) -> Any:
     """What stands at a place after a new weight, or blend, for it."""
-    held, anew = _at(tree, place), _blend_of(value)
-    blend = _blend_of(held)
+    old, anew = _at(tree, place), _blend_of(value)
+    blend = _blend_of(old)
     if blend is None:
         if anew is not None:
             cure = f"Give it a number; or drop it, and add a group: {{group: {{blend: {{{place[-1]}: 1}}}}}}."
@@ -229,7 +229,7 @@ def _weighed(tree: Mapping[str, Any], place: Place, value: Any, field: str) -> A
         for name in sorted(inside & outside):
             problem = f"has {name!r}, which is in the mixture outside of this group"
             raise ConfigError(problem, field=f"{field}.blend", cure="Leave it where it is.")
-        return {**held, **value}
+        return {**old, **value}
     bare = isinstance(value, Mapping) and "weight" in value
     return {"weight": cast("Mapping[str, Any]", value)["weight"] if bare else value, "blend": blend}
 
@@ -252,27 +252,27 @@ def _check_named(
     given: Mapping[str, Any], components: Collection[str], mixture: Mapping[str, Any], path: str, field: str
 ) -> None:
     """Refuses what is no component, and what is named twice."""
-    seen: set[str] = set()
-    groups = {place[-1] for place, group in _entries(mixture) if group}
-    for place, group in _entries(given):
-        name, at = place[-1], f"{path}.{'.blend.'.join(place)}"
-        in_mixture = field == "weights" and len(place) == 1  # said of what is not there when it is looked for
+    names: set[str] = set()
+    groups = {entry_path[-1] for entry_path, group in _entries(mixture) if group}
+    for entry_path, group in _entries(given):
+        name, at = entry_path[-1], f"{path}.{'.blend.'.join(entry_path)}"
+        in_mixture = field == "weights" and len(entry_path) == 1  # said of what is not there when it is looked for
         if not group and name not in components and not in_mixture:
             raise ConfigError("is not a component", field=at, cure=did_you_mean(name, components))
-        if name in seen and not (group or name in groups):
-            raise ConfigError("is given twice", field=at, value=_at(given, place), cure="Say its weight once.")
-        seen |= set() if group else {name}
+        if name in names and not (group or name in groups):
+            raise ConfigError("is given twice", field=at, value=_at(given, entry_path), cure="Say its weight once.")
+        names |= set() if group else {name}
 
 
 def _check_new(tree: Mapping[str, Any], name: str, value: Any, path: str) -> None:
     """Refuses an addition that is there already."""
-    held = set(sources_of(tree))
-    for place, group in _entries({name: value}):
-        if not group and place[-1] in held:
-            field = f"{path}.{'.blend.'.join(place)}"
+    sources = set(sources_of(tree))
+    for entry_path, group in _entries({name: value}):
+        if not group and entry_path[-1] in sources:
+            field = f"{path}.{'.blend.'.join(entry_path)}"
             raise ConfigError("is in the mixture already", field=field, cure="Use weights for it.")
     if name in tree:
-        kind = "source" if name in held else "group"
+        kind = "source" if name in sources else "group"
         raise ConfigError(
             f"has the name of a {kind} of the mixture",
             field=f"{path}.{name}",

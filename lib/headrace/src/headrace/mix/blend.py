@@ -169,20 +169,20 @@ def _read(obj: object, path: str, above: tuple[Weight, ...]) -> _Node:
         raise ConfigError("needs at least one source", field=path, value=obj, cure="Write name: weight lines.")
     entries: list[tuple[str, Weight, _Node | None]] = []
     for key, value in cast(Mapping[object, object], obj).items():
-        name, here = str(key), f"{path}.{key}"
+        name, entry_path = str(key), f"{path}.{key}"
         inner: object = None
         if isinstance(value, Mapping) and ("blend" in value or "weight" in value):
             parts = cast(Mapping[str, object], value)
             for part in parts:
                 if part not in ("weight", "blend"):
                     cure = did_you_mean(str(part), ("weight", "blend"))
-                    raise ConfigError(f"unknown key {part!r}", field=here, value=value, cure=cure)
+                    raise ConfigError(f"unknown key {part!r}", field=entry_path, value=value, cure=cure)
             value, inner = parts.get("weight", 1.0), parts.get("blend")
-        weight = weight_from_config(value, here)
-        chain = (*above, Weight(weight.kind, weight.points, weight.scale, here))
+        weight = weight_from_config(value, entry_path)
+        chain = (*above, Weight(weight.kind, weight.points, weight.scale, entry_path))
         for outer in above:  # not only the parent: a schedule may stand two levels up
             compose_weights(outer, chain[-1])
-        entries.append((name, weight, None if inner is None else _read(inner, f"{here}.blend", chain)))
+        entries.append((name, weight, None if inner is None else _read(inner, f"{entry_path}.blend", chain)))
     return _Node(tuple(entries), Curves([w for _, w, _ in entries]), path)
 
 
@@ -216,13 +216,13 @@ def _evaluate(node: _Node, steps: np.ndarray, share: np.ndarray | None, parts: l
             cure = f"Give one of {names} a weight there."
             raise ConfigError(f"all weights are zero at step {int(steps[empty].min())}", field=node.path, cure=cure)
         total[total == 0] = 1.0
-    held = values > 0
+    positive = values > 0
     values /= total[:, None]
     if share is not None:
         values *= share[:, None]
-        held &= share[:, None] > 0
+        positive &= share[:, None] > 0
     if (values < MIN_WEIGHT).any():  # a product may vanish, its weight does not
-        np.maximum(values, np.where(held, MIN_WEIGHT, 0.0), out=values)
+        np.maximum(values, np.where(positive, MIN_WEIGHT, 0.0), out=values)
     if all(inner is None for _, _, inner in node.entries):
         parts.append(values)
         return
@@ -290,11 +290,11 @@ def unimax_weights(sizes: Mapping[str, float], budget: float, max_epochs: float)
     if limit < budget * (1 - 1e-9):
         problem = f"cannot be met: {max_epochs:g} epochs of all sources hold {limit:g}"
         raise ConfigError(problem, field="budget", value=budget, cure="Lower the budget or allow more epochs.")
-    left, share = float(budget), {}
+    budget_left, share = float(budget), {}
     by_size = sorted(sizes, key=lambda name: sizes[name])
     for i, name in enumerate(by_size):  # smallest first: what it cannot take is shared by the larger ones
-        share[name] = min(left / (len(by_size) - i), sizes[name] * max_epochs)
-        left -= share[name]
+        share[name] = min(budget_left / (len(by_size) - i), sizes[name] * max_epochs)
+        budget_left -= share[name]
     return {name: share[name] / budget for name in sizes}
 
 
@@ -355,11 +355,11 @@ def weights_of_sizes(
         {'big': 0.6, 'small': 0.4}
     """
     kind, value = next(iter(rule.items()))
-    here = f"{path}.{kind}"
-    known = {name: float(size) for name, size in sizes.items()}
+    kind_path = f"{path}.{kind}"
+    float_sizes = {name: float(size) for name, size in sizes.items()}
     if kind == "temperature":
-        tau = _positive(value, here, "1 keeps the proportions of the sizes; larger values level them.")
-        return _rounded(temperature_weights(known, tau))
+        tau = _positive(value, kind_path, "1 keeps the proportions of the sizes; larger values level them.")
+        return _rounded(temperature_weights(float_sizes, tau))
     tokens: object = run_tokens
     epochs: object = value
     if isinstance(value, Mapping):
@@ -367,29 +367,29 @@ def weights_of_sizes(
         for key in fields:
             if key not in ("max_epochs", "tokens"):
                 cure = did_you_mean(str(key), ("max_epochs", "tokens"))
-                raise ConfigError("is not a field here", field=f"{here}.{key}", value=fields[key], cure=cure)
+                raise ConfigError("is not a field here", field=f"{kind_path}.{key}", value=fields[key], cure=cure)
         epochs, tokens = fields.get("max_epochs"), fields.get("tokens", run_tokens)
-        budget = f"{here}.tokens" if "tokens" in fields else budget
+        budget = f"{kind_path}.tokens" if "tokens" in fields else budget
     if tokens is None:
         cure = f"Give {budget}, or write unimax: {{max_epochs: 4, tokens: 1e10}}."
-        raise ConfigError("needs to know how many tokens the run has", field=here, value=value, cure=cure)
-    passes = f"{here}.max_epochs" if isinstance(value, Mapping) else here
+        raise ConfigError("needs to know how many tokens the run has", field=kind_path, value=value, cure=cure)
+    passes = f"{kind_path}.max_epochs" if isinstance(value, Mapping) else kind_path
     most = _positive(epochs, passes, "Passes over each source, e.g. 4.")
-    wanted = _positive(tokens, f"{here}.tokens", "Tokens of the whole run.")
-    whole = math.fsum(sizes.values())
-    if whole > 0 and most * whole < wanted * (1 - 1e-9):
-        least = math.ceil(wanted / whole * 1000) / 1000
+    total_tokens = _positive(tokens, f"{kind_path}.tokens", "Tokens of the whole run.")
+    total = math.fsum(sizes.values())
+    if total > 0 and most * total < total_tokens * (1 - 1e-9):
+        least = math.ceil(total_tokens / total * 1000) / 1000
         raise ConfigError(
-            f"cannot be met: all sources, {most:g} times over, hold {most * whole:,.0f} tokens,"
-            f" and the run has {wanted:,.0f}",
+            f"cannot be met: all sources, {most:g} times over, hold {most * total:,.0f} tokens,"
+            f" and the run has {total_tokens:,.0f}",
             field=passes,
             value=epochs,
             cure=f"Raise it to {least:.12g} or more, or lower {budget}.",
         )
     try:
-        return _rounded(unimax_weights(known, wanted, most))
+        return _rounded(unimax_weights(float_sizes, total_tokens, most))
     except ConfigError as error:
-        raise ConfigError(error.problem, field=here, value=value, cure=error.cure) from error
+        raise ConfigError(error.problem, field=kind_path, value=value, cure=error.cure) from error
 
 
 def _positive(value: object, path: str, cure: str) -> float:

@@ -154,8 +154,8 @@ class Draws:
         component, ordinal = np.empty(len(i), np.int32), np.empty(len(i), np.int64)
         by_step = np.argsort(steps, kind="stable")
         distinct, first = np.unique(steps[by_step], return_index=True)
-        for step, place in zip(distinct.tolist(), np.split(by_step, first[1:]), strict=True):
-            component[place], ordinal[place] = _pick(self.step_table(step), rows[place])
+        for step, rows_here in zip(distinct.tolist(), np.split(by_step, first[1:]), strict=True):
+            component[rows_here], ordinal[rows_here] = _pick(self.step_table(step), rows[rows_here])
         return component, ordinal
 
     def _tables_between(self, low: int, high: int, asked: int) -> StepTable | None:
@@ -180,8 +180,8 @@ class Draws:
             stop = min(2 * stop, last)
         steps = range(stop)
         step = bisect.bisect_right(steps, ordinal, key=lambda s: int(self.policy.starts_at(s)[component])) - 1
-        drawn, place = self.step_table(step)
-        row = int(np.flatnonzero((drawn == component) & (place == ordinal))[0])
+        drawn, position = self.step_table(step)
+        row = int(np.flatnonzero((drawn == component) & (position == ordinal))[0])
         return self.batch.rows_at(step)[0] + row
 
 

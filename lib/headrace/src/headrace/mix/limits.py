@@ -86,7 +86,7 @@ def tokens_of_steps(steps: int, batch: BatchSchedule, phases: Sequence[tuple[int
     """
     bounds = [*(min(begin, steps) for begin, _ in phases), steps]
     rows = [batch.rows_at(step)[0] for step in bounds]
-    return sum((after - before) * length for (before, after), (_, length) in zip(pairwise(rows), phases, strict=True))
+    return sum((end - first) * length for (first, end), (_, length) in zip(pairwise(rows), phases, strict=True))
 
 
 def check_component_budgets(
@@ -136,8 +136,8 @@ def phase_lengths(seq_len: int | Mapping[int, int]) -> tuple[tuple[int, int], ..
     cure = "Write a number of tokens, or {0: 4096, 10000: 32768}."
     if not points or points[0][0] != 0:
         raise ConfigError("must begin at step 0", field="seq_len", value=seq_len, cure=cure)
-    for (before, _), (after, _) in pairwise(points):
-        if not before < after <= MAX_STEP:
+    for (first_length, _), (next_length, _) in pairwise(points):
+        if not first_length < next_length <= MAX_STEP:
             raise ConfigError("names its steps out of order", field="seq_len", value=seq_len, cure=cure)
     for step, length in points:
         if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 2:
@@ -167,8 +167,8 @@ def example_limits(
     """
     epochs = max_epochs if isinstance(max_epochs, Mapping) else dict.fromkeys(sizes, max_epochs)
     limits: dict[str, int | None] = dict.fromkeys(sizes)
-    for field, given in (("max_epochs", epochs), ("budgets", budgets or {})):
-        for name, value in given.items():
+    for field, settings in (("max_epochs", epochs), ("budgets", budgets or {})):
+        for name, value in settings.items():
             if name not in sizes:
                 raise ConfigError("names no source", field=f"{field}.{name}", cure=did_you_mean(name, sizes))
             if value is None:
@@ -176,8 +176,8 @@ def example_limits(
             if isinstance(value, bool) or not (math.isfinite(value) and value >= 0):
                 raise ConfigError("must be finite and not negative", field=f"{field}.{name}", value=value)
             bound = math.floor(sizes[name] * value) if field == "max_epochs" else math.floor(value)
-            known = limits[name]
-            limits[name] = bound if known is None else min(known, bound)
+            limit = limits[name]
+            limits[name] = bound if limit is None else min(limit, bound)
     return limits
 
 
@@ -213,9 +213,9 @@ def mixture_length(
             elif size is not None:
                 ends.append(draws.index_of(d, size))
     elif stop == "all_exhausted":
-        drawn = [None if given >= UNLIMITED else int(given) for given in supply]
+        drawn = [None if rows >= UNLIMITED else int(rows) for rows in supply]
         most = [[n for n in pair if n is not None] for pair in zip(sizes, drawn, strict=True)]
-        used_up = [_end_of(draws, d, min(given)) if given else None for d, given in enumerate(most)]
+        used_up = [_end_of(draws, d, min(rows)) if rows else None for d, rows in enumerate(most)]
         if None not in used_up:
             ends.append(max(filter(None, used_up), default=0))
     return min((end for end in ends if end is not None), default=None)

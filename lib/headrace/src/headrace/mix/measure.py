@@ -108,8 +108,8 @@ def time_stages(
         end = keep(open_ended, tokens, found)
         if not last:
             timed[number] = _between(stage, stage.first_step, end)
-            behind = timed[number + 1]
-            timed[number + 1] = _between(behind, end, None)
+            next_stage = timed[number + 1]
+            timed[number + 1] = _between(next_stage, end, None)
             end = None
     timed[-1] = _between(timed[-1], timed[-1].first_step, _first(amendments))
     return TimedStages((*timed, *amendments), end)

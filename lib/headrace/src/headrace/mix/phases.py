@@ -115,8 +115,8 @@ class UntouchedBlocks(Order):
         self._family, of, self._key = order.block_permutation(epoch)
         # The sequence also holds blocks of rows that lie in no block, if they are many.
         others = INVERSES[self._family](np.arange(blocks, of), of, self._key) if of > blocks else np.zeros(0, np.int64)
-        taken = Intervals.union([order.touched_blocks(drawn, epoch), Intervals.of_numbers(others)])
-        self._left, self._of = taken.complement(of), of
+        touched = Intervals.union([order.touched_blocks(drawn, epoch), Intervals.of_numbers(others)])
+        self._left, self._of = touched.complement(of), of
         super().__init__(self._left.total, blocks)
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
@@ -140,5 +140,5 @@ class RowsOfBlocks(Order):
         self.blocks, self.block = blocks, block
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
-        number, place = np.divmod(i, self.block)
-        return self.blocks.at(number, epoch) * self.block + place
+        number, offset = np.divmod(i, self.block)
+        return self.blocks.at(number, epoch) * self.block + offset

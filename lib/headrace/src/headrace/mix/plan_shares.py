@@ -115,12 +115,12 @@ def _bounded(rows: np.ndarray, bound: np.ndarray, steps: np.ndarray, names: tupl
 def _longest(stretches: Sequence[_Stretch]) -> dict[str, float] | None:
     """Shares of the longest time without change; of equals the first."""
     best, longest = None, 0
-    begin, before = 0, None
+    begin, previous = 0, None
     for stretch in stretches:
         shares = stretch.constant()
-        if shares is not None and shares != before:  # neighbours that are alike are one
+        if shares is not None and shares != previous:  # neighbours that are alike are one
             begin = stretch.first
-        before = shares
+        previous = shares
         stop = max(2 * begin, begin + 1) if stretch.stop is None else stretch.stop
         if shares is not None and stop - begin > longest:
             best, longest = shares, stop - begin

@@ -183,9 +183,9 @@ class Quota(MixingPolicy):
         step = first
         while step < stop:
             table, row = self._locate(step, counts=True)
-            taken = min(stop - step, len(table) - 1 - row)
-            parts.append(table[row : row + taken + 1])
-            step += taken
+            rows = min(stop - step, len(table) - 1 - row)
+            parts.append(table[row : row + rows + 1])
+            step += rows
         component, rank = even_tables(np.concatenate([np.diff(p, axis=0) for p in parts]))
         starts = np.concatenate([p[:-1] for p in parts])
         return component.ravel(), (np.take_along_axis(starts, component, 1) + rank).ravel()
@@ -218,14 +218,14 @@ class Quota(MixingPolicy):
         step = anchor_integer(anchor, "step", multiple=CHUNK, most=MAX_STEP)
         total = self._before + self.batch.rows_at(step)[0]
         drawn, part = (anchor_integers(anchor, name, self.components) for name in ("drawn", "part"))
-        whole = anchor_integers(anchor, "whole", self.components, signed=True)
+        integers = anchor_integers(anchor, "whole", self.components, signed=True)
         anchor_sum(drawn, total, "drawn")
         if (part > PART).any():
             raise refused("has no 'part' that can be")
-        anchor_sum(part, (total - int(whole.sum())) << BITS, "part")
+        anchor_sum(part, (total - int(integers.sum())) << BITS, "part")
         late, worst = anchor_integer(anchor, "late"), anchor_number(anchor, "worst")
-        calm = self._calm(Account(whole, part, drawn), step // CHUNK, None)
-        self._keep(step // CHUNK, _Anchor(whole, part, drawn, late, worst, calm))
+        calm = self._calm(Account(integers, part, drawn), step // CHUNK, None)
+        self._keep(step // CHUNK, _Anchor(integers, part, drawn, late, worst, calm))
 
     def supply(self) -> Int64[np.ndarray, " d"]:
         """See :class:`~headrace.mix.policy.MixingPolicy`; walks to where the weights settle, or to the end."""
@@ -284,9 +284,9 @@ class Quota(MixingPolicy):
             self._end = chunk * CHUNK + len(drawn)
         else:
             late, worst = anchor.late + sum(o >= 1 for o in off), max(anchor.worst, *off, 0.0)
-            after = Account(plan.shares.whole[-1].copy(), plan.shares.part[-1].copy(), drawn[-1].copy())
-            calm = self._calm(after, chunk + 1, anchor)
-            following = _Anchor(after.whole, after.part, after.drawn, late, worst, calm)
+            end_account = Account(plan.shares.whole[-1].copy(), plan.shares.part[-1].copy(), drawn[-1].copy())
+            calm = self._calm(end_account, chunk + 1, anchor)
+            following = _Anchor(end_account.whole, end_account.part, end_account.drawn, late, worst, calm)
         walked = np.concatenate([anchor.drawn[None], drawn]), following
         self._tables[chunk % _TABLES] = (chunk, walked)
         return walked
@@ -335,8 +335,8 @@ class Quota(MixingPolicy):
 
     def _jump(self, at: int, chunk: int) -> int | None:
         """Make the anchor of a chunk up to ``chunk`` without all between it and ``at``; None if it takes the walk."""
-        anchor, here = self._anchors[at], self._examples(at)
-        if chunk - at < _FAR or anchor.calm > here:
+        anchor, examples = self._anchors[at], self._examples(at)
+        if chunk - at < _FAR or anchor.calm > examples:
             return None
         run = self._shares.run(anchor.whole, anchor.part, at * CHUNK, 1)
         if not run.filled:
@@ -346,16 +346,16 @@ class Quota(MixingPolicy):
         if room < 0:
             return None
         if room < NEVER:
-            chunk = min(chunk, self._chunk_of(here + room))
-        begin, (whole, part) = self._find_begin(anchor, at, chunk, rate)
+            chunk = min(chunk, self._chunk_of(examples + room))
+        begin, (integers, part) = self._find_begin(anchor, at, chunk, rate)
         self._reach.check_replay(begin, chunk, rate, self._examples(chunk) / max(chunk, 1))
         if begin <= at + 1:
             return None
         total = self._before + self._examples(begin)
-        guess = due_first(whole, part, rate, anchor.drawn, total, self._walk.delta, self._walk.id_bits)
+        guess = due_first(integers, part, rate, anchor.drawn, total, self._walk.delta, self._walk.id_bits)
         if guess is None:
             return None
-        now = _Anchor(whole, part, guess, anchor.late, anchor.worst, anchor.calm)
+        now = _Anchor(integers, part, guess, anchor.late, anchor.worst, anchor.calm)
         for number in range(begin, chunk):
             off: list[float] = []
             plan = self._walk.plan(now, number * CHUNK)
@@ -386,8 +386,10 @@ class Quota(MixingPolicy):
             settled = -(-(self._settled or MAX_STEP) // CHUNK)
             self._reach.check_walk(at, min(settled, chunk) if settled > at else chunk)
             return
-        here, rate = self._examples(at), self._shares.run(anchor.whole, anchor.part, at * CHUNK, 1).rate[0]
-        calm = anchor.calm if anchor.calm > here else here + 4 * longest_wait(rate)  # a limit, which is reached by then
+        examples, rate = self._examples(at), self._shares.run(anchor.whole, anchor.part, at * CHUNK, 1).rate[0]
+        calm = (
+            anchor.calm if anchor.calm > examples else examples + 4 * longest_wait(rate)
+        )  # a limit, which is reached by then
         self._reach.check_wait(at, self._chunk_of(min(calm, last)), rate, last / chunk)
 
     def _examples(self, chunk: int) -> int:

@@ -92,15 +92,15 @@ class Walk:
         """Shares after each step of a chunk, who crosses an integer in it, and the order of deadlines."""
         shares = self._shares.run(anchor.whole, anchor.part, first, CHUNK)
         part = shares.part + self.delta
-        whole = shares.whole + (part >> BITS)
+        integers = shares.whole + (part >> BITS)
         part &= PART
         start = anchor.whole + ((anchor.part + self.delta) >> BITS)
-        crossed = np.diff(whole, axis=0, prepend=start[None]) > 0
+        crossed = np.diff(integers, axis=0, prepend=start[None]) > 0
         roomy = part >= 2 * self.delta
         may = roomy & (shares.rate > 0)
         order = deadline_order(part, shares.rate, may, self.id_bits)
         total = self._batch.offset_at(np.arange(first + 1, first + CHUNK + 1)) + self._before
-        return Plan(shares, whole, total, order, may.sum(axis=1).tolist(), crossed, roomy)
+        return Plan(shares, integers, total, order, may.sum(axis=1).tolist(), crossed, roomy)
 
     def drawn(self, anchor: Account, plan: Plan, off: list[float]) -> Int64[np.ndarray, "n d"]:
         """Examples drawn after each step; deviations that may exceed what is promised are appended to ``off``."""
@@ -130,30 +130,30 @@ class Walk:
         odd = np.flatnonzero(base)  # off by more than a bit can say, which may last only while their weight is 0
         bits: list[bytes] = []
         bases = [(0, base)]
-        held, start = int(base.sum()), 0
+        total, start = int(base.sum()), 0
         for s in range(filled):
-            kept = ahead.translate(None, crossed[start : ends[s]])
+            ahead_left = ahead.translate(None, crossed[start : ends[s]])
             start = ends[s]
-            need = surplus[s] - held - len(kept)
-            pick = order[s * d : s * d + eligible[s]].translate(None, kept)
+            need = surplus[s] - total - len(ahead_left)
+            pick = order[s * d : s * d + eligible[s]].translate(None, ahead_left)
             if 0 <= need <= len(pick) and not (odd.size and live[s, odd].any()):
-                ahead = kept + pick[:need]
+                ahead = ahead_left + pick[:need]
                 if odd.size:
                     off.append(_deviation(plan, s, plan.whole[s] + base + _join(ahead, d)))
             else:
-                before = plan.whole[s - 1] + base + _join(ahead, d) if s else drawn
-                settled = self._settle(plan, s, before)
+                begin_counts = plan.whole[s - 1] + base + _join(ahead, d) if s else drawn
+                settled = self._settle(plan, s, begin_counts)
                 if settled is None:
                     break
                 ahead, base = _split(settled - plan.whole[s], plan.roomy[s])
-                odd, held = np.flatnonzero(base), int(base.sum())
+                odd, total = np.flatnonzero(base), int(base.sum())
                 bases.append((s, base))
                 off.append(_deviation(plan, s, settled))
             bits.append(ahead)
-        after = plan.whole[: len(bits)] + _join_rows(bits, d)
+        end_counts = plan.whole[: len(bits)] + _join_rows(bits, d)
         for (row, base), stop in zip(bases, [row for row, _ in bases[1:]] + [len(bits)], strict=True):
-            after[row:stop] += base
-        return after
+            end_counts[row:stop] += base
+        return end_counts
 
     def _settle(self, plan: Plan, row: int, drawn: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"] | None:
         """Examples drawn after one step, in full generality, for when bits do not suffice; None: it cannot be filled.
@@ -161,21 +161,21 @@ class Walk:
         First what is due, then what may be drawn in the order of deadlines. Where more is due than the batch holds, the
         least late wait; where less may be drawn than it holds, the least early are drawn.
         """
-        whole, live = plan.whole[row], plan.shares.live[row]
-        after = np.where(live, np.maximum(whole, drawn), drawn)
-        rest = int(plan.total[row] - after.sum())
+        integers, live = plan.whole[row], plan.shares.live[row]
+        end_counts = np.where(live, np.maximum(integers, drawn), drawn)
+        rest = int(plan.total[row] - end_counts.sum())
         if rest > 0:
             due_first = plan.order[row, : plan.eligible[row]]
-            after[due_first[after[due_first] == whole[due_first]][:rest]] += 1
-            rest = int(plan.total[row] - after.sum())
+            end_counts[due_first[end_counts[due_first] == integers[due_first]][:rest]] += 1
+            rest = int(plan.total[row] - end_counts.sum())
         for _ in range(rest):
-            can = live & (after < self._shares.limits)
+            can = live & (end_counts < self._shares.limits)
             if not can.any():
                 return None
-            after[np.where(can, _behind(plan, row, after), -np.inf).argmax()] += 1
+            end_counts[np.where(can, _behind(plan, row, end_counts), -np.inf).argmax()] += 1
         for _ in range(-rest):
-            after[np.where(after > drawn, _behind(plan, row, after), np.inf).argmin()] -= 1
-        return after
+            end_counts[np.where(end_counts > drawn, _behind(plan, row, end_counts), np.inf).argmin()] -= 1
+        return end_counts
 
 
 def _behind(plan: Plan, row: int, drawn: Int64[np.ndarray, " d"]) -> Float64[np.ndarray, " d"]:

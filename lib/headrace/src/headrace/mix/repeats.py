@@ -78,17 +78,17 @@ def _resolved(weights: Mapping[str, Any], rows: Mapping[str, int], path: str) ->
         raise ConfigError("stands beside weights that repeat", field=f"{path}.{name}", value=weights[name], cure=cure)
     plain: dict[str, Any] = {}
     for name, value in weights.items():
-        here, blend, repeat = f"{path}.{name}", blend_of(value), _repeat_of(value)
+        entry_path, blend, repeat = f"{path}.{name}", blend_of(value), _repeat_of(value)
         if blend:
-            inner = _resolved(blend, rows, f"{here}.blend")
-            of_group = None if repeat is None else _scaled(repeat, _group_rows(blend, inner, here), here)
+            inner = _resolved(blend, rows, f"{entry_path}.blend")
+            of_group = None if repeat is None else _scaled(repeat, _group_rows(blend, inner, entry_path), entry_path)
             plain[name] = {**value, "blend": inner, **({} if of_group is None else {"weight": of_group})}
         elif repeat is None:
             plain[name] = value
         elif name in rows:
-            plain[name] = _scaled(repeat, rows[name], here)
+            plain[name] = _scaled(repeat, rows[name], entry_path)
         else:
-            raise ConfigError("is not a component", field=here, value=value, cure=did_you_mean(name, rows))
+            raise ConfigError("is not a component", field=entry_path, value=value, cure=did_you_mean(name, rows))
     return plain
 
 

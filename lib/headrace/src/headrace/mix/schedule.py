@@ -88,9 +88,11 @@ class Weight:
         _check_rising(clean, self.path, [step for step, _ in clean])
         for _, weight in clean:
             if weight > 0 and self.scale > 0 and weight * self.scale < MIN_WEIGHT:
-                given = weight if self.scale == 1.0 else f"{weight:g} x {self.scale:g}"
+                spelled = weight if self.scale == 1.0 else f"{weight:g} x {self.scale:g}"
                 problem = "is too small to count, and is not 0"
-                raise ConfigError(problem, field=self.path, value=given, cure="Weights are relative: use a larger one.")
+                raise ConfigError(
+                    problem, field=self.path, value=spelled, cure="Weights are relative: use a larger one."
+                )
         object.__setattr__(self, "points", clean)
 
     @property
@@ -251,10 +253,10 @@ def sorted_points(obj: object, path: str) -> tuple[tuple[int, float], ...]:
 
 
 def _check_rising(points: Sequence[tuple[int, float]], path: str, value: object) -> None:
-    for (before, _), (after, _) in itertools.pairwise(points):
-        if after <= before:
+    for (step, _), (next_step, _) in itertools.pairwise(points):
+        if next_step <= step:
             cure = "Sort the points by step and name each step once."
-            raise ConfigError(f"has step {after} after step {before}", field=path, value=value, cure=cure)
+            raise ConfigError(f"has step {next_step} after step {step}", field=path, value=value, cure=cure)
 
 
 def compose_weights(outer: Weight, inner: Weight) -> Weight:
@@ -307,8 +309,8 @@ class BatchSchedule:
         if points[0][0] != 0:
             raise ConfigError("must start at step 0", field=name, value=sizes, cure=cure)
         for _, size in points:
-            whole = isinstance(size, int | np.integer) and not isinstance(size, bool)
-            if not whole or not 1 <= size <= MAX_BATCH:
+            is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
+            if not is_integer or not 1 <= size <= MAX_BATCH:
                 raise ConfigError("must be a whole number from 1 to 2**18", field=name, value=size, cure=cure)
         self.points: tuple[tuple[int, int], ...] = tuple((s, int(b)) for s, b in points)
         self._starts = np.array([s for s, _ in self.points], np.int64)

@@ -216,8 +216,8 @@ def _bounded_rows(
     scaled = rows
     for _ in range(len(bound) + 1):  # each round fills at least one more component, or is the last
         open_weight = np.add.accumulate(np.where(full, 0.0, rows), axis=1)[:, -1:]
-        left = 1 - np.add.accumulate(np.where(full, bound, 0.0), axis=1)[:, -1:]
-        scaled = np.where(full, bound, rows * (left / np.where(open_weight > 0, open_weight, 1.0)))
+        share_left = 1 - np.add.accumulate(np.where(full, bound, 0.0), axis=1)[:, -1:]
+        scaled = np.where(full, bound, rows * (share_left / np.where(open_weight > 0, open_weight, 1.0)))
         over = (scaled > bound) & ~full
         if not over.any():
             break
@@ -251,21 +251,21 @@ def _pour(
     rates = [int(r) for r in rate]
     room = [(int(x) - int(w)) * ONE - int(p) for x, w, p in zip(limits, whole, part, strict=True)]
     room = [min(most, size * int(b * ONE)) for most, b in zip(room, bound, strict=True)]
-    due, left = [0] * len(rates), size * ONE
+    due, to_pour = [0] * len(rates), size * ONE
     sharing = [d for d, r in enumerate(rates) if r > 0]
-    while left and sharing:
+    while to_pour and sharing:
         total = sum(rates[d] for d in sharing)
-        full = [d for d in sharing if left * rates[d] >= room[d] * total]
+        full = [d for d in sharing if to_pour * rates[d] >= room[d] * total]
         if not full:
             for d in sharing:
-                due[d] = left * rates[d] // total
-            due[max(sharing, key=lambda d: rates[d])] += left - sum(due[d] for d in sharing)
-            left = 0
+                due[d] = to_pour * rates[d] // total
+            due[max(sharing, key=lambda d: rates[d])] += to_pour - sum(due[d] for d in sharing)
+            to_pour = 0
         for d in full:
             due[d] = room[d]
-            left -= room[d]
+            to_pour -= room[d]
             sharing.remove(d)
-    return None if left else np.array(due, np.int64)
+    return None if to_pour else np.array(due, np.int64)
 
 
 def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
@@ -281,8 +281,8 @@ def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
         [488, 293, 195]
     """
     check_not_negative("total", total)
-    whole = sum_of_weights(weights)
-    exact = [w / whole * total for w in weights]
+    sum_of_all = sum_of_weights(weights)
+    exact = [w / sum_of_all * total for w in weights]
     counts = [math.floor(x) for x in exact]
     by_remainder = sorted(range(len(exact)), key=lambda d: counts[d] - exact[d])  # stable: the first of equals first
     for d in by_remainder[: total - sum(counts)]:

@@ -305,14 +305,16 @@ def stage_bounds(
     first: list[int] = []
     reached: int | None = 0
     for number, stage in enumerate(stages):
-        path, before = f"stages[{number}]", f"stages[{number - 1}]"
+        path, previous_path = f"stages[{number}]", f"stages[{number - 1}]"
         begin = stage.step if stage.step is not None else reached
         if begin is None:
-            raise ConfigError("has no beginning", field=f"{path}.step", cure=f"Give it a step, or {before}.tokens.")
+            raise ConfigError(
+                "has no beginning", field=f"{path}.step", cure=f"Give it a step, or {previous_path}.tokens."
+            )
         if number and reached is not None and begin != reached:
             problem = f"last until step {reached}, but {path} begins at step {begin}"
-            cure = f"Leave out {before}.tokens or {path}.step."
-            raise ConfigError(problem, field=f"{before}.tokens", value=stages[number - 1].tokens, cure=cure)
+            cure = f"Leave out {previous_path}.tokens or {path}.step."
+            raise ConfigError(problem, field=f"{previous_path}.tokens", value=stages[number - 1].tokens, cure=cure)
         first.append(begin)
         reached = None if stage.tokens is None else step_after_tokens(begin, stage.tokens, batch, phases)
     return first, reached

@@ -145,12 +145,12 @@ class Stages(MixingPolicy):
         if not stages or stages[0].first_step != 0:
             first = stages[0].first_step if stages else None
             raise ConfigError("must begin at step 0", field="stages[0].step", value=first, cure="Add a first stage.")
-        for before, after in pairwise(stages):
-            if not before.first_step < after.first_step <= MAX_STEP:
+        for previous, next_stage in pairwise(stages):
+            if not previous.first_step < next_stage.first_step <= MAX_STEP:
                 raise ConfigError(
-                    f"does not begin after the stage before it, at step {before.first_step}",
-                    field=f"stages[{after.name or stages.index(after)}].step",
-                    value=after.first_step,
+                    f"does not begin after the stage before it, at step {previous.first_step}",
+                    field=f"stages[{next_stage.name or stages.index(next_stage)}].step",
+                    value=next_stage.first_step,
                     cure="Sort the stages; each needs a step of its own.",
                 )
         self.names, self.stages, self.batch = tuple(names), tuple(stages), batch
@@ -193,11 +193,11 @@ class Stages(MixingPolicy):
         number = self.stage_at(first)
         if self.stage_at(stop - 1) != number:
             return None
-        begun, quota = self._first_steps[number], self._quota(number)
+        first_step, quota = self._first_steps[number], self._quota(number)
         try:
-            drawn, ordinal = quota.tables_between(first - begun, stop - begun)
+            drawn, ordinal = quota.tables_between(first - first_step, stop - first_step)
         except IndexOutOfRangeError as error:
-            raise self._ended(number, max(first, begun + (quota.find_end(stop - begun) or 0))) from error
+            raise self._ended(number, max(first, first_step + (quota.find_end(stop - first_step) or 0))) from error
         return self._columns[number][drawn].astype(np.int32), ordinal
 
     def supply(self) -> Int64[np.ndarray, " d"]:
@@ -221,9 +221,9 @@ class Stages(MixingPolicy):
     @property
     def late_steps(self) -> int:
         """Steps, of those prepared so far, at which a component was a full example off its share as moved."""
-        made = [(number, quota) for number, quota in enumerate(self._quotas) if quota is not None]
-        entry = self._entered[made[0][0] if made else 0]
-        return (entry.late if entry else 0) + sum(quota.late_steps for _, quota in made)
+        quotas = [(number, quota) for number, quota in enumerate(self._quotas) if quota is not None]
+        entry = self._entered[quotas[0][0] if quotas else 0]
+        return (entry.late if entry else 0) + sum(quota.late_steps for _, quota in quotas)
 
     def moved_at(self, step: int) -> Float64[np.ndarray, " d"]:
         """Examples by which the share that the stage of ``step`` meets is above that of the whole run, by component.
@@ -280,9 +280,9 @@ class Stages(MixingPolicy):
     def _entry_after(self, number: int) -> _Entry:
         entry, quota, columns = self._entry(number), self._quota(number), self._columns[number]
         drawn = self._before(number, self._stops[number])
-        after = quota.account_at(self._stops[number] - self._first_steps[number])
+        account = quota.account_at(self._stops[number] - self._first_steps[number])
         owed = entry.owed.copy()
-        owed[columns] += _off(after) - _off(quota.account_at(0))
+        owed[columns] += _off(account) - _off(quota.account_at(0))
         return _Entry(drawn, owed, entry.late + quota.late_steps)
 
     def _quota(self, number: int) -> Quota:
@@ -352,13 +352,13 @@ def _rebased(entry: _Entry, used: Bool[np.ndarray, " d"], room: Sequence[int]) -
     while True:
         free = [d for d in everyone if d not in capped]
         part, rest = divmod(sum(int(entry.owed[d]) for d in free) + sum(room[d] for d in capped), max(len(free), 1))
-        found = {d: int(entry.owed[d]) - part - (k < rest) for k, d in enumerate(free)}
-        over = {d for d, owed in found.items() if owed > room[d]}
+        carried = {d: int(entry.owed[d]) - part - (k < rest) for k, d in enumerate(free)}
+        over = {d for d, owed in carried.items() if owed > room[d]}
         if not over:
             break
         capped |= over
     for d in everyone:
-        moved[d] = found[d] if d in found else room[d]
+        moved[d] = carried[d] if d in carried else room[d]
     return moved
 
 

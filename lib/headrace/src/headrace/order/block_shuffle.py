@@ -79,8 +79,8 @@ class BlockShuffle(KeyedShuffle):
         virtual = start + self._permute(i - start, stop - start, window_key)
         if self.num_blocks == 0:
             return virtual
-        block, place = np.divmod(np.minimum(virtual, full - 1), size)
-        physical = self._permute(block, self.num_blocks, derive_keys(self.seed, "block", last=epoch)) * size + place
+        block, offset = np.divmod(np.minimum(virtual, full - 1), size)
+        physical = self._permute(block, self.num_blocks, derive_keys(self.seed, "block", last=epoch)) * size + offset
         return np.where(tail, virtual, physical)
 
     def touched_blocks(self, drawn: int, epoch: int) -> Intervals:
@@ -126,8 +126,8 @@ class EraShuffle(KeyedShuffle):
         return min(-(-drawn // self.era_length) * self.era_length, self.length)
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
-        era, place = np.divmod(i, self.era_length)
+        era, offset = np.divmod(i, self.era_length)
         start = era * self.era_length
         size = np.minimum(self.era_length, self.length - start)
         key = fold(derive_keys(self.seed, "era", last=epoch), era.astype(np.uint64))
-        return start + self._permute(place, size, key)
+        return start + self._permute(offset, size, key)

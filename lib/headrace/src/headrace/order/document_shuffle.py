@@ -67,7 +67,9 @@ class DocumentShuffle:
         numbers = np.asarray(numbers, np.int64)
         if self.units < 2:
             return numbers
-        unit, within = np.divmod(numbers, self.unit)
-        whole = unit < self.units
-        unit[whole] = (unpermute if inverse else permute)(unit[whole], self.units, derive(self.seed, "documents"))
-        return unit * self.unit + within
+        unit, offset = np.divmod(numbers, self.unit)
+        full_units = unit < self.units
+        unit[full_units] = (unpermute if inverse else permute)(
+            unit[full_units], self.units, derive(self.seed, "documents")
+        )
+        return unit * self.unit + offset

@@ -70,13 +70,13 @@ class GptIndex:
             raise ConfigError(problem, field="seq_len", value=stride + overlap, cure=cure)
         self.epochs = 1 if samples is None else max(-(-(samples * stride + overlap) // tokens), 1)
         self.last_epoch_apart = False
-        total, before = (self.epochs * tokens - overlap) // stride, ((self.epochs - 1) * tokens - overlap) // stride
+        total, of_earlier = (self.epochs * tokens - overlap) // stride, ((self.epochs - 1) * tokens - overlap) // stride
         if samples is not None and self.epochs > 1:
-            self.last_epoch_apart = samples - before < int(_APART * per_epoch)
+            self.last_epoch_apart = samples - of_earlier < int(_APART * per_epoch)
         state = np.random.RandomState(seed)
         passes = [self.epochs - 1, 1] if self.last_epoch_apart else [self.epochs]
         self.documents: Int32[np.ndarray, " d"] = np.concatenate([_shuffled(documents, n, state) for n in passes])
-        parts = [(0, before), (before, total)] if self.last_epoch_apart else [(0, total)]
+        parts = [(0, of_earlier), (of_earlier, total)] if self.last_epoch_apart else [(0, total)]
         dtype = np.uint32 if total < np.iinfo(np.uint32).max - 1 else np.int64
         orders = [np.arange(begin, end, dtype=dtype) for begin, end in parts]
         for order in orders:

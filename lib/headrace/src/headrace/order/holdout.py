@@ -140,9 +140,9 @@ class TrainSplit(_SplitSide):
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         block = i // self.block
-        group, place = np.divmod(block, self.one_in - 1)
-        behind = np.where(group < self.groups, place >= _member(group, self.one_in, self.seed), 0)
-        return i + (np.minimum(group, self.groups) + behind) * self.block
+        group, member = np.divmod(block, self.one_in - 1)
+        shift = np.where(group < self.groups, member >= _member(group, self.one_in, self.seed), 0)
+        return i + (np.minimum(group, self.groups) + shift) * self.block
 
 
 class ValidationSplit(_SplitSide):
@@ -167,5 +167,5 @@ class ValidationSplit(_SplitSide):
     trains = False
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
-        group, place = np.divmod(i, self.block)
-        return (group * self.one_in + _member(group, self.one_in, self.seed)) * self.block + place
+        group, offset = np.divmod(i, self.block)
+        return (group * self.one_in + _member(group, self.one_in, self.seed)) * self.block + offset

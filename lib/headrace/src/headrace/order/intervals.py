@@ -93,8 +93,8 @@ class Intervals:
             Intervals(1..4)
         """
         every = [cls.empty(), *sets]
-        if len(held := [one for one in every if one.start.size]) == 1:
-            return held[0]
+        if len(nonempty := [one for one in every if one.start.size]) == 1:
+            return nonempty[0]
         return cls(np.concatenate([s.start for s in every]), np.concatenate([s.stop for s in every]))
 
     def complement(self, length: int) -> Intervals:
@@ -163,8 +163,8 @@ class Intervals:
     __hash__ = None  # pyright: ignore[reportAssignmentType]  # it holds arrays
 
     def __repr__(self) -> str:
-        shown = [f"{a}..{b}" for a, b in zip(self.start[:6].tolist(), self.stop[:6].tolist(), strict=True)]
-        return f"Intervals({', '.join(shown)}{', ...' if self.start.size > 6 else ''})"
+        ranges = [f"{a}..{b}" for a, b in zip(self.start[:6].tolist(), self.stop[:6].tolist(), strict=True)]
+        return f"Intervals({', '.join(ranges)}{', ...' if self.start.size > 6 else ''})"
 
 
 def _merged(start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -244,10 +244,10 @@ class Removal:
         if count.max(initial=1) == 1:
             return StoredRanges(np.arange(start.size), np.zeros_like(start), start + self._removed_upto[first], size)
         number = np.repeat(np.arange(start.size), count)
-        within = np.arange(number.size) - np.repeat(np.cumsum(count) - count, count)
-        gap = first[number] + within  # gaps before the piece
-        begin = np.where(within == 0, start[number], self._cut[gap])
-        end = np.where(within == count[number] - 1, (start + size)[number], self._cut[gap + 1])
+        nth = np.arange(number.size) - np.repeat(np.cumsum(count) - count, count)
+        gap = first[number] + nth  # gaps before the piece
+        begin = np.where(nth == 0, start[number], self._cut[gap])
+        end = np.where(nth == count[number] - 1, (start + size)[number], self._cut[gap + 1])
         return StoredRanges(number, begin - start[number], begin + self._removed_upto[gap], end - begin)
 
 

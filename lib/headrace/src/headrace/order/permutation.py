@@ -100,13 +100,13 @@ def _cycle(x: np.ndarray, n: np.ndarray, key: np.ndarray, rounds: int) -> np.nda
 
 def _encrypt(x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray, rounds: int) -> np.ndarray:
     right = x // a
-    left = x - right * a
+    left_half = x - right * a
     for r in range(rounds):
-        half, other, side = (left, right, a) if r % 2 == 0 else (right, left, b)
+        half, other, side = (left_half, right, a) if r % 2 == 0 else (right, left_half, b)
         half += _hash(other, key, r, side)
         half -= side * (half >= side)
     right *= a
-    right += left
+    right += left_half
     return right
 
 
@@ -142,12 +142,12 @@ def unpermute(i: Int64[np.ndarray, " n"], length: int, key: int) -> Int64[np.nda
 
 def _decrypt(x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray, rounds: int) -> np.ndarray:
     right = x // a
-    left = x - right * a
+    left_half = x - right * a
     for r in reversed(range(rounds)):
-        half, other, side = (left, right, a) if r % 2 == 0 else (right, left, b)
+        half, other, side = (left_half, right, a) if r % 2 == 0 else (right, left_half, b)
         half += side - _hash(other, key, r, side)
         half -= side * (half >= side)
-    return right * a + left
+    return right * a + left_half
 
 
 def permute_linear(

@@ -111,12 +111,12 @@ def window_uses(
 
 def _by_block_and_step(block: np.ndarray, step: np.ndarray, steps: int) -> np.ndarray:
     """The order of pieces by block, then step, then place: one sort of packed integers where they fit."""
-    places, bits = max(block.size - 1, 1).bit_length(), max(steps - 1, 1).bit_length()
-    if int(block.max(initial=0)) >> (62 - places - bits):
+    place_bits, bits = max(block.size - 1, 1).bit_length(), max(steps - 1, 1).bit_length()
+    if int(block.max(initial=0)) >> (62 - place_bits - bits):
         return np.lexsort((step, block))
-    packed = (((block << bits) | step) << places) | np.arange(block.size)
+    packed = (((block << bits) | step) << place_bits) | np.arange(block.size)
     packed.sort()
-    return packed & ((1 << places) - 1)
+    return packed & ((1 << place_bits) - 1)
 
 
 class Decision(NamedTuple):
@@ -184,8 +184,8 @@ class Residency:
     def wants_window(self) -> bool:
         """Whether more has to be planned before the next step can be decided."""
         ahead = min(FORESIGHT, 4 * (self.next_step - self.first_step))
-        wanted = self.next_step + 1 + ahead
-        return self.planned_until < (wanted if self.stop_step is None else min(wanted, self.stop_step))
+        until = self.next_step + 1 + ahead
+        return self.planned_until < (until if self.stop_step is None else min(until, self.stop_step))
 
     def extend(self, window: WindowUses) -> None:
         """Adds the next planned window.
@@ -211,11 +211,11 @@ class Residency:
                 open_end = earlier.following[last] == NEVER
                 earlier.following[last[open_end]] = used[same][open_end]
         slots = self._slots_of(window)
-        here = slots >= 0
-        held = slots[here]
-        ends = self._next_use[held] == NEVER
-        self._next_use[held[ends]] = used[here][ends]
-        for slot in held[ends].tolist():
+        resident = slots >= 0
+        resident_slots = slots[resident]
+        ends = self._next_use[resident_slots] == NEVER
+        self._next_use[resident_slots[ends]] = used[resident][ends]
+        for slot in resident_slots[ends].tolist():
             self._idle.pop(slot, None)
         self._windows.append(window)
         self._planned += 1
@@ -234,12 +234,12 @@ class Residency:
             blocks, into, free_after = (x[first:last] for x in self._fetches[:3])
         else:
             blocks, into, free_after = self._decide_step(window, k, self._window_slots)
-        asked = self._window_slots[pieces] if pieces is not None else _NOTHING
+        piece_slots = self._window_slots[pieces] if pieces is not None else _NOTHING
         self.next_step += 1
         if k + 1 == window.steps:
             self._windows.popleft()
             self._window_slots = None
-        return Decision(step, asked, uses - len(blocks), blocks, into, free_after)
+        return Decision(step, piece_slots, uses - len(blocks), blocks, into, free_after)
 
     def _decide_window(self, window: WindowUses, slots: np.ndarray) -> _Fetches | None:
         """All steps of a window at once, if slots that nothing needs make room enough; else None."""
@@ -258,8 +258,8 @@ class Residency:
         following = window.following[window.last]
         self._last_use[slots] = _steps(window)[window.last]
         self._next_use[slots] = following
-        done = np.flatnonzero(following == NEVER)
-        for slot in slots[done[np.argsort(window.last[done])]].tolist():
+        unused = np.flatnonzero(following == NEVER)
+        for slot in slots[unused[np.argsort(window.last[unused])]].tolist():
             self._idle[slot] = None
         return _Fetches(blocks, into, free_after, np.searchsorted(first[missing], window.bounds).tolist())
 
@@ -292,31 +292,31 @@ class Residency:
 
     def _take_free(self, count: int) -> tuple[list[int], list[int]]:
         """At most so many slots that nothing needs: never used ones, then idle ones; and when they are free."""
-        held = len(self._slot)
-        taken = list(range(held, min(held + count, self.slots)))
-        free_after = [-1] * len(taken)
-        if taken and taken[-1] >= self._block.size:
-            self._grow(taken[-1] + 1)
-        while len(taken) < count and self._idle:
+        resident = len(self._slot)
+        free = list(range(resident, min(resident + count, self.slots)))
+        free_after = [-1] * len(free)
+        if free and free[-1] >= self._block.size:
+            self._grow(free[-1] + 1)
+        while len(free) < count and self._idle:
             slot, _ = self._idle.popitem(last=False)
             del self._slot[int(self._block[slot])]
-            taken.append(slot)
+            free.append(slot)
             free_after.append(int(self._last_use[slot]))
-        return taken, free_after
+        return free, free_after
 
     def _make_room(self, count: int, step: int, window: WindowUses, slots: np.ndarray) -> tuple[list[int], list[int]]:
         """So many slots: those that nothing needs, then those of the blocks that are needed again last."""
-        taken, free_after = self._take_free(count)
-        if len(taken) < count:
-            victims = self._farthest(count - len(taken), step, taken)
-            gone = self._block[victims]
-            for block in gone.tolist():
+        free, free_after = self._take_free(count)
+        if len(free) < count:
+            victims = self._farthest(count - len(free), step, free)
+            evicted = self._block[victims]
+            for block in evicted.tolist():
                 del self._slot[block]
-            at = np.minimum(np.searchsorted(window.blocks, gone), window.blocks.size - 1)
-            slots[at[window.blocks[at] == gone]] = -1
-            taken += victims.tolist()
+            at = np.minimum(np.searchsorted(window.blocks, evicted), window.blocks.size - 1)
+            slots[at[window.blocks[at] == evicted]] = -1
+            free += victims.tolist()
             free_after += self._last_use[victims].tolist()
-        return taken, free_after
+        return free, free_after
 
     def _farthest(self, count: int, step: int, taken: list[int]) -> np.ndarray:
         """The ``count`` slots whose blocks are needed again last, of those that this step does not use."""

@@ -103,5 +103,5 @@ class Subset(Order):
         full = self.blocks * self.block
         if full == 0:
             return i
-        block, place = np.divmod(np.minimum(i, full - 1), self.block)
-        return np.where(i < full, permute(block, self.blocks, self._key) * self.block + place, i)
+        block, offset = np.divmod(np.minimum(i, full - 1), self.block)
+        return np.where(i < full, permute(block, self.blocks, self._key) * self.block + offset, i)

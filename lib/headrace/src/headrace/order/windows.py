@@ -80,8 +80,8 @@ class Windows:
         nth = rows - self._first_row[stretch]
         if self.rows_per_block == 1:
             return self._part[stretch], self._offset[stretch] + nth * self._block
-        block, place = np.divmod(nth, self.rows_per_block)
-        return self._part[stretch], self._offset[stretch] + block * self._block + place * self.seq_len
+        block, offset = np.divmod(nth, self.rows_per_block)
+        return self._part[stretch], self._offset[stretch] + block * self._block + offset * self.seq_len
 
     def block_behind(self, row: int, block_tokens: int) -> int:
         """The first block of so many tokens behind the first ``row`` rows: how many blocks they reach into, or pass by.
@@ -98,11 +98,11 @@ class Windows:
         blocks = self._part_tokens // block_tokens
         rows = np.cumsum(self.rows_of_part)
         part = int(np.searchsorted(rows, row, side="right"))
-        before = int(blocks[:part].sum())
+        earlier_blocks = int(blocks[:part].sum())
         if part == blocks.size:
-            return before
+            return earlier_blocks
         inside = row - int(rows[part] - self.rows_of_part[part])
-        return before + min(-(-inside * self.seq_len // block_tokens), int(blocks[part]))
+        return earlier_blocks + min(-(-inside * self.seq_len // block_tokens), int(blocks[part]))
 
 
 class BlockAligned(Order):

@@ -49,11 +49,11 @@ class EffectiveBatch:
             >>> packed_batch(ranks=3, effective_batch_size=16).report()
             '18 packs a step instead of 16: 1 a device x 6 forward passes x 3 ranks'
         """
-        asked = "as asked" if self.preserved else f"instead of {self.intended}"
-        before = self.accumulation_before
-        changed = "" if before in (None, self.accumulation) else f" (accumulation was {before})"
+        how = "as asked" if self.preserved else f"instead of {self.intended}"
+        old_steps = self.accumulation_before
+        changed = "" if old_steps in (None, self.accumulation) else f" (accumulation was {old_steps})"
         return (
-            f"{self.realised} packs a step {asked}: {self.per_device} a device x {self.accumulation} forward passes"
+            f"{self.realised} packs a step {how}: {self.per_device} a device x {self.accumulation} forward passes"
             f" x {self.ranks} ranks{changed}"
         )
 

@@ -82,8 +82,8 @@ class _Bins:
     def take(self, space: int) -> np.ndarray:
         """Takes out all bins with so much space, the one that was opened first in front."""
         del self.spaces[bisect_left(self.spaces, space)]
-        found = self._bins.pop(space)
-        return found[0] if len(found) == 1 else np.sort(np.concatenate(found))
+        bins = self._bins.pop(space)
+        return bins[0] if len(bins) == 1 else np.sort(np.concatenate(bins))
 
     def space_for(self, size: int, *, worst: bool) -> int | None:
         """The least space that holds ``size``, or the largest."""
@@ -154,10 +154,10 @@ def first_fit_decreasing(sizes: Int64[np.ndarray, " n"], capacity: int) -> Integ
         blocks = np.flatnonzero(space[: -(-opened // _BLOCK)].max(axis=1) >= size)
         looked, some = 0, 1
         while at < stop and looked < blocks.size:
-            here = blocks[looked : looked + some]
+            some_blocks = blocks[looked : looked + some]
             looked, some = looked + some, some * 2
-            block, place = np.divmod(np.flatnonzero(space[here] >= size), _BLOCK)
-            bins = here[block] * _BLOCK + place
+            block, column = np.divmod(np.flatnonzero(space[some_blocks] >= size), _BLOCK)
+            bins = some_blocks[block] * _BLOCK + column
             at += _settle(space, bins, space.reshape(-1)[bins] // size, size, order[at:stop], bin_of)
         if at < stop:
             each = max(capacity // size, 1)
@@ -176,8 +176,8 @@ def _settle(
     space: np.ndarray, bins: np.ndarray, room: np.ndarray, size: int, items: np.ndarray, bin_of: np.ndarray
 ) -> int:
     """Fills bins in order, each with as many items as it has room for, while there are items."""
-    before = np.cumsum(room) - room
-    bins, room = bins[before < items.size], np.minimum(room, items.size - before)[before < items.size]
+    first_room = np.cumsum(room) - room
+    bins, room = bins[first_room < items.size], np.minimum(room, items.size - first_room)[first_room < items.size]
     placed = int(room.sum())
     bin_of[items[:placed]] = np.repeat(bins, room)
     space.reshape(-1)[bins] -= room * size

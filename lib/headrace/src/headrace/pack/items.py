@@ -56,9 +56,9 @@ class Packed(NamedTuple):
     @classmethod
     def join(cls, parts: list[Packed]) -> Packed:
         """Packs end to end. Empties the list, as :meth:`Items.join` does."""
-        items, held = [p.items for p in parts], [p.held for p in parts]
+        items, item_counts = [p.items for p in parts], [p.held for p in parts]
         parts.clear()
-        return cls(Items.join(items), np.concatenate([np.zeros(0, np.int64), *held]))
+        return cls(Items.join(items), np.concatenate([np.zeros(0, np.int64), *item_counts]))
 
 
 def no_offsets(n: int) -> Int64[np.ndarray, " n"]:
@@ -93,8 +93,8 @@ class PackCounts:
     packed_tokens: int = 0  # tokens in packs
 
     def __add__(self, other: PackCounts) -> PackCounts:
-        theirs = asdict(other)
-        return PackCounts(**{name: value + theirs[name] for name, value in asdict(self).items()})
+        other_counts = asdict(other)
+        return PackCounts(**{name: value + other_counts[name] for name, value in asdict(self).items()})
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value:,}" for name, value in asdict(self).items() if value)
@@ -106,17 +106,17 @@ def check_lengths(lengths: object) -> Int64[np.ndarray, " n"]:
     Raises:
         ConfigError: no integers, or a negative one (the document is named).
     """
-    given = np.asarray(lengths)
-    if given.size == 0:
+    values = np.asarray(lengths)
+    if values.size == 0:
         return np.zeros(0, np.int64)
-    if given.ndim != 1 or given.dtype.kind not in "iu":
+    if values.ndim != 1 or values.dtype.kind not in "iu":
         raise ConfigError(
-            f"must be a one-dimensional integer array, not {given.dtype} of shape {given.shape}", field="lengths"
+            f"must be a one-dimensional integer array, not {values.dtype} of shape {values.shape}", field="lengths"
         )
-    if int(given.min()) < 0:
-        bad = int(np.argmin(given >= 0))
-        raise ConfigError("must not be negative", field=f"lengths[{bad}]", value=int(given[bad]))
-    return given.astype(np.int64, copy=False)
+    if int(values.min()) < 0:
+        bad = int(np.argmin(values >= 0))
+        raise ConfigError("must not be negative", field=f"lengths[{bad}]", value=int(values[bad]))
+    return values.astype(np.int64, copy=False)
 
 
 def cut_documents(

@@ -111,19 +111,19 @@ def open_plan(
         CacheError: the folder cannot be written.
     """
     try:
-        found = read_plan(folder, request)
+        stored = read_plan(folder, request)
     except CacheCorruptError as error:
         if not rebuild:
             raise
         _LOG.warning("the pack plan is made again: %s", error)
-        found = None
-    if found is not None:
-        return found
+        stored = None
+    if stored is not None:
+        return stored
     write_plan(folder, request, lengths(), array_documents, starts)
-    made = read_plan(folder, request)
-    if made is None:
+    plan = read_plan(folder, request)
+    if plan is None:
         raise CacheError("was deleted while it was made", field="plan", value=files.join(folder, request.fingerprint))
-    return made
+    return plan
 
 
 def read_plan(folder: str, request: PlanRequest) -> PackPlan | None:
@@ -192,7 +192,7 @@ def plan_findings(folder: str) -> list[tuple[str, str]]:
             names = sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found: list[tuple[str, str]] = []
+    findings: list[tuple[str, str]] = []
     for name in names:
         root = files.join(folder, name)
         if (raw := files.read_bytes(files.join(root, PLAN_NAME))) is None:
@@ -204,10 +204,10 @@ def plan_findings(folder: str) -> list[tuple[str, str]]:
             for array, one in record.arrays.items():
                 np.asarray(_load(files.join(root, f"{array}.bin"), one))
         except CacheCorruptError as error:
-            found.append((str(error.value), error.problem))
+            findings.append((str(error.value), error.problem))
         except (ValueError, KeyError, TypeError, OverflowError) as error:
-            found.append((files.join(root, PLAN_NAME), f"does not describe its arrays ({error})"))
-    return found
+            findings.append((files.join(root, PLAN_NAME), f"does not describe its arrays ({error})"))
+    return findings
 
 
 class _Record(NamedTuple):
@@ -296,10 +296,10 @@ def ahead(values: Iterable[T], count: int = 2) -> Iterator[T]:
         [0, 1, 4, 9]
     """
     ready: queue.Queue[tuple[Any, BaseException | None, bool]] = queue.Queue(count)
-    left = threading.Event()  # whoever asks is gone
+    abandoned = threading.Event()  # whoever asks is gone
 
     def put(value: Any, error: BaseException | None, last: bool) -> None:
-        while not left.is_set():
+        while not abandoned.is_set():
             try:
                 ready.put((value, error, last), timeout=0.1)
             except queue.Full:
@@ -310,7 +310,7 @@ def ahead(values: Iterable[T], count: int = 2) -> Iterator[T]:
         try:
             for value in values:
                 put(value, None, False)
-                if left.is_set():
+                if abandoned.is_set():
                     return
             put(None, None, True)
         except BaseException as error:  # noqa: BLE001 - raised where it is asked for
@@ -326,7 +326,7 @@ def ahead(values: Iterable[T], count: int = 2) -> Iterator[T]:
                 return
             yield value
     finally:
-        left.set()
+        abandoned.set()
 
 
 class _Writer:

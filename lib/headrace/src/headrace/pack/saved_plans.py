@@ -99,8 +99,8 @@ def incomplete_documents(cache: TokenCache, gone: Intervals, unit: int) -> int:
         >>> incomplete_documents(cache, Intervals.of_numbers(np.array([3, 6, 7])), unit=2)
         1
     """
-    held = ((of_unit > 0) for of_unit in _lengths_in_units(cache, gone, unit))
-    return sum(int(of_unit[~of_unit.all(axis=1)].sum()) for of_unit in held)
+    has_tokens = ((of_unit > 0) for of_unit in _lengths_in_units(cache, gone, unit))
+    return sum(int(of_unit[~of_unit.all(axis=1)].sum()) for of_unit in has_tokens)
 
 
 def _lengths_in_units(
@@ -115,8 +115,8 @@ def _lengths_in_units(
             starts.add(lengths)
         if gone.total:
             number = np.arange(at, stop)
-            behind = np.searchsorted(gone.start, number, side="right")
-            lengths[(behind > 0) & (number < gone.stop[behind - 1])] = 0
+            later_cut = np.searchsorted(gone.start, number, side="right")
+            lengths[(later_cut > 0) & (number < gone.stop[later_cut - 1])] = 0
         yield lengths.reshape(-1, unit)
 
 

@@ -52,5 +52,5 @@ class DocumentStarts:
     def forget(self, document: int) -> None:
         """Nobody asks for documents before this one any more."""
         with self._lock:
-            here = sum(first <= document for first, _ in self._chunks)
-            self._chunks = self._chunks[max(here - 1, 0) :]
+            count = sum(first <= document for first, _ in self._chunks)
+            self._chunks = self._chunks[max(count - 1, 0) :]

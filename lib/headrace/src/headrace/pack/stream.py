@@ -146,8 +146,8 @@ class _Places:
         start = np.cumsum(lengths) - lengths
         new = np.diff(array, prepend=self._array) != 0
         # what lies before each array's first token, in this chunk; of an array that goes on, less than nothing
-        before = np.concatenate([[-self._tokens], start[new]])
-        start -= before[np.cumsum(new)]
+        previous = np.concatenate([[-self._tokens], start[new]])
+        start -= previous[np.cumsum(new)]
         self._array, self._tokens = int(array[-1]), int(start[-1] + lengths[-1])
         return array, start
 
@@ -160,10 +160,10 @@ def drop_underfilled(packed: Packed, spec: PackSpec) -> tuple[Packed, PackCounts
     low = tokens < spec.min_fill * spec.capacity
     if not low.any():
         return packed, PackCounts(packs=tokens.size, packed_tokens=total)
-    left = Packed(packed.items.at(~np.repeat(low, packed.held)), packed.held[~low])
+    filled = Packed(packed.items.at(~np.repeat(low, packed.held)), packed.held[~low])
     lost = int(tokens[low].sum())
-    return left, PackCounts(
-        packs=left.held.size,
+    return filled, PackCounts(
+        packs=filled.held.size,
         packed_tokens=total - lost,
         underfilled_packs=int(low.sum()),
         underfilled_items=int(packed.held[low].sum()),
@@ -256,20 +256,20 @@ class WindowedPacks:
         the stored array that it lies in. Packs come by their first items, as far as no later pack can precede them.
         """
         begins = start // self.window
-        held = Items.join([self._held, items])
+        items_here = Items.join([self._held, items])
         window_of = np.concatenate([self._window_of, (array << 40) + begins])
         runs_over = np.concatenate([self._runs_over, (start + items.size - 1) // self.window > begins])
         fresh = self._carried + np.flatnonzero(np.diff(window_of[self._carried :], prepend=-1))
-        bounds = np.append(fresh, held.size.size)
+        bounds = np.append(fresh, items_here.size.size)
         bounds = bounds if last else bounds[: max(bounds.size - 1, 1)]  # the last window may go on
         over = runs_over[bounds[1:] - 1]
-        pack = _compiled(held.size) or _pack_windows
+        pack = _compiled(items_here.size) or _pack_windows
         settings = (self._carried, self.capacity, _TOLERANCE, _CANDIDATES)
-        number, count, carried = pack(held.size, bounds, over, settings, last)
-        left = np.concatenate([carried, np.arange(bounds[-1], held.size.size)])
-        self._held, self._carried = held.at(left), carried.size
-        self._window_of, self._runs_over = window_of[left], runs_over[left]
-        return self._in_order(held, number, count)
+        number, count, carried = pack(items_here.size, bounds, over, settings, last)
+        waiting = np.concatenate([carried, np.arange(bounds[-1], items_here.size.size)])
+        self._held, self._carried = items_here.at(waiting), carried.size
+        self._window_of, self._runs_over = window_of[waiting], runs_over[waiting]
+        return self._in_order(items_here, number, count)
 
     def _in_order(self, items: Items, number: np.ndarray, count: np.ndarray) -> Packed:
         """Packs that may go, those that wait included, by their first items."""
@@ -281,17 +281,17 @@ class WindowedPacks:
         going = order.size
         if self._held.size.size:  # what is held may come into any pack, but it is not in order: carried items are old
             first = np.lexsort((self._held.offset, self._held.document))[0]
-            before = document[order] < self._held.document[first]
-            before |= (document[order] == self._held.document[first]) & (offset[order] < self._held.offset[first])
-            going = int(before.sum())
+            is_earlier = document[order] < self._held.document[first]
+            is_earlier |= (document[order] == self._held.document[first]) & (offset[order] < self._held.offset[first])
+            going = int(is_earlier.sum())
         self._waiting = _select(every, begin, count, order[going:])
         return _select(every, begin, count, order[:going])
 
 
 def _select(items: Items, begin: np.ndarray, count: np.ndarray, packs: np.ndarray) -> Packed:
     size = count[packs]
-    places = np.arange(int(size.sum())) + np.repeat(begin[packs] - (np.cumsum(size) - size), size)
-    return Packed(items.at(places), size)
+    numbers = np.arange(int(size.sum())) + np.repeat(begin[packs] - (np.cumsum(size) - size), size)
+    return Packed(items.at(numbers), size)
 
 
 def _compiled(sizes: np.ndarray) -> _PackWindows | None:
@@ -334,22 +334,22 @@ def _pack_window(
     ``over``: the window's last item runs over its end, and is carried. ``last``: nothing may be carried.
     """
     running = [fresh[-1]] if over and not last else []
-    here = fresh[:-1] if running else fresh
-    left = sorted(carried, key=sizes.__getitem__, reverse=True)
-    due = len(left)  # so many in front must be packed
-    left += sorted(here, key=sizes.__getitem__, reverse=True)
-    size = [sizes[k] for k in left]
+    window = fresh[:-1] if running else fresh
+    waiting = sorted(carried, key=sizes.__getitem__, reverse=True)
+    due = len(waiting)  # so many in front must be packed
+    waiting += sorted(window, key=sizes.__getitem__, reverse=True)
+    size = [sizes[k] for k in waiting]
     total = sum(size)
-    while left and (last or due or total >= capacity):
+    while waiting and (last or due or total >= capacity):
         chosen, gap = _choose(size, due, capacity)
         if not (last or due) and gap * _TOLERANCE > capacity:
             break
-        packs.append([left[k] for k in chosen])
+        packs.append([waiting[k] for k in chosen])
         due -= sum(k < due for k in chosen) if due else 0
         total -= capacity - gap
         for k in sorted(chosen, reverse=True):
-            del left[k], size[k]
-    return sorted(left) + running
+            del waiting[k], size[k]
+    return sorted(waiting) + running
 
 
 def _choose(sizes: list[int], due: int, capacity: int) -> tuple[list[int], int]:
@@ -376,15 +376,15 @@ def _choose(sizes: list[int], due: int, capacity: int) -> tuple[list[int], int]:
         if gaps & 1:
             break
     at = start + len(history) - 1
-    left = gap = (gaps & -gaps).bit_length() - 1
+    rest = gap = (gaps & -gaps).bit_length() - 1
     tried = len(history) - 1
     while gap < space:  # back to the gap before anything was taken
         tried -= 1
         if not history[tried] >> gap & 1:
             chosen.append(start + tried)
             gap += sizes[start + tried]
-    for k in range(at, len(sizes) if left else at):
-        if sizes[k] <= left:
+    for k in range(at, len(sizes) if rest else at):
+        if sizes[k] <= rest:
             chosen.append(k)
-            left -= sizes[k]
-    return chosen, left
+            rest -= sizes[k]
+    return chosen, rest

@@ -33,8 +33,12 @@ def pack_windows(
         Items of all packs, rising in each, how many each pack holds, and the items that are carried over.
     """
     carried, capacity, tolerance, candidates = settings
-    order, held = np.empty(sizes.size, np.int64), np.empty(sizes.size, np.int64)
-    carry, left, size = np.empty(sizes.size, np.int64), np.empty(sizes.size, np.int64), np.empty(sizes.size, np.int64)
+    order, counts = np.empty(sizes.size, np.int64), np.empty(sizes.size, np.int64)
+    carry, waiting, size = (
+        np.empty(sizes.size, np.int64),
+        np.empty(sizes.size, np.int64),
+        np.empty(sizes.size, np.int64),
+    )
     carry[:carried] = np.arange(carried)
     history = np.empty((candidates + 1, capacity // 64 + 1), np.uint64)
     chosen, used = np.empty(sizes.size, np.int64), np.zeros(sizes.size, np.bool_)
@@ -46,23 +50,23 @@ def pack_windows(
         final = last and stop == sizes.size
         running = stop > first and not final and over[window]
         due = carried
-        count = _ranked(carry[:carried], sizes, left, size, 0)
-        count = _ranked(np.arange(first, stop - running), sizes, left, size, count)
+        count = _ranked(carry[:carried], sizes, waiting, size, 0)
+        count = _ranked(np.arange(first, stop - running), sizes, waiting, size, count)
         total = size[:count].sum()
         while count and (final or due or total >= capacity):
             number, gap = _choose(size[:count], due, capacity, candidates, history, chosen)
             if not (final or due) and gap * tolerance > capacity:
                 break
-            due -= _mark(chosen[:number], left, due, used, order[items : items + number])
-            held[packs] = number
+            due -= _mark(chosen[:number], waiting, due, used, order[items : items + number])
+            counts[packs] = number
             items, packs, total = items + number, packs + 1, total - capacity + gap
-            count = _without(left, size, used, count)
-        carry[:count] = np.sort(left[:count])
+            count = _without(waiting, size, used, count)
+        carry[:count] = np.sort(waiting[:count])
         carried = count
         if running:
             carry[carried] = stop - 1
             carried += 1
-    return order[:items], held[:packs], carry[:carried].copy()
+    return order[:items], counts[:packs], carry[:carried].copy()
 
 
 @njit(nogil=True, cache=True)
@@ -94,14 +98,14 @@ def _mark(chosen: np.ndarray, left: np.ndarray, due: int, used: np.ndarray, pack
 @njit(nogil=True, cache=True)
 def _without(left: np.ndarray, size: np.ndarray, used: np.ndarray, count: int) -> int:
     """Takes out the items that are used. Returns how many are left."""
-    kept = 0
-    for place in range(count):
-        if used[place]:
-            used[place] = False
+    count_left = 0
+    for nth in range(count):
+        if used[nth]:
+            used[nth] = False
         else:
-            left[kept], size[kept] = left[place], size[place]
-            kept += 1
-    return kept
+            left[count_left], size[count_left] = left[nth], size[nth]
+            count_left += 1
+    return count_left
 
 
 @njit(nogil=True, cache=True)
@@ -113,11 +117,11 @@ def _choose(
     """
     space, number = capacity - sizes[0], 1
     chosen[0] = 0
-    for place in range(1, due):
-        if sizes[place] <= space:
-            chosen[number] = place
+    for nth in range(1, due):
+        if sizes[nth] <= space:
+            chosen[number] = nth
             number += 1
-            space -= sizes[place]
+            space -= sizes[nth]
     if space <= 0:
         return number, space
     words, start, tried = space // 64 + 1, max(due, 1), 0
@@ -132,20 +136,20 @@ def _choose(
     row, gap = tried, 0
     while not _has(history[row], gap):
         gap += 1
-    left = gap
+    rest = gap
     while gap < space:  # back to the gap before anything was taken
         row -= 1
         if not _has(history[row], gap):
             chosen[number] = start + row
             number += 1
             gap += sizes[start + row]
-    if left:
-        for place in range(start + tried, sizes.size):
-            if sizes[place] <= left:
-                chosen[number] = place
+    if rest:
+        for nth in range(start + tried, sizes.size):
+            if sizes[nth] <= rest:
+                chosen[number] = nth
                 number += 1
-                left -= sizes[place]
-    return number, left
+                rest -= sizes[nth]
+    return number, rest
 
 
 @njit(nogil=True, cache=True)
@@ -157,15 +161,15 @@ def _has(bits: np.ndarray, bit: int) -> bool:
 def _shift(bits: np.ndarray, out: np.ndarray, words: int, size: int) -> None:
     """``out = bits | bits >> size``, for bits in so many words of 64."""
     skip, rest = size // 64, np.uint64(size % 64)
-    whole = max(words - skip, 0)  # words into which something is shifted
+    full_words = max(words - skip, 0)  # words into which something is shifted
     low = bits[skip:]
     if rest == 0:
-        for k in range(whole):
+        for k in range(full_words):
             out[k] = bits[k] | low[k]
-    elif whole:
+    elif full_words:
         high = low[1:]  # slices of one row: so this is compiled to vectors
-        for k in range(whole - 1):
+        for k in range(full_words - 1):
             out[k] = bits[k] | low[k] >> rest | high[k] << (np.uint64(64) - rest)
-        out[whole - 1] = bits[whole - 1] | low[whole - 1] >> rest
-    for k in range(whole, words):
+        out[full_words - 1] = bits[full_words - 1] | low[full_words - 1] >> rest
+    for k in range(full_words, words):
         out[k] = bits[k]

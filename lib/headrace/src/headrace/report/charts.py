@@ -68,12 +68,12 @@ def mixture_chart(facts: MixtureFacts) -> Figure:
     """Share of each source that is drawn (line) and wanted (dots) over steps; a legend entry is a source."""
     traces: list[dict[str, Any]] = []
     rows = facts.drawn.sum(axis=1), facts.wanted.sum(axis=1)
-    for k, (name, drawn, wanted) in enumerate(_grouped(facts, facts.drawn, facts.wanted)):
+    for k, (name, drawn, planned) in enumerate(_grouped(facts, facts.drawn, facts.wanted)):
         colour = {"color": GREY} if name == _OTHERS else {}
         line, dots = {**colour, "dash": _dash(k)}, {**colour, "width": 1.5, "dash": "dot"}
         more: dict[str, Any] = {"legendgroup": name, "hovertemplate": "%{y:.2%}"}
         traces.append(_line(k, facts.middle, _over(drawn, rows[0]), name, line=line, **more))
-        share = _over(wanted, rows[1])
+        share = _over(planned, rows[1])
         traces.append(_line(k, facts.middle, share, f"{name}, wanted", line=dots, showlegend=False, **more))
     axis = {"tickformat": ".0%", "rangemode": "tozero"}
     return {"data": traces, "layout": layout("step", "share of rows", yaxis=axis, height=380)}
@@ -113,10 +113,10 @@ def quality_chart(forecast: Forecast) -> Figure:
 def lengths_chart(lengths: Mapping[str, Lengths]) -> Figure:
     """Share of documents by length, a line of steps a source."""
     traces: list[dict[str, Any]] = []
-    for k, (name, found) in enumerate([*lengths.items()][:MOST_SOURCES]):
-        if found.documents.size:
-            edge = np.maximum(found.edge, 0.7)  # documents of no token, on a logarithmic axis
-            share = np.append(found.documents, found.documents[-1])
+    for k, (name, histogram) in enumerate([*lengths.items()][:MOST_SOURCES]):
+        if histogram.documents.size:
+            edge = np.maximum(histogram.edge, 0.7)  # documents of no token, on a logarithmic axis
+            share = np.append(histogram.documents, histogram.documents[-1])
             traces.append(_line(k, edge, share, name, line={"shape": "hv"}, hovertemplate="%{y:.1%}"))
     axis = {"tickformat": ".0%", "rangemode": "tozero"}
     return {
@@ -235,11 +235,11 @@ def _dash(k: int) -> str:
 def _grouped(facts: MixtureFacts, *tables: np.ndarray) -> list[tuple[Any, ...]]:
     """Name and columns of the largest sources, and of all others together."""
     most = largest(facts, MOST_SOURCES if len(facts.names) <= MOST_SOURCES else MOST_SOURCES - 1)
-    found: list[tuple[Any, ...]] = [(facts.names[d], *(t[:, d] for t in tables)) for d in most]
+    series: list[tuple[Any, ...]] = [(facts.names[d], *(t[:, d] for t in tables)) for d in most]
     if len(most) < len(facts.names):
         rest = [d for d in range(len(facts.names)) if d not in set(most)]
-        found.append((_OTHERS, *(t[:, rest].sum(axis=1) for t in tables)))
-    return found
+        series.append((_OTHERS, *(t[:, rest].sum(axis=1) for t in tables)))
+    return series
 
 
 def _over(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

@@ -48,8 +48,8 @@ def digits(value: float | None) -> str:
     if value == 0:
         return "0"
     value = float(f"{value:.3g}") if abs(value) < 1000 else value  # so that 99.96 counts as 100
-    places = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(places, 9)}f}"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(decimals, 9)}f}"
 
 
 def size(value: float | None) -> str:
@@ -81,8 +81,8 @@ def duration(seconds: float | None) -> str:
     if seconds < 60:
         return f"{digits(seconds)} s"
     unit, name, lower, below = next(step for step in _CLOCK if seconds < step[0] * step[4])[:4]
-    whole, rest = divmod(round(seconds), unit)
-    return f"{whole} {name}" + (f" {rest // below} {lower}" if rest // below else "")
+    count, rest = divmod(round(seconds), unit)
+    return f"{count} {name}" + (f" {rest // below} {lower}" if rest // below else "")
 
 
 def percent(share: float | None) -> str:

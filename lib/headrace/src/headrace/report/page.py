@@ -59,14 +59,14 @@ _REST = 20
 def sections(facts: ReportFacts) -> list[Section]:
     """All parts of a report, in their order."""
     plan = facts.plan
-    found = [summary_section(facts)]
+    blocks = [summary_section(facts)]
     if plan is not None:
-        found += [mixture_section(plan), order_section(plan), documents_section(plan), forecast_section(plan)]
+        blocks += [mixture_section(plan), order_section(plan), documents_section(plan), forecast_section(plan)]
     if facts.records.figures:
-        found.append(figures_section(facts.records.figures))
-    found += [reads_section(facts), waiting_section(facts), stalls_section(facts)]
-    found += [provenance_section(facts), amendments_section(facts)]
-    return [*found, config_section(plan)] if plan is not None else found
+        blocks.append(figures_section(facts.records.figures))
+    blocks += [reads_section(facts), waiting_section(facts), stalls_section(facts)]
+    blocks += [provenance_section(facts), amendments_section(facts)]
+    return [*blocks, config_section(plan)] if plan is not None else blocks
 
 
 def state(facts: ReportFacts) -> dict[str, Any]:
@@ -157,16 +157,16 @@ def write_report(facts: ReportFacts, output: str) -> int:
 
 
 def _check_replaceable(output: str) -> None:
-    held = files.read_bytes(output) if files.exists(output) else None
-    if held is not None and _MARK.encode() not in held[:2000]:
+    content = files.read_bytes(output) if files.exists(output) else None
+    if content is not None and _MARK.encode() not in content[:2000]:
         raise ConfigError(
             "exists and is no report of headrace", field="--output", value=output, cure="Choose another file."
         )
 
 
 def _meta(facts: ReportFacts) -> str:
-    said = [facts.config_path, facts.folder]
-    return "".join(f" · <code>{html.escape(text)}</code>" for text in said if text is not None)
+    items = [facts.config_path, facts.folder]
+    return "".join(f" · <code>{html.escape(text)}</code>" for text in items if text is not None)
 
 
 def _embedded(value: Any) -> str:
@@ -251,11 +251,11 @@ class LiveReport:
                 if (self.headers.get("Host") or "").rsplit(":", 1)[0] not in _OWN_NAMES:
                     self.send_error(HTTPStatus.FORBIDDEN)
                     return
-                found = pages.get(self.path.split("?", 1)[0])
-                if found is None:
+                page = pages.get(self.path.split("?", 1)[0])
+                if page is None:
                     self.send_error(HTTPStatus.NOT_FOUND)
                     return
-                kind, make = found
+                kind, make = page
                 body = make().encode()
                 self.send_response(HTTPStatus.OK)
                 for name, value in (("Content-Type", kind), ("Content-Length", str(len(body)))):

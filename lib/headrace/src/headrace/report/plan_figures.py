@@ -86,15 +86,15 @@ def mixture_facts(dataset: RunDataset, steps: int, spans: int | None = None) -> 
     even = np.linspace(0, steps, min(spans, steps) + 1).astype(np.int64)
     edge = np.unique(np.concatenate([even, starts[starts < steps]]))
     first = cast(MixtureDataset, dataset.at_step(0)[0])
-    wanted = np.zeros((edge.size - 1, len(first.names)))
-    drawn, tokens = np.zeros(wanted.shape, np.int64), np.zeros(wanted.shape, np.int64)
+    planned = np.zeros((edge.size - 1, len(first.names)))
+    drawn, tokens = np.zeros(planned.shape, np.int64), np.zeros(planned.shape, np.int64)
     summed = steps * len(first.names) <= _SUMMED
     for k, (begin, end) in enumerate(zip(edge[:-1].tolist(), edge[1:].tolist(), strict=True)):
         mixture = cast(MixtureDataset, dataset.at_step(begin)[0])
-        wanted[k] = _wanted(mixture, begin, end, summed)
-        before, after = _starts_at(mixture, begin), _starts_at(mixture, end)
-        drawn[k], tokens[k] = after - before, mixture.tokens_of(after) - mixture.tokens_of(before)
-    return MixtureFacts(first.names, edge, wanted, drawn, tokens, summed)
+        planned[k] = _wanted(mixture, begin, end, summed)
+        at_begin, at_end = _starts_at(mixture, begin), _starts_at(mixture, end)
+        drawn[k], tokens[k] = at_end - at_begin, mixture.tokens_of(at_end) - mixture.tokens_of(at_begin)
+    return MixtureFacts(first.names, edge, planned, drawn, tokens, summed)
 
 
 def _wanted(mixture: MixtureDataset, begin: int, end: int, every_step: bool) -> np.ndarray:

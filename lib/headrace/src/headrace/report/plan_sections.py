@@ -41,11 +41,11 @@ def mixture_section(plan: PlanFacts) -> Section:
         )
     )
     off = facts.off_quota
-    wanted, drawn, tokens = facts.wanted.sum(axis=0), facts.drawn.sum(axis=0), facts.tokens.sum(axis=0)
+    planned, drawn, tokens = facts.wanted.sum(axis=0), facts.drawn.sum(axis=0), facts.tokens.sum(axis=0)
     rows = [
         [
             name,
-            n.percent(float(wanted[d] / max(wanted.sum(), 1e-12))),
+            n.percent(float(planned[d] / max(planned.sum(), 1e-12))),
             n.percent(float(drawn[d] / max(drawn.sum(), 1))),
             n.NOTHING if off is None else n.digits(float(off[d])),
             n.count(float(drawn[d])),
@@ -110,13 +110,13 @@ def documents_section(plan: PlanFacts) -> Section:
         rows = [
             [
                 name,
-                n.count(found.of),
-                n.count(found.mean),
-                n.count(found.median),
-                n.count(found.longest),
-                "all" if found.looked == found.of else n.short(found.looked),
+                n.count(histogram.of),
+                n.count(histogram.mean),
+                n.count(histogram.median),
+                n.count(histogram.longest),
+                "all" if histogram.looked == histogram.of else n.short(histogram.looked),
             ]
-            for name, found in plan.lengths.items()
+            for name, histogram in plan.lengths.items()
         ]
         heads = columns("source", "documents", "mean", "median", "longest seen", "looked at", left=1)
         blocks.append(Table(heads, rows))

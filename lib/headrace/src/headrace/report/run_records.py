@@ -142,18 +142,18 @@ def parse_records(texts: Sequence[bytes]) -> RunRecords:
                 continue
             if "time" in record:
                 times.append(record["time"])
-    found = [by_host[number] for number in sorted(by_host)]
-    stalls = sorted((s for host in found for s in host.stalls), key=lambda s: (s.step, s.host))
+    of_hosts = [by_host[number] for number in sorted(by_host)]
+    stalls = sorted((s for host in of_hosts for s in host.stalls), key=lambda s: (s.step, s.host))
     return RunRecords(
         hosts=hosts,
-        series=tuple(host.series() for host in found if host.records),
+        series=tuple(host.series() for host in of_hosts if host.records),
         stalls=tuple(stalls),
-        sessions=found[0].sessions if found else 0,
+        sessions=of_hosts[0].sessions if of_hosts else 0,
         config=config,
         left_out=left_out,
         began=min(times, default=None),
         ended=max(times, default=None),
-        figures=next((host.points() for host in found if host.figures), {}),
+        figures=next((host.points() for host in of_hosts if host.figures), {}),
     )
 
 
@@ -170,9 +170,9 @@ class _Host:
             self.add_figures(record["step"], record["figures"])
             return
         if record["kind"] == "stall":
-            known: dict[str, Any] = {k: v for k, v in record.items() if k in Stall.__dataclass_fields__}
-            known["host"] = self.number
-            self.stalls.append(Stall(**known))
+            fields: dict[str, Any] = {k: v for k, v in record.items() if k in Stall.__dataclass_fields__}
+            fields["host"] = self.number
+            self.stalls.append(Stall(**fields))
             return
         if self.records and self.records[-1][0] != self.sessions:  # done again from here on
             while self.records and self.records[-1][1]["step"] >= record["step"]:
@@ -246,12 +246,12 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
-        found: object = json.loads(line)
+        parsed: object = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         return None
-    record = cast("dict[str, Any]", found)
+    record = cast("dict[str, Any]", parsed)
     fields = _FIELDS.get(str(record.get("kind")))
     if fields is None or not all(isinstance(record.get(name), kind) for name, kind in fields.items()):
         return None

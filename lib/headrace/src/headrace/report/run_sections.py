@@ -80,8 +80,10 @@ def provenance_section(facts: ReportFacts) -> Section:
             rows = [[path, _digest(mark), n.count(ids)] for path, mark, ids in tokenizers]
             blocks.append(Table([("tokenizer", "code"), ("fingerprint", "code"), ("ids", "right")], rows, "Tokenizer"))
     elif facts.manifest is not None:
-        found = _contents(facts.manifest.resolved)
-        blocks.append(Table([("source", "left"), ("content", "code")], [[k, _digest(v)] for k, v in found], "Sources"))
+        contents = _contents(facts.manifest.resolved)
+        blocks.append(
+            Table([("source", "left"), ("content", "code")], [[k, _digest(v)] for k, v in contents], "Sources")
+        )
     return Section("provenance", "Provenance", blocks)
 
 
@@ -120,17 +122,17 @@ def amendments_section(facts: ReportFacts) -> Section:
 
 def _plan_tiles(plan: PlanFacts, facts: ReportFacts) -> list[tuple[str, str, str]]:
     run, name = plan.plan, largest_epochs(plan)
-    steps, done = int(plan.mixture.edge[-1]), facts.records.last_step
+    steps, last_step = int(plan.mixture.edge[-1]), facts.records.last_step
     rows = n.short(float(plan.mixture.drawn.sum()))
     lengths = " → ".join(n.count(length) for _, length in run.phases)
-    note = "planned" if done is None else f"done, of {n.count(steps)}"
+    note = "planned" if last_step is None else f"done, of {n.count(steps)}"
     if plan.assumed_steps:
-        note = "shown; the config has no num_steps" if done is None else "done; the config has no num_steps"
+        note = "shown; the config has no num_steps" if last_step is None else "done; the config has no num_steps"
     batch = n.count(run.batch_size)
     if run.largest_batch > run.batch_size:
         batch += f" to {n.count(run.largest_batch)}"
     return [
-        ("Steps", n.count(steps if done is None else done + 1), note),
+        ("Steps", n.count(steps if last_step is None else last_step + 1), note),
         ("Tokens", n.short(float(plan.mixture.tokens.sum())), f"{rows} rows of {lengths}"),
         ("Batch", batch, "rows"),
         ("Sources", n.count(len(run.components)), f"most epochs: {n.digits(name[1])}, {name[0]}"),
@@ -190,8 +192,8 @@ def _stages(facts: ReportFacts) -> tuple[Sequence[dict[str, Any]], int]:
     if facts.manifest is None:
         return (), 0
     stages = cast("list[dict[str, Any]]", _first_dataset(facts.manifest.resolved).get("stages", []))
-    begun = min((int(h["until_step"]) for h in facts.manifest.history), default=None)
-    return stages, 0 if begun is None else int(np.sum([int(s["step"]) >= begun for s in stages]))
+    trained_until = min((int(h["until_step"]) for h in facts.manifest.history), default=None)
+    return stages, 0 if trained_until is None else int(np.sum([int(s["step"]) >= trained_until for s in stages]))
 
 
 def _first_dataset(resolved: dict[str, Any]) -> dict[str, Any]:
@@ -209,11 +211,11 @@ def _contents(resolved: dict[str, Any]) -> list[tuple[str, str]]:
 def _fingerprint_in(part: Any) -> str:
     if not isinstance(part, dict):
         return ""
-    known = cast("dict[str, Any]", part)
+    mapping = cast("dict[str, Any]", part)
     for key in ("tokens", "packed"):
-        if isinstance(known.get(key), str):
-            return known[key]
-    return next((mark for value in known.values() if (mark := _fingerprint_in(value))), "")
+        if isinstance(mapping.get(key), str):
+            return mapping[key]
+    return next((mark for value in mapping.values() if (mark := _fingerprint_in(value))), "")
 
 
 def _digest(mark: str) -> str:
@@ -321,9 +323,9 @@ def stalls_section(facts: ReportFacts) -> Section:
         ]
         for s in sorted(longest, key=lambda s: (s.step, s.host))
     ]
-    shown = "All that were kept"
+    which = "All that were kept"
     if len(stalls) > MOST_STALLS:
-        shown = f"The {MOST_STALLS} longest of {n.count(len(stalls))}"
+        which = f"The {MOST_STALLS} longest of {n.count(len(stalls))}"
     blocks: list[Block] = [
         Chart(
             "stalls",
@@ -337,7 +339,7 @@ def stalls_section(facts: ReportFacts) -> Section:
         Table(
             [*columns("step", "host", "waited"), *columns("cause", left=1), ("where", "code"), ("detail", "prose")],
             rows,
-            shown,
+            which,
         ),
     ]
     return Section("stalls", "Stalls", blocks)

@@ -214,12 +214,12 @@ def group_moments(
         [5.0, 0.5]
     """
     rewards, groups, counted = _checked(rewards, groups, counted)
-    number, place = np.unique(groups, return_inverse=True)
-    size = np.bincount(place, counted, number.size).astype(np.int64)
-    mean = np.bincount(place, rewards, number.size) / np.maximum(size, 1)
-    off = np.where(counted, rewards - mean[place], 0.0)
-    variance = np.bincount(place, off * off, number.size) / np.maximum(size - ddof, 1)
-    return GroupMoments(number, place.astype(np.int64), size, mean, np.sqrt(variance))
+    number, group_index = np.unique(groups, return_inverse=True)
+    size = np.bincount(group_index, counted, number.size).astype(np.int64)
+    mean = np.bincount(group_index, rewards, number.size) / np.maximum(size, 1)
+    off = np.where(counted, rewards - mean[group_index], 0.0)
+    variance = np.bincount(group_index, off * off, number.size) / np.maximum(size - ddof, 1)
+    return GroupMoments(number, group_index.astype(np.int64), size, mean, np.sqrt(variance))
 
 
 def whiten(
@@ -237,13 +237,13 @@ def whiten(
         >>> whiten(np.array([1.0, 3.0]), np.array([True, True])).round(4).tolist()
         [-0.7071, 0.7071]
     """
-    kept = np.asarray(mask, bool)
-    count = int(kept.sum())
+    selected = np.asarray(mask, bool)
+    count = int(selected.sum())
     if count == 0:
         raise ConfigError("counts nothing", field="mask", value=count)
     values = np.asarray(values, np.float64)
-    mean = values[kept].mean()
-    variance = values[kept].var(ddof=1 if count > 1 else 0)
+    mean = values[selected].mean()
+    variance = values[selected].var(ddof=1 if count > 1 else 0)
     whitened = (values - mean) / np.sqrt(variance + 1e-8)
     return whitened if shift_mean else whitened + mean
 
@@ -285,8 +285,8 @@ def drop_constant(rewards: list[list[float]]) -> list[int]:
         >>> drop_constant([[1, 1], [0, 1], [0, 0]]), drop_constant([[1, 1], [0, 0]])
         ([1], [0])
     """
-    kept = [i for i, group in enumerate(rewards) if not_constant(np.array(group, np.float64)).keep]
-    return kept or [0] * bool(rewards)
+    numbers = [i for i, group in enumerate(rewards) if not_constant(np.array(group, np.float64)).keep]
+    return numbers or [0] * bool(rewards)
 
 
 def _all_equal(

@@ -172,10 +172,10 @@ class RLDataset(AsyncDataset[PackedBatch]):
         """
         step = self.store.next_step if step is None else operator.index(step)
         self.set_policy_version(policy_version)
-        made = self._make(step, operator.index(policy_version))
+        batch = self._make(step, operator.index(policy_version))
         while True:
             try:
-                next(made)
+                next(batch)
             except StopIteration as end:
                 return end.value
             if self._feeder is not None:
@@ -244,10 +244,10 @@ class RLDataset(AsyncDataset[PackedBatch]):
     async def _batch_of(self, step: int) -> PackedBatch:
         if self._version is None:
             self.set_policy_version(step)  # of the policy that a resumed run begins with
-        made = self._make(step, step)
+        batch = self._make(step, step)
         while True:
             try:
-                next(made)
+                next(batch)
             except StopIteration as end:
                 return end.value
             await asyncio.sleep(_ASYNC_POLL_S)

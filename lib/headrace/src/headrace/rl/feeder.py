@@ -116,17 +116,17 @@ class Feeder:
     def _room(self) -> int:
         """How many prompts may be begun now."""
         settings, selection, most = self._settings, self._selection, self._settings.in_flight or 0
-        wanted = most  # beside what the step has looked at
+        groups_ahead = most  # beside what the step has looked at
         if settings.max_staleness is not None:
             steps = self.policy_version + settings.max_staleness - self._next_version + 1
-            wanted = steps * settings.groups_per_batch
+            groups_ahead = steps * settings.groups_per_batch
             if selection is not None:
-                wanted = max(wanted, settings.prompts_at_a_time) - len(selection.groups)
+                groups_ahead = max(groups_ahead, settings.prompts_at_a_time) - len(selection.groups)
         fresh = sum(self._is_fresh(call, self._next_version) for call in self._under_way.values())
-        wanted -= self._store.num_waiting + fresh
+        groups_ahead -= self._store.num_waiting + fresh
         # however much there is for later: this one the step cannot do without
         needed = selection is not None and self._is_missing(selection.awaited)
-        return min(max(wanted, int(needed)), most - len(self._under_way))
+        return min(max(groups_ahead, int(needed)), most - len(self._under_way))
 
     def _is_missing(self, position: int | None) -> bool:
         """Whether a position has no group, and none to come."""

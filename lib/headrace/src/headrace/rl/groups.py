@@ -125,17 +125,17 @@ class ScoredGroup:
         check_not_negative("prompt_len", prompt_len)
         if rewards.size != len(tokens):
             raise ConfigError(f"must be one for each of {len(tokens)} completions", field="rewards", value=rewards.size)
-        made: dict[str, Any] = {"tokens": tokens, "rewards": rewards, "prompt_len": prompt_len}
+        values: dict[str, Any] = {"tokens": tokens, "rewards": rewards, "prompt_len": prompt_len}
         for name, check in (("log_probs", _last), ("loss_masks", _mask), ("policy_version", _versions)):
-            said = getattr(self, name)
-            if name == "policy_version" and not np.iterable(said):
-                made[name] = _integer(name, said)
-            elif said is not None:
-                made[name] = _each(name, said, tokens, check)
-        made["extras"] = {name: _each(f"extras.{name}", rows, tokens, _column) for name, rows in self.extras.items()}
+            field_value = getattr(self, name)
+            if name == "policy_version" and not np.iterable(field_value):
+                values[name] = _integer(name, field_value)
+            elif field_value is not None:
+                values[name] = _each(name, field_value, tokens, check)
+        values["extras"] = {name: _each(f"extras.{name}", rows, tokens, _column) for name, rows in self.extras.items()}
         if self.truncated is not None:
-            made["truncated"] = _flags("truncated", self.truncated, len(tokens))
-        for name, value in made.items():
+            values["truncated"] = _flags("truncated", self.truncated, len(tokens))
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @classmethod
@@ -173,15 +173,15 @@ class ScoredGroup:
 
     def versions(self, i: int) -> np.ndarray:
         """Version of the policy that sampled each token of a completion; -1 for what it was shown."""
-        given = self.policy_version
-        sampled = np.full(self.tokens[i].size, given) if isinstance(given, int) else np.asarray(given[i])
+        version = self.policy_version
+        sampled = np.full(self.tokens[i].size, version) if isinstance(version, int) else np.asarray(version[i])
         return np.where(self.mask(i) != 0, sampled, -1).astype(np.int32)
 
     @property
     def oldest_version(self) -> int:
         """The oldest policy that any token that is trained on was sampled by."""
-        found = [v[v >= 0] for v in map(self.versions, range(len(self.tokens)))]
-        return int(min((v.min() for v in found if v.size), default=0))
+        known_versions = [v[v >= 0] for v in map(self.versions, range(len(self.tokens)))]
+        return int(min((v.min() for v in known_versions if v.size), default=0))
 
     def examples(
         self, advantages: Float64[np.ndarray, " N"], group: int, *, oldest: int | None = None
@@ -210,8 +210,8 @@ class ScoredGroup:
     def _log_probs(self, i: int) -> np.ndarray | None:
         if self.log_probs is None:
             return None
-        given = self.log_probs[i]
-        return np.concatenate([np.zeros(self.tokens[i].size - given.size, np.float32), given])
+        values = self.log_probs[i]
+        return np.concatenate([np.zeros(self.tokens[i].size - values.size, np.float32), values])
 
     def to_bytes(self) -> bytes:
         """The group as the bytes of an ``.npz`` file, exactly."""

@@ -101,18 +101,18 @@ def tinker_schedule(
     orders = [list(range(n)) for n in sizes]
     for order in orders:
         generator.shuffle(order)
-    taken = [0] * len(sizes)
+    cursor = [0] * len(sizes)
     schedule: list[list[tuple[int, int]]] = []
     for _ in range(total_batches):
         batch: list[tuple[int, int]] = []
         for _ in range(groups_per_batch):
             source = generator.choices(range(len(sizes)), weights)[0]
-            if taken[source] == sizes[source]:
+            if cursor[source] == sizes[source]:
                 orders[source] = list(range(sizes[source]))
                 generator.shuffle(orders[source])
-                taken[source] = 0
-            batch.append((source, orders[source][taken[source]]))
-            taken[source] += 1
+                cursor[source] = 0
+            batch.append((source, orders[source][cursor[source]]))
+            cursor[source] += 1
         schedule.append(batch)
     return schedule
 
@@ -136,8 +136,8 @@ def rollout_shares(weights: Sequence[float] | np.ndarray, total: int) -> list[in
     if total < len(weighted):
         problem = f"are fewer than the {len(weighted)} environments with a weight"
         raise ConfigError(problem, field="total", value=total, cure=f"Ask for at least {len(weighted)} rollouts.")
-    whole = sum(Fraction(w) for w in numbers)
-    share = [Fraction(w) / whole * total for w in numbers]
+    sum_of_all = sum(Fraction(w) for w in numbers)
+    share = [Fraction(w) / sum_of_all * total for w in numbers]
     for k in weighted:
         if counts[k] == 0:
             givers = [j for j in weighted if counts[j] > 1]

@@ -119,9 +119,9 @@ class SamplerCalls:
         except CancelledError as error:
             raise ConfigError(f"was cancelled ({place(prompt)})", field="sample_and_score()") from error
         except ConfigError as error:  # a ScoredGroup does not know whose it is
-            given = {} if error.value is None else {"value": error.value}
+            value = {} if error.value is None else {"value": error.value}
             problem = f"{error.problem} ({place(prompt)})"
-            raise ConfigError(problem, field=error.field, cure=error.cure, **given) from error
+            raise ConfigError(problem, field=error.field, cure=error.cure, **value) from error
         finally:
             self._awaited.pop(prompt, None)
             self.call_s.append(time.monotonic() - began)
@@ -134,20 +134,22 @@ class SamplerCalls:
             return self._loop
 
     def _checked(self, group: Any, prompt: Prompt) -> ScoredGroup | PartialGroup:
-        whole: Any = group.group if isinstance(group, PartialGroup) else group
-        if not isinstance(whole, ScoredGroup):
+        scored: Any = group.group if isinstance(group, PartialGroup) else group
+        if not isinstance(scored, ScoredGroup):
             problem = f"is no ScoredGroup ({place(prompt)})"
-            raise ConfigError(problem, field="sample_and_score()", value=type(whole).__name__)
+            raise ConfigError(problem, field="sample_and_score()", value=type(scored).__name__)
         if isinstance(group, PartialGroup):
-            begun = prompt.partial.tokens if prompt.partial is not None else [prompt.tokens] * len(whole.tokens)
-            if sum(map(len, whole.tokens)) <= sum(map(len, begun)):  # it would be asked for without end
+            started_tokens = (
+                prompt.partial.tokens if prompt.partial is not None else [prompt.tokens] * len(scored.tokens)
+            )
+            if sum(map(len, scored.tokens)) <= sum(map(len, started_tokens)):  # it would be asked for without end
                 problem = f"has no more tokens than the call began with ({place(prompt)})"
                 cure = "Go on from prompt.partial, and return a ScoredGroup, not a PartialGroup, at the end."
                 raise ConfigError(problem, field="sample_and_score()", value="PartialGroup", cure=cure)
             return group
-        size, wanted = len(group.tokens), self._settings.group_size
-        if wanted is not None and size != wanted:
-            problem = f"are not the {wanted} completions of group_size ({place(prompt)})"
+        size, group_size = len(group.tokens), self._settings.group_size
+        if group_size is not None and size != group_size:
+            problem = f"are not the {group_size} completions of group_size ({place(prompt)})"
             cure = "Return so many, or leave group_size out: groups may be of unequal size."
             raise ConfigError(problem, field="sample_and_score()", value=size, cure=cure)
         wrong = np.flatnonzero(~np.isfinite(group.rewards))

@@ -165,7 +165,7 @@ class Selection:
     def _count_reason(self, reason: str) -> None:
         self._reasons[reason] += 1
         if self._reasons.total() >= self._settings.max_attempts:
-            counted = ", ".join(f"{reason}: {n}" for reason, n in self._reasons.most_common())
+            reasons = ", ".join(f"{reason}: {n}" for reason, n in self._reasons.most_common())
             cures = dict.fromkeys(_CURES.get(reason, _OF_REWARDS) for reason, _ in self._reasons.most_common())
-            problem = f"so many groups in a row were left out at step {self.step} ({counted})"
+            problem = f"so many groups in a row were left out at step {self.step} ({reasons})"
             raise NoGroupError(problem, field="max_attempts", value=self._settings.max_attempts, cure=" ".join(cures))

@@ -167,18 +167,20 @@ class RolloutStore(RolloutIndex):
         self._claimed, self._is_closed = identity, False
         if self.follow:
             return
-        known = {name: value for name, value in identity.items() if value is not None}
+        fields = {name: value for name, value in identity.items() if value is not None}
         with self.lock:
             if self.producer is not None:
-                log, mine = self._open_own(self.producer), {"format_version": FORMAT_VERSION, **known}
-                if known != self._identities.get(self.producer):
-                    self._add_identity(self.producer, log.append(_IDENTITY, 0, to_json(mine)), to_json(mine))
+                log, own_identity = self._open_own(self.producer), {"format_version": FORMAT_VERSION, **fields}
+                if fields != self._identities.get(self.producer):
+                    self._add_identity(
+                        self.producer, log.append(_IDENTITY, 0, to_json(own_identity)), to_json(own_identity)
+                    )
                 return
             for record in self._steps.write():
                 self._apply(record)
             self._check_identity(identity)
-            if known != self._identity:
-                self._append(_IDENTITY, 0, {"format_version": FORMAT_VERSION, **self._identity, **known})
+            if fields != self._identity:
+                self._append(_IDENTITY, 0, {"format_version": FORMAT_VERSION, **self._identity, **fields})
 
     def _check_identity(self, identity: dict[str, Any]) -> None:
         for producer, stored in (("", self._identity), *sorted(self._identities.items())):

@@ -74,10 +74,10 @@ def removals_differ(new: Mapping[str, Any], old: Mapping[str, Any], names: Seque
     for name in names:
         recorded = [{int(step): one for step, one in of.get(name, {}).items()} for of in (new, old)]
         for step in {*recorded[0], *recorded[1]}:
-            mine, theirs = ([nothing, *(of[s] for s in sorted(of) if s <= step)][-1] for of in recorded)
-            if mine["digest"] != theirs["digest"]:
+            own_removals, other_removals = ([nothing, *(of[s] for s in sorted(of) if s <= step)][-1] for of in recorded)
+            if own_removals["digest"] != other_removals["digest"]:
                 differ.append(step)
-                if mine["generation"] < theirs["generation"]:
+                if own_removals["generation"] < other_removals["generation"]:
                     raise ValueError(name)
     return min(differ, default=None)
 

@@ -62,13 +62,13 @@ def run_changes(manifest: RunManifest, edited: LmDataConfig, step: int) -> RunCh
     Raises:
         ConfigError: the edited config cannot be used; its field is named.
     """
-    mine = _manifest_of(edited)
-    resolved = differences(manifest.resolved, mine.resolved)
-    fields = None if manifest.config is None else config_differences(manifest.config, mine.config or {})
-    first = mine.amends(manifest)
-    if mine.fingerprint == manifest.fingerprint or first is not None:
+    edited_manifest = _manifest_of(edited)
+    resolved = differences(manifest.resolved, edited_manifest.resolved)
+    fields = None if manifest.config is None else config_differences(manifest.config, edited_manifest.config or {})
+    first = edited_manifest.amends(manifest)
+    if edited_manifest.fingerprint == manifest.fingerprint or first is not None:
         return RunChanges(first is None, fields, resolved, first)
-    if (first := manifest.amends(mine)) is not None or manifest.config is None:
+    if (first := manifest.amends(edited_manifest)) is not None or manifest.config is None:
         return RunChanges(False, fields, resolved, first)
     began = decode(LmDataConfig, manifest.config)
     amendment = amendment_between(began, edited, step)
@@ -92,17 +92,23 @@ def amendment_between(began: LmDataConfig, edited: LmDataConfig, step: int) -> A
     sized = any(is_size_rule(config.weights or {}, config.components) for config in (began, edited))
     if edited.stages or began.stages or edited.amendments != began.amendments or sized:
         return None
-    before, after = _entries(_mixture(began)), _entries(_mixture(edited))
-    drop = [name for name in before if name not in after]
-    add = {name: after[name][1] for name in after if name not in before and not after[name][0]}
-    shared = [name for name in after if name in before]
-    weights = {name: after[name][1] for name in shared if differences(*_as_stored(before[name][1], after[name][1]))}
-    moved = any(after[name][0] != before[name][0] for name in shared)
-    inside = any(name not in before and groups and groups[-1] in before for name, (groups, _) in after.items())
+    old_entries, new_entries = _entries(_mixture(began)), _entries(_mixture(edited))
+    drop = [name for name in old_entries if name not in new_entries]
+    add = {name: new_entries[name][1] for name in new_entries if name not in old_entries and not new_entries[name][0]}
+    shared = [name for name in new_entries if name in old_entries]
+    weights = {
+        name: new_entries[name][1]
+        for name in shared
+        if differences(*_as_stored(old_entries[name][1], new_entries[name][1]))
+    }
+    moved = any(new_entries[name][0] != old_entries[name][0] for name in shared)
+    inside = any(
+        name not in old_entries and groups and groups[-1] in old_entries for name, (groups, _) in new_entries.items()
+    )
     if moved or inside or not (drop or add or weights):
         return None
-    gone = [name for name in drop if not any(group in drop for group in before[name][0])]
-    return AmendmentConfig(step, add=add, weights=weights, drop=gone)
+    dropped = [name for name in drop if not any(group in drop for group in old_entries[name][0])]
+    return AmendmentConfig(step, add=add, weights=weights, drop=dropped)
 
 
 def _amended(began: LmDataConfig, edited: LmDataConfig, amendment: AmendmentConfig) -> LmDataConfig:
@@ -127,7 +133,7 @@ def _mixture(config: LmDataConfig) -> Mapping[str, Any]:
 
 
 def _entries(blend: Mapping[str, Any]) -> _Places:
-    return {place[-1]: (place[:-1], whole_if_it_is(w)) for place, w in weights_by_place(blend).items()}
+    return {path[-1]: (path[:-1], whole_if_it_is(w)) for path, w in weights_by_place(blend).items()}
 
 
 def _as_stored(*values: Any) -> Any:

@@ -45,9 +45,9 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
     """
     of_run, edited = ({name: _own(fields[name]) for name in fields if name not in _FREE} for fields in (old, new))
     lines = differences(of_run, edited)
-    before, after = ([*fields.get("components", {})] for fields in (of_run, edited))
-    if {*before} <= {*after} and after[: len(before)] != before:
-        lines.append(f"components, in order: {', '.join(before)} -> {', '.join(after)}")
+    old_names, new_names = ([*fields.get("components", {})] for fields in (of_run, edited))
+    if {*old_names} <= {*new_names} and new_names[: len(old_names)] != old_names:
+        lines.append(f"components, in order: {', '.join(old_names)} -> {', '.join(new_names)}")
     return lines
 
 

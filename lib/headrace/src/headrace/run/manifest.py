@@ -155,8 +155,10 @@ class RunManifest:
 
     def check(self, state: LoaderState) -> None:
         """Raises PlanMismatchError unless a saved state belongs to this run, or to its part before an amendment."""
-        before = any(h["fingerprint"] == state.fingerprint and state.step <= h["until_step"] for h in self.history)
-        if state.fingerprint != self.fingerprint and not before:
+        was_earlier_plan = any(
+            h["fingerprint"] == state.fingerprint and state.step <= h["until_step"] for h in self.history
+        )
+        if state.fingerprint != self.fingerprint and not was_earlier_plan:
             cure = "Resume with the run's own config; the manifest in its folder shows the difference."
             problem = f"belongs to another run than {self.fingerprint}: its data, order or mixture differ"
             raise PlanMismatchError(problem, field="state.fingerprint", value=state.fingerprint, cure=cure)
@@ -168,20 +170,20 @@ class RunManifest:
         have_configs = self.config is not None and other.config is not None
         fields = config_differences(self.config or {}, other.config or {}) if have_configs else []
         lines = fields or differences(self.resolved, other.resolved)
-        shown = "; ".join(lines[:_SHOWN_DIFFERENCES])
+        listed = "; ".join(lines[:_SHOWN_DIFFERENCES])
         more = f"; and {len(lines) - _SHOWN_DIFFERENCES} more" if len(lines) > _SHOWN_DIFFERENCES else ""
         cure = "Go back to the run's config, declare the change as an amendment, or take another folder."
         raise PlanMismatchError(
-            f"the run was started with another {'config' if fields else 'plan'}: {shown}{more}",
+            f"the run was started with another {'config' if fields else 'plan'}: {listed}{more}",
             field="config",
             cure=f"{cure} The amendment for it, if there is one: headrace diff RUN CONFIG" if fields else cure,
         )
 
     def amends(self, earlier: RunManifest) -> int | None:
         """The step from which on this run differs from an earlier one by declared stages alone; None if by more."""
-        mine, theirs = copy.deepcopy(self.resolved), copy.deepcopy(earlier.resolved)
+        own_plan, earlier_plan = copy.deepcopy(self.resolved), copy.deepcopy(earlier.resolved)
         try:
-            new, old = mine.pop("dataset"), theirs.pop("dataset")
+            new, old = own_plan.pop("dataset"), earlier_plan.pop("dataset")
             removed = removals_differ(new.pop("tombstones", {}), old.pop("tombstones", {}), names_of(old))
             if new == old:
                 first = removed
@@ -190,7 +192,7 @@ class RunManifest:
                 first = first if first is None or removed is None else min(first, removed)
         except (KeyError, TypeError, IndexError, AttributeError, ValueError):  # not a mixture
             return None
-        return first if mine == theirs else None
+        return first if own_plan == earlier_plan else None
 
     def save(self, folder: str) -> None:
         """Writes the manifest into a run's folder, atomically. All processes of a run may do so at the same time."""
@@ -225,18 +227,18 @@ def _mixture_amended(new: dict[str, Any], old: dict[str, Any], *, future: bool =
     ``future`` all of it lies behind the added stages, so that draws before may differ. Changes both descriptions.
     """
     weighed = _loss_weights_differ(new.pop("loss_weights", {}), old.pop("loss_weights", {}), old["names"])
-    before, after = old.pop("stages"), new.pop("stages")
+    old_stages, new_stages = old.pop("stages"), new.pop("stages")
     new["names"] = new["names"][: len(old["names"])]  # new components come last
-    known = old["components"]
+    components = old["components"]
     for part in ("components", "limits"):  # what only the new stages use may be new
-        new[part] = {k: v for k, v in new[part].items() if k in known}
+        new[part] = {k: v for k, v in new[part].items() if k in components}
     if future:
         for mixture in (new, old):
             del mixture["limits"]
             mixture["components"] = {name: part["whole"] for name, part in mixture["components"].items()}
-    added = [int(stage["step"]) for stage in after[len(before) : len(before) + 1]]
+    added = [int(stage["step"]) for stage in new_stages[len(old_stages) : len(old_stages) + 1]]
     steps = added if weighed is None else [*added, weighed]
-    return min(steps) if steps and after[: len(before)] == before and new == old else None
+    return min(steps) if steps and new_stages[: len(old_stages)] == old_stages and new == old else None
 
 
 def _loss_weights_differ(new: Mapping[str, Any], old: Mapping[str, Any], names: Sequence[str]) -> int | None:
@@ -300,7 +302,10 @@ class Anchors:
         by_step = {**self.load(), step: anchor}
         while len(by_step) > _MOST_ANCHORS:  # thin out where they are densest, but for the latest
             steps = sorted(by_step)
-            gaps = [(after - before, at) for before, at, after in zip(steps, steps[1:], steps[2:-1], strict=False)]
+            gaps = [
+                (following - previous, at)
+                for previous, at, following in zip(steps, steps[1:], steps[2:-1], strict=False)
+            ]
             del by_step[min(gaps)[1]]
         anchors = {str(at): by_step[at] for at in sorted(by_step)}
         content = {"fingerprint": self._fingerprint, "sha256": _digest(anchors), "anchors": anchors}
@@ -371,19 +376,19 @@ def began_with(folder: str | None) -> Beginning | None:
 
 
 def _opened(folder: str, mine: RunManifest, step: int | None) -> RunManifest:
-    theirs = RunManifest.load(folder)
-    if theirs is None:
+    stored = RunManifest.load(folder)
+    if stored is None:
         mine.save(folder)
         return mine
-    if mine.fingerprint == theirs.fingerprint:
-        return theirs
-    if (first := mine.amends(theirs)) is None:
-        theirs.check_same(mine)
+    if mine.fingerprint == stored.fingerprint:
+        return stored
+    if (first := mine.amends(stored)) is None:
+        stored.check_same(mine)
     elif step is None or first < step:
-        done = "how many steps are done was not said" if step is None else f"{step} steps are done"
+        progress = "how many steps are done was not said" if step is None else f"{step} steps are done"
         cure = "Give open_run the step of the checkpoint." if step is None else f"Begin it at step {step} or later."
-        raise PlanMismatchError(f"may touch the past: {done}", field="amendments.step", value=first, cure=cure)
-    history = (*theirs.history, {"fingerprint": theirs.fingerprint, "until_step": first})
+        raise PlanMismatchError(f"may touch the past: {progress}", field="amendments.step", value=first, cure=cure)
+    history = (*stored.history, {"fingerprint": stored.fingerprint, "until_step": first})
     amended = replace(mine, history=history)
     amended.save(folder)
     return amended

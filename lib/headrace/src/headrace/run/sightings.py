@@ -120,8 +120,8 @@ def _steps(mixture: MixtureDataset, name: str, cache: TokenCache, tokens: Interv
         located = component.locate(ordinals)
         hit = np.zeros(ordinals.size, bool)
         for at, source in enumerate(component.sources):
-            here = np.flatnonzero(located.source == at)
-            hit[here[_holding(source, cache, tokens, located.row[here])]] = True
+            matches = np.flatnonzero(located.source == at)
+            hit[matches[_holding(source, cache, tokens, located.row[matches])]] = True
         for ordinal in ordinals[hit].tolist():
             yield steps[bisect.bisect_right(steps, ordinal, key=drawn) - 1]
 

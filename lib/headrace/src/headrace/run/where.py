@@ -119,9 +119,9 @@ def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | N
     for (first, phase), until in zip(dataset.phases, ends, strict=True):
         end = min(step, until)
         if end > first and (phase_mixture := mixture_of(phase)) is not None:
-            before, after = _starts(phase_mixture, first), _starts(phase_mixture, end)
-            rows += after - before
-            tokens += phase_mixture.tokens_of(after) - phase_mixture.tokens_of(before)
+            at_begin, at_end = _starts(phase_mixture, first), _starts(phase_mixture, end)
+            rows += at_end - at_begin
+            tokens += phase_mixture.tokens_of(at_end) - phase_mixture.tokens_of(at_begin)
     counts = np.zeros(len(names), np.int64) if over else mixture.draws.counts_at(step)
     first_steps = np.asarray([stage.first_step for stage in mixture.stages])
     stage = int(np.searchsorted(first_steps, step, side="right")) - 1

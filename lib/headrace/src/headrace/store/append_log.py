@@ -133,10 +133,10 @@ class AppendLog:
             names = [name for name in names if not self._ends.get(name)]  # objects do not grow
         for name, url, at, data in self._read_ahead(folder, names):
             try:
-                records, places, self._id = scan(data, name, at, self._load, self._id)
+                records, damaged, self._id = scan(data, name, at, self._load, self._id)
             except CacheCorruptError as error:
                 raise CacheCorruptError(error.problem, field="segment", value=url, cure=self._cure) from error
-            bad += [(name, place) for place in places]
+            bad += [(name, position) for position in damaged]
             self._ends[name] = records[-1].end if records else at
             self._torn[name] = at + len(data) - self._ends[name]
             fresh += records
@@ -151,14 +151,14 @@ class AppendLog:
         """
         segments = [(name, files.join(folder, name), self._ends.get(name, 0)) for name in names]
         if files.is_local(folder):
-            yield from ((*place, read_from(place[1], place[2])) for place in segments)
+            yield from ((*segment, read_from(segment[1], segment[2])) for segment in segments)
             return
         with ThreadPoolExecutor(_READS, thread_name_prefix="headrace-log") as pool:
             for begin in range(0, len(segments), _READ_AHEAD):
                 window = segments[begin : begin + _READ_AHEAD]
                 yield from (
-                    (*place, data)
-                    for place, data in zip(window, pool.map(lambda p: read_from(p[1], p[2]), window), strict=True)
+                    (*segment, data)
+                    for segment, data in zip(window, pool.map(lambda p: read_from(p[1], p[2]), window), strict=True)
                 )
 
     def _in_order(self, fresh: list[Record], bad: list[tuple[str, int]]) -> Iterator[Record]:
@@ -185,17 +185,17 @@ class AppendLog:
     def _miss(self, record: Record, bad: list[tuple[str, int]]) -> None:
         """Says that the records before one are missing, if that cannot be."""
         lost = f"{self._next}" if record.number == self._next + 1 else f"{self._next} to {record.number - 1}"
-        before = [place for place in bad if place <= (record.segment, record.offset)]
-        if before:
-            raise self._damaged(*before[-1], f"is damaged there: record {lost} cannot be read, and later ones can")
+        earlier = [position for position in bad if position <= (record.segment, record.offset)]
+        if earlier:
+            raise self._damaged(*earlier[-1], f"is damaged there: record {lost} cannot be read, and later ones can")
         if not self._may_lose:
             raise self._damaged(record.segment, record.offset, f"goes on here, and no segment has record {lost}")
         self.lost_records += record.number - self._next
         logger.warning("%s: a segment is missing, with record %s", self.folder, lost)
 
     def _damaged(self, segment: str, offset: int, problem: str) -> CacheCorruptError:
-        place = files.join(self.folder or "", segment)
-        return CacheCorruptError(f"{problem} (offset {offset})", field="segment", value=place, cure=self._cure)
+        path = files.join(self.folder or "", segment)
+        return CacheCorruptError(f"{problem} (offset {offset})", field="segment", value=path, cure=self._cure)
 
     def read(self, record: Record) -> bytes:
         """A record's payload; raises CacheCorruptError if it is not what was written, or no longer there."""
@@ -223,11 +223,11 @@ class AppendLog:
                 return []
             stack = ExitStack()
             with stack:
-                held = None if self.folder is None else stack.enter_context(_leased(self.folder))
+                log_lease = None if self.folder is None else stack.enter_context(_leased(self.folder))
                 records = self.refresh()
                 numbers = [] if self.folder is None else [writer_of(n) for n in segment_names(self.folder)]
                 self._id = self._id or uuid.uuid4().bytes[:8]
-                writer = _Writer(self.folder, self._id, held, max(numbers, default=0), self._next)
+                writer = _Writer(self.folder, self._id, log_lease, max(numbers, default=0), self._next)
                 if not self.is_closed or self._torn.get(max(self._ends, default="")):
                     logger.warning(
                         "%s: its last writer did not close it: %d records are whole, %d bytes of an unfinished one are"

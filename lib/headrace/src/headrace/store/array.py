@@ -217,14 +217,14 @@ class StoredArray:
         flying: deque[ArrayFuture] = deque()
         at, stop = start, start + out.size
         while at < stop:
-            chunk, within = divmod(at, size)
-            whole = within == 0 and at + size <= stop
-            if mapped is not None and whole and mapped.address(chunk):
+            chunk, offset = divmod(at, size)
+            is_whole = offset == 0 and at + size <= stop
+            if mapped is not None and is_whole and mapped.address(chunk):
                 piece = out[at - start : at - start + size]
                 if mapped.copy(chunk, piece.view(np.uint8)):
                     at += size
                     continue
-            end = min(stop, (chunk + 1) * size if mapped is not None else at - within + _FILL_CHUNKS * size)
+            end = min(stop, (chunk + 1) * size if mapped is not None else at - offset + _FILL_CHUNKS * size)
             flying.append(self.read_into(out[at - start : end - start], at))
             if len(flying) > _FILL_READS:
                 flying.popleft().result()
@@ -363,11 +363,11 @@ class StoredArray:
             self._places = None if stored.checksums is None else LocalPlaces(self._folder, stored, stored.checksums)
 
     def _check_found(self, length: int, dtype: str, owner: str) -> None:
-        found, recorded = f"{length} elements of {dtype}", f"{self.length} elements of {self.dtype.name}"
-        if found != recorded:
+        actual, recorded = f"{length} elements of {dtype}", f"{self.length} elements of {self.dtype.name}"
+        if actual != recorded:
             cure = "Parts and ledger are of different builds: copy the cache again, or build it again."
             raise CacheCorruptError(
-                f"holds {found}, but the ledger has {recorded}", field="array", value=self.url, cure=cure
+                f"holds {actual}, but the ledger has {recorded}", field="array", value=self.url, cure=cure
             )
         if owner and self.owner and owner != self.owner:
             cure = "Copy that part again, or build it again: headrace verify names it, and what rebuilds it."

@@ -44,10 +44,10 @@ class MadeList(Sequence[T], Generic[T]):
         numbers = range(self._size)[index]
         if not isinstance(numbers, int):
             return [self[number] for number in numbers]
-        made = self._made.get(numbers)
-        if made is None:
-            made = self._made.setdefault(numbers, self._make(numbers))  # another thread may have been faster
-        return made
+        item = self._made.get(numbers)
+        if item is None:
+            item = self._made.setdefault(numbers, self._make(numbers))  # another thread may have been faster
+        return item
 
 
 class ArrayRun:
@@ -151,11 +151,11 @@ class ArrayList(Sequence[StoredArray]):
         :mod:`headrace.store.chunk_pages`.
         """
         bounds = np.searchsorted(arrays, self._first)
-        asked: list[tuple[ChunkPages, np.ndarray]] = []
+        requests: list[tuple[ChunkPages, np.ndarray]] = []
         for run, first, low, high in zip(self.runs, self._first.tolist(), bounds, bounds[1:], strict=False):
             if run.pages is not None and high > low:
-                asked.append((run.pages[0], run.pages[0].requests(run.pages[1], arrays[low:high] - first)))
-        return asked
+                requests.append((run.pages[0], run.pages[0].requests(run.pages[1], arrays[low:high] - first)))
+        return requests
 
     def spread(self, values: Sequence[Any], dtype: Any = np.int64) -> np.ndarray:
         """A value of each run, as one of each array; takes no memory where all are the same."""

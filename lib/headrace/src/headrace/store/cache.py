@@ -134,8 +134,8 @@ class TokenCache:
         root = files.absolute(path)
         ledger = read(root)
         if ledger is None:
-            if (found := read_levanter(root)) is not None:
-                return cls(path, found.ledger, found.part)
+            if (of_levanter := read_levanter(root)) is not None:
+                return cls(path, of_levanter.ledger, of_levanter.part)
             cure = f"Build one: {build_command(path)}"
             raise CacheMissingError(
                 f"is not a token cache ({_what_is_there(path)})", field="cache", value=path, cure=cure
@@ -240,8 +240,8 @@ class TokenCache:
 
     def originals(self, stored: np.ndarray | Sequence[int]) -> np.ndarray:
         """The inverse of :meth:`stored_at`: the numbers, int64 ``[n]``, of the documents that lie at these places."""
-        places, shuffle = np.asarray(stored, np.int64), self.shuffle
-        return places if shuffle is None else shuffle.originals(places)
+        numbers, shuffle = np.asarray(stored, np.int64), self.shuffle
+        return numbers if shuffle is None else shuffle.originals(numbers)
 
     def original(self, place: int) -> OriginalDocument:
         """The document that lies at a place: of a shuffled cache, as the one that it was made of has it.
@@ -292,8 +292,8 @@ class TokenCache:
             width = None if name == TOKENS else self._specs[name].width
             dtype = self.dtype if name == TOKENS else np.dtype(self._specs[name].dtype)
             layout, offsets = self._layouts[name], self.layout.offsets() if kind == "ragged" else None
-            own = OwnParts(self._root, self._table, name, layout, offsets, self._elements(name), self._pages)
-            make = own.part if self._open_part is None else partial(self._open_part, name, kind)
+            own_parts = OwnParts(self._root, self._table, name, layout, offsets, self._elements(name), self._pages)
+            make = own_parts.part if self._open_part is None else partial(self._open_part, name, kind)
             parts = MadeList(len(self._table), make)
             arrays = self._arrays(name, dtype, parts)
             self._leaves[name] = CacheLeaf(name, dtype, kind, parts, arrays, self._first_document, self.path, width)

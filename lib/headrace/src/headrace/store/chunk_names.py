@@ -60,18 +60,18 @@ def chunks_of(table: PartTable, layout: CacheLayout, leaves: Sequence[LeafSpec])
         >>> [(kind.folder, kind.first.size) for kind in chunks_of(PartTable.of(cache.ledger.parts), cache.layout, ())]
         [('data', 3), ('offsets', 3)]
     """
-    counted: list[tuple[str, str, np.ndarray]] = []
+    chunk_counts: list[tuple[str, str, np.ndarray]] = []
     offsets = -(-(table.documents + 1) // layout.offsets().chunk_elements)
     for spec in (None, *leaves):
         name = TOKENS if spec is None else spec.name
         chunk = (layout if spec is None else layout.leaf(spec)).chunk_elements
         elements = table.tokens if spec is None else np.asarray(table.leaf_elements(name), np.int64)
-        counted.append((name, "data", -(-elements // chunk)))
+        chunk_counts.append((name, "data", -(-elements // chunk)))
         if spec is None or spec.kind == "ragged":
-            counted.append((name, "offsets", offsets))
+            chunk_counts.append((name, "offsets", offsets))
     kinds: list[ArrayChunks] = []
     at = 0
-    for name, folder, counts in counted:
+    for name, folder, counts in chunk_counts:
         kinds.append(ArrayChunks(name, folder, at + np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])))
         at = int(kinds[-1].first[-1])
     return kinds
@@ -93,11 +93,11 @@ def read_names(
     """
     table = PartTable.of(parts)
     try:
-        own = msgspec.convert(dict(layout), CacheLayout), msgspec.convert(list(leaves), list[LeafSpec])
+        layouts = msgspec.convert(dict(layout), CacheLayout), msgspec.convert(list(leaves), list[LeafSpec])
     except (msgspec.ValidationError, ConfigError):  # whoever opens the cache says what is wrong with it
         return ChunkNames(described=False)
-    kinds = chunks_of(table, *own)
-    places = [(kind, part) for kind in kinds for part in range(len(table))]
+    kinds = chunks_of(table, *layouts)
+    arrays = [(kind, part) for kind in kinds for part in range(len(table))]
 
     def named(place: tuple[ArrayChunks, int]) -> np.ndarray | None:
         kind, part = place
@@ -106,9 +106,9 @@ def read_names(
         return _named(url, owner, int(kind.first[part + 1] - kind.first[part]))
 
     with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="headrace-names") as pool:
-        found = list(pool.map(named, places))
-    listed = [names for names in found if names is not None]
-    if len(listed) < len(found):
+        all_names = list(pool.map(named, arrays))
+    listed = [names for names in all_names if names is not None]
+    if len(listed) < len(all_names):
         return ChunkNames(described=not listed)
     return ChunkNames(np.concatenate([np.zeros(0, np.uint32), *listed]))
 

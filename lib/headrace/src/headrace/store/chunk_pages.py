@@ -49,9 +49,9 @@ class ChunkPages:
             return None
         first, stop = self._kinds[leaf, folder].first[part : part + 2].tolist()
         pages = range(first // PAGE_CHUNKS, pages_of(stop)) if stop > first else range(0)
-        found = [await self._page(page) for page in pages]
+        contents = [await self._page(page) for page in pages]
         begin = pages.start * PAGE_CHUNKS
-        return np.concatenate([np.zeros(0, np.uint32), *found])[first - begin : stop - begin]
+        return np.concatenate([np.zeros(0, np.uint32), *contents])[first - begin : stop - begin]
 
     def requests(self, leaf: str, parts: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " pages"]:
         """The pages that have to be asked for to read the values of a leaf in some parts."""
@@ -62,8 +62,8 @@ class ChunkPages:
         steps = np.zeros(pages_of(self._table.head.chunks) + 1, np.int64)
         np.add.at(steps, low, 1)
         np.add.at(steps, np.maximum(low, high), -1)
-        asked = np.flatnonzero(np.cumsum(steps[:-1]))
-        return asked[asked >= self._at_hand]
+        last_of_request = np.flatnonzero(np.cumsum(steps[:-1]))
+        return last_of_request[last_of_request >= self._at_hand]
 
     @cached_property
     def _kinds(self) -> dict[tuple[str, str], ArrayChunks]:

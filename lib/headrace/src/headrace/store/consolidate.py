@@ -85,27 +85,30 @@ def _consolidated(
     return_freed_memory()
     if layout is None:
         layout = cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)
-    wanted = _begun(cache, layout)
+    planned = _begun(cache, layout)
     if tokenizer is not None:
-        wanted = structs.replace(wanted, tokenizer={**tokenizer[0], "stated": True})
-    with lease(output) as held:
-        begun = read_ledger(output)
-        if begun is None:
+        planned = structs.replace(planned, tokenizer={**tokenizer[0], "stated": True})
+    with lease(output) as held_lease:
+        old_ledger = read_ledger(output)
+        if old_ledger is None:
             check_vacant(output)
-            write_ledger(output, wanted)
-        elif _asked(begun) != _asked(wanted):
+            write_ledger(output, planned)
+        elif _asked(old_ledger) != _asked(planned):
             raise CacheError(
                 "holds another cache", field="output", value=output, cure="Choose a folder that is new or empty."
             )
-        elif begun.finished:
+        elif old_ledger.finished:
             return TokenCache.open(output)
-        name = wanted.tokenizer.get("file")
-        kept = files.join(cache.path, str(name))
-        if name is not None and (content := tokenizer[1] if tokenizer else files.read_bytes(kept)) is not None:
+        name = planned.tokenizer.get("file")
+        tokenizer_file = files.join(cache.path, str(name))
+        if (
+            name is not None
+            and (content := tokenizer[1] if tokenizer else files.read_bytes(tokenizer_file)) is not None
+        ):
             files.write_atomic(files.join(output, name), content)
 
         def moved(elements: int) -> None:
-            held.check()
+            held_lease.check()
             if advance is not None:
                 advance(elements)
 
@@ -114,7 +117,7 @@ def _consolidated(
         extra = summed([part.extra for part in cache.whole_ledger.parts])
         record = PartRecord(PART, cache.num_documents, tokens.elements, tokens.digest, extra, records)
         write_part_record(output, record)
-        write_ledger(output, wanted.complete([record]))
+        write_ledger(output, planned.complete([record]))
     return TokenCache.open(output)
 
 
@@ -171,10 +174,10 @@ def _copy_array(
         digest.update(np.ascontiguousarray(block, block.dtype.newbyteorder("<")).data)
         rest = block
         while rest.size:
-            taken = rest[: shard.size - filled]
-            shard[filled : filled + taken.size] = taken
-            filled += taken.size
-            rest = rest[taken.size :]
+            piece = rest[: shard.size - filled]
+            shard[filled : filled + piece.size] = piece
+            filled += piece.size
+            rest = rest[piece.size :]
             if filled == shard.size or at + filled == length:
                 writer.write(at, shard[:filled], there=at // layout.shard_elements in there, kept=_KEPT)
                 at, filled = at + filled, 0

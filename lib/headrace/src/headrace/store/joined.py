@@ -116,9 +116,9 @@ class JoinedCache(TokenCache):
     @property
     def whole_ledger(self) -> Ledger:  # pyright: ignore[reportIncompatibleVariableOverride]
         """That of the first member, with the parts and the sources of all."""
-        whole = [(cache, cache.whole_ledger) for cache in self._members]
-        parts = [replace(part, name=_part_name(cache, part.name)) for cache, ledger in whole for part in ledger.parts]
-        return replace(whole[0][1], parts=parts, sources=self.ledger.sources)
+        ledgers = [(cache, cache.whole_ledger) for cache in self._members]
+        parts = [replace(part, name=_part_name(cache, part.name)) for cache, ledger in ledgers for part in ledger.parts]
+        return replace(ledgers[0][1], parts=parts, sources=self.ledger.sources)
 
     def _sources(self) -> list[dict[str, Any]]:
         return [

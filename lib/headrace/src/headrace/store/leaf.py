@@ -174,26 +174,26 @@ class CacheLeaf:
 
     def blocks(self, elements: int = BLOCK_ELEMENTS) -> Iterator[np.ndarray]:
         """All values in order, some at a time, the next read while the last is worked on."""
-        places = (
+        ranges = (
             (part.data, at, min(at + elements, part.data.length))
             for part in self.parts
             for at in range(0, part.data.length, elements)
         )
-        yield from _read_ahead(places)
+        yield from _read_ahead(ranges)
 
     def ends(self, documents: int = BLOCK_ELEMENTS // 4) -> Iterator[np.ndarray]:
         """Where each document ends in the values of the whole leaf, as int64 arrays of some documents at a time."""
-        before = 0
+        base = 0
         for part in self.parts:
             if part.offsets is None:
                 for at in range(0, part.documents, documents):
-                    yield np.arange(at + 1, min(at + documents, part.documents) + 1) + before
+                    yield np.arange(at + 1, min(at + documents, part.documents) + 1) + base
             else:
                 length = part.documents + 1
-                places = ((part.offsets, at, min(at + documents, length)) for at in range(1, length, documents))
-                for ends in _read_ahead(places):
-                    yield ends + before
-            before += part.data.length
+                ranges = ((part.offsets, at, min(at + documents, length)) for at in range(1, length, documents))
+                for ends in _read_ahead(ranges):
+                    yield ends + base
+            base += part.data.length
 
     def _spans(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         check_range(start, stop, self.num_documents, "documents", self._path)

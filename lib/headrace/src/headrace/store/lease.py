@@ -163,14 +163,14 @@ def lease(
     """
     slot: _Slot = _LocalSlot(root) if files.is_local(root) else _RemoteSlot(root)
     now = _now()
-    mine = LeaseRecord(uuid.uuid4().hex, socket.gethostname(), os.getpid(), _boot(), now, now, 0, expiry_s)
-    _take(root, slot, mine, field)
-    held = Lease(root, mine, slot, field, cure)
+    record = LeaseRecord(uuid.uuid4().hex, socket.gethostname(), os.getpid(), _boot(), now, now, 0, expiry_s)
+    _take(root, slot, record, field)
+    held_lease = Lease(root, record, slot, field, cure)
     try:
-        yield held
+        yield held_lease
     finally:
-        held.close()
-    held.check()
+        held_lease.close()
+    held_lease.check()
 
 
 class LeaseWatch:
@@ -356,8 +356,8 @@ class _RemoteSlot:
         return self._look()[0]
 
     def swap(self, expected: bytes | None, new: bytes | None) -> bool:
-        found, generation = self._look()
-        if found != expected:
+        current, generation = self._look()
+        if current != expected:
             return False
         written = self._done(self._store.write(LEASE_NAME, new, if_equal=generation))
         # An empty generation says that the condition was not met; some servers ignore it, hence the look afterwards.

@@ -326,8 +326,8 @@ def readers_need(ledger: Ledger) -> dict[str, Any]:
     metadata = dict(ledger.metadata)
     if isinstance(shuffled := metadata.get(SHUFFLED), dict):  # the parts of the original may be a million
         metadata[SHUFFLED] = {**shuffled, "parts": [], "sources": []}
-    kept = {field: getattr(ledger, field) for field in ("tokenizer", "layout", "leaves", "code_version")}
-    return kept | {"metadata": metadata, "format_version": TABLE_VERSION}
+    fields = {field: getattr(ledger, field) for field in ("tokenizer", "layout", "leaves", "code_version")}
+    return fields | {"metadata": metadata, "format_version": TABLE_VERSION}
 
 
 def part_folder(root: str, name: str) -> str:
@@ -360,10 +360,10 @@ def tokenizer_content(content: bytes) -> dict[str, Any]:
     Raises:
         ValueError: it is no JSON object.
     """
-    held = json.loads(content)
-    if not isinstance(held, dict):
+    parsed = json.loads(content)
+    if not isinstance(parsed, dict):
         raise ValueError("it is no JSON object")
-    return {**held, "truncation": None, "padding": None}
+    return {**parsed, "truncation": None, "padding": None}
 
 
 def canonical_tokenizer(content: dict[str, Any]) -> bytes:

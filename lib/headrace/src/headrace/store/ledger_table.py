@@ -166,8 +166,8 @@ class ColumnTable(PartTable):
         if any(self.column(name).dtype.kind != "V" for _, name in columns):
             return super().digest_lines()
         cells: list[np.ndarray] = []
-        for before, name in columns:
-            cells.append(np.frombuffer(f"{before}{_SHA}".encode(), np.uint8))
+        for separator, name in columns:
+            cells.append(np.frombuffer(f"{separator}{_SHA}".encode(), np.uint8))
             cells.append(np.frombuffer(self.column(name).tobytes().hex().encode(), np.uint8).reshape(len(self), -1))
         cells.append(np.frombuffer(b"\n", np.uint8))
         wide = [np.broadcast_to(cell, (len(self), cell.shape[-1])) for cell in cells]

@@ -138,11 +138,11 @@ class MappedArray:
 
     def address(self, chunk: int) -> int:
         """Where the chunk's first byte lies; 0 if it cannot be mapped, and has to be read."""
-        shard, within = divmod(chunk, self.shard_chunks)
-        place = int(self._place[shard])
-        if place == _UNSEEN:
-            place = self._map(shard)
-        return self._addresses[place][within] if place >= 0 else 0
+        shard, nth = divmod(chunk, self.shard_chunks)
+        number = int(self._place[shard])
+        if number == _UNSEEN:
+            number = self._map(shard)
+        return self._addresses[number][nth] if number >= 0 else 0
 
     def copy(self, chunk: int, into: np.ndarray) -> bool:
         """Copies a mapped chunk and says whether its bytes are what was written.

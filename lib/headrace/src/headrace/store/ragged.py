@@ -218,10 +218,10 @@ class ArrayWriter:
         """Adds a one-dimensional array of the layout's dtype. It is copied: the caller may write to it again."""
         self.length += values.size
         while values.size:
-            taken = values[: self._shard.size - self._filled]
-            self._shard[self._filled : self._filled + taken.size] = taken
-            self._filled += taken.size
-            values = values[taken.size :]
+            piece = values[: self._shard.size - self._filled]
+            self._shard[self._filled : self._filled + piece.size] = piece
+            self._filled += piece.size
+            values = values[piece.size :]
             if self._filled == self._shard.size:
                 self._flush()
 

@@ -322,9 +322,9 @@ async def get(
 def _of_range(answer: bytes, byte_range: slice | None) -> bytes:
     """The answer, if it has as many bytes as were asked for."""
     if byte_range is not None:
-        asked = -byte_range.start if byte_range.start < 0 else byte_range.stop - byte_range.start
-        if len(answer) != asked:
-            raise ValueError(f"DATA_LOSS: {len(answer)} bytes came, {asked} were asked for")
+        size = -byte_range.start if byte_range.start < 0 else byte_range.stop - byte_range.start
+        if len(answer) != size:
+            raise ValueError(f"DATA_LOSS: {len(answer)} bytes came, {size} were asked for")
     return answer
 
 
@@ -333,11 +333,11 @@ async def _one(kvstore: Any, key: str, byte_range: slice | None, policy: retry.R
     state = _here.state
     assert state is not None  # this runs on its loop
     async with state.in_flight(policy.concurrency):
-        asked = time.monotonic()
+        asked_at = time.monotonic()
         hedge_after = _hedge_after(policy)
         if hedge_after is None:
             answer = await _ask(kvstore, key, byte_range, policy)
-            _latencies.append(time.monotonic() - asked)
+            _latencies.append(time.monotonic() - asked_at)
             return answer
         first = asyncio.ensure_future(_ask(kvstore, key, byte_range, policy))
         asking = {first}
@@ -347,7 +347,7 @@ async def _one(kvstore: Any, key: str, byte_range: slice | None, policy: retry.R
             if not first.done() and counts.hedges + 1 <= max(1, math.floor(policy.hedge_share * counts.requests)):
                 counts.hedges += 1
                 asking.add(asyncio.ensure_future(_ask(kvstore, key, byte_range, policy)))
-            return await _first_good(asking, first, asked)
+            return await _first_good(asking, first, asked_at)
         finally:
             for task in asking:
                 task.cancel()
@@ -355,16 +355,16 @@ async def _one(kvstore: Any, key: str, byte_range: slice | None, policy: retry.R
 
 async def _first_good(asking: set[asyncio.Task[bytes | None]], first: Any, asked: float) -> bytes | None:
     """The first answer that is no failure; the last failure if all are."""
-    left = set(asking)
+    running = set(asking)
     while True:
-        done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
+        finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for task in finished:
             if task.exception() is None:
                 _latencies.append(time.monotonic() - asked)
                 retry.own_counts().hedges_won += task is not first
                 return task.result()
-        if not left:
-            return done.pop().result()
+        if not running:
+            return finished.pop().result()
 
 
 async def _ask(kvstore: Any, key: str, byte_range: slice | None, policy: retry.RetryPolicy) -> bytes | None:

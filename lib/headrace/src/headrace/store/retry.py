@@ -210,8 +210,8 @@ def use_policy(new: RetryPolicy) -> RetryPolicy:
         >>> use_policy(before).attempts
         4
     """
-    before, _Process.policy = _Process.policy, new
-    return before
+    previous, _Process.policy = _Process.policy, new
+    return previous
 
 
 def request_counts() -> RequestCounts:
@@ -310,8 +310,8 @@ def _botocore_sent(**_: Any) -> None:
 
 
 def _botocore_answered(parsed_response: Any = None, exception: Any = None, **_: Any) -> None:
-    said: dict[str, Any] = (parsed_response or {}).get("ResponseMetadata", {})
-    _Process.wire += Wire(0, exception is not None or _fails(int(said.get("HTTPStatusCode", 0))))
+    metadata: dict[str, Any] = (parsed_response or {}).get("ResponseMetadata", {})
+    _Process.wire += Wire(0, exception is not None or _fails(int(metadata.get("HTTPStatusCode", 0))))
 
 
 def _fails(status: int) -> bool:

@@ -126,10 +126,10 @@ class Decoder:
         if self._checksum_bytes is not None:
             self._copy(out, encoded, start)
             return
-        place = next(self._places)
-        key = f"c/{place}{self._suffix}"
+        slot = next(self._places)
+        key = f"c/{slot}{self._suffix}"
         self._kvstore.write(key, encoded).result()  # in memory: done at once
-        first = place * self.shape[0] + start
+        first = slot * self.shape[0] + start
         try:
             out[...] = await arrived(self._array[first : first + out.shape[0]].read(), _DECODE_S)
         finally:
@@ -146,16 +146,16 @@ class Decoder:
 @functools.lru_cache(maxsize=64)
 def _even_places(shard_chunks: int, chunks: int, size: int) -> np.ndarray:
     """The index of a file whose first chunks, all of one size, follow each other."""
-    places = np.full((shard_chunks, 2), _ABSENT)
-    places[:chunks, 0], places[:chunks, 1] = np.arange(chunks) * size, size
-    return places
+    entries = np.full((shard_chunks, 2), _ABSENT)
+    entries[:chunks, 0], entries[:chunks, 1] = np.arange(chunks) * size, size
+    return entries
 
 
 def even_index(layout: CacheLayout, chunks: int) -> tuple[bytes, int]:
     """The index that a file of an uncompressed array ends with, by the number of its chunks, and where it begins."""
     size = layout.chunk_elements * np.dtype(layout.dtype).itemsize + CRC_BYTES
-    places = _even_places(layout.shard_chunks, chunks, size).astype("<u8").tobytes()
-    return places + google_crc32c.value(places).to_bytes(CRC_BYTES, "little"), chunks * size
+    entries = _even_places(layout.shard_chunks, chunks, size).astype("<u8").tobytes()
+    return entries + google_crc32c.value(entries).to_bytes(CRC_BYTES, "little"), chunks * size
 
 
 @functools.lru_cache(maxsize=64)
@@ -235,7 +235,7 @@ class ShardedArray:
         ):
             await self._read_whole([_Piece(chunk, 0, out.size, 0)], out)  # what a loader wants: one whole chunk
             return out
-        whole: list[_Piece] = []
+        whole_pieces: list[_Piece] = []
         jobs: list[Coroutine[Any, Any, None]] = []
         for piece in self._pieces(start, out.size):
             if (values := _chunks.get((self._number, piece.chunk))) is not None:
@@ -243,8 +243,8 @@ class ShardedArray:
             elif piece.size < min(self.chunk, self.length - piece.chunk * self.chunk):
                 jobs.append(self._read_part(piece, out))
             else:
-                whole.append(piece)
-        shards = itertools.groupby(whole, key=lambda p: p.chunk // self.shard_chunks)
+                whole_pieces.append(piece)
+        shards = itertools.groupby(whole_pieces, key=lambda p: p.chunk // self.shard_chunks)
         await _all([*jobs, *(self._read_whole(list(pieces), out) for _, pieces in shards)])
         return out
 
@@ -252,9 +252,9 @@ class ShardedArray:
         position = start
         while position < start + size:
             chunk, offset = divmod(position, self.chunk)
-            taken = min(self.chunk - offset, start + size - position)
-            yield _Piece(chunk, offset, taken, position - start)
-            position += taken
+            size_here = min(self.chunk - offset, start + size - position)
+            yield _Piece(chunk, offset, size_here, position - start)
+            position += size_here
 
     async def _read_part(self, piece: _Piece, out: np.ndarray) -> None:
         chunk = await self._once("chunk", piece.chunk)
@@ -262,23 +262,23 @@ class ShardedArray:
 
     async def _read_whole(self, pieces: list[_Piece], out: np.ndarray) -> None:
         """Whole chunks of one shard: those that are neighbours in the file are one request."""
-        places = await self._places(pieces[0].chunk // self.shard_chunks)
+        entries = await self._places(pieces[0].chunk // self.shard_chunks)
         if self._missing_is_zero:
-            absent = [p for p in pieces if places[p.chunk % self.shard_chunks, 0] == _ABSENT]
+            absent = [p for p in pieces if entries[p.chunk % self.shard_chunks, 0] == _ABSENT]
             for piece in absent:
                 out[piece.at : piece.at + piece.size] = 0
             pieces = [p for p in pieces if p not in absent]
         runs: list[list[_Piece]] = []
-        for piece in sorted(pieces, key=lambda p: int(places[p.chunk % self.shard_chunks, 0])):
-            begin, size = map(int, places[piece.chunk % self.shard_chunks])
+        for piece in sorted(pieces, key=lambda p: int(entries[p.chunk % self.shard_chunks, 0])):
+            begin, size = map(int, entries[piece.chunk % self.shard_chunks])
             if runs:
-                first = int(places[runs[-1][0].chunk % self.shard_chunks, 0])
-                last = places[runs[-1][-1].chunk % self.shard_chunks]
+                first = int(entries[runs[-1][0].chunk % self.shard_chunks, 0])
+                last = entries[runs[-1][-1].chunk % self.shard_chunks]
                 if begin == int(last[0]) + int(last[1]) and begin + size - first <= REQUEST_BYTES:
                     runs[-1].append(piece)
                     continue
             runs.append([piece])
-        await _all([self._read_run(run, places, out) for run in runs])
+        await _all([self._read_run(run, entries, out) for run in runs])
 
     async def _read_run(self, run: list[_Piece], places: np.ndarray, out: np.ndarray) -> None:
         spans = [self._place(p.chunk, places) for p in run]
@@ -319,10 +319,10 @@ class ShardedArray:
             task.exception()  # it is known, even if those who waited for it are gone
 
     async def _load_chunk(self, chunk: int) -> np.ndarray:
-        places = await self._places(chunk // self.shard_chunks)
+        entries = await self._places(chunk // self.shard_chunks)
         values = np.zeros(self.chunk, self.dtype)
-        if not (self._missing_is_zero and places[chunk % self.shard_chunks, 0] == _ABSENT):
-            await self._read_run([_Piece(chunk, 0, self.chunk, 0)], places, values)
+        if not (self._missing_is_zero and entries[chunk % self.shard_chunks, 0] == _ABSENT):
+            await self._read_run([_Piece(chunk, 0, self.chunk, 0)], entries, values)
         _chunks.put((self._number, chunk), values)
         return values
 
@@ -330,8 +330,8 @@ class ShardedArray:
         if self._computed:
             chunks = min(-(-self.length // self.chunk) - shard * self.shard_chunks, self.shard_chunks)
             return _even_places(self.shard_chunks, chunks, self._even_bytes or 0)
-        kept = _indices.get((self._number, shard))
-        return kept if kept is not None else await self._once("index", shard)
+        entries = _indices.get((self._number, shard))
+        return entries if entries is not None else await self._once("index", shard)
 
     async def _stored_places(self, shard: int) -> np.ndarray | None:
         """Where the index says that chunks lie; None if it cannot be read."""
@@ -342,18 +342,18 @@ class ShardedArray:
 
     async def _load_index(self, shard: int) -> np.ndarray:
         chunk = shard * self.shard_chunks
-        places = np.full((self.shard_chunks, 2), _ABSENT)
+        entries = np.full((self.shard_chunks, 2), _ABSENT)
 
         async def decode(data: bytes) -> bool:
-            await self._decode_index.into(places, data)
+            await self._decode_index.into(entries, data)
             return True
 
         if not await self._asked(chunk, self._index_span, decode, index=True):
-            places[:] = _ABSENT
+            entries[:] = _ABSENT
             if not self._missing_is_zero:
                 raise self._damaged(chunk, "NOT_FOUND: it is missing")
-        _indices.put((self._number, shard), places)
-        return places
+        _indices.put((self._number, shard), entries)
+        return entries
 
     def _place(self, chunk: int, places: np.ndarray) -> slice:
         begin, size = places[chunk % self.shard_chunks]

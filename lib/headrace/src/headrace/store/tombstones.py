@@ -174,16 +174,16 @@ def remove_documents(cache: TokenCache, documents: Intervals) -> tuple[Tombstone
     if files.is_web(root):
         cure = "Remove documents where the cache is written: a local path, gs:// or s3://."
         raise ConfigError("can be read from, not written to", field="cache", value=cache.path, cure=cure)
-    with lease(root, field="cache", cure="Run the same command again when the other one is done.") as held:
-        before = tombstones_of(cache)
-        gone = before.documents()
-        fresh = Intervals.union([gone, documents]).without(gone)
+    with lease(root, field="cache", cure="Run the same command again when the other one is done.") as held_lease:
+        old = tombstones_of(cache)
+        removed = old.documents()
+        fresh = Intervals.union([removed, documents]).without(removed)
         if fresh.total == 0:
-            return before, fresh
-        after = Tombstones(cache.fingerprint, (*before.generations, fresh))
-        held.confirm()
-        files.write_atomic(files.join(root, TOMBSTONES_NAME), after.to_bytes())
-    return after, fresh
+            return old, fresh
+        new = Tombstones(cache.fingerprint, (*old.generations, fresh))
+        held_lease.confirm()
+        files.write_atomic(files.join(root, TOMBSTONES_NAME), new.to_bytes())
+    return new, fresh
 
 
 def copy_tombstones(cache: TokenCache, copy: TokenCache) -> TokenCache:
@@ -192,9 +192,9 @@ def copy_tombstones(cache: TokenCache, copy: TokenCache) -> TokenCache:
     Returns:
         The copy. Numbers of documents mean the same in both, also if it was shuffled.
     """
-    gone = removed_documents(cache)
-    if gone.total and not len(tombstones_of(copy)):
-        remove_documents(copy, gone)
+    removed = removed_documents(cache)
+    if removed.total and not len(tombstones_of(copy)):
+        remove_documents(copy, removed)
     return copy
 
 

@@ -98,8 +98,8 @@ def _own_names(url: str, raw: bytes) -> ChunkNames | None:
             return None
         begin, end = table.chunk_place
         pages = enumerate(range(begin, end, PAGE_BYTES))
-        found = [from_page(page, raw[at : min(at + PAGE_BYTES, end)]) for page, at in pages]
-        return ChunkNames(np.concatenate(found), table.head.described)
+        pages_read = [from_page(page, raw[at : min(at + PAGE_BYTES, end)]) for page, at in pages]
+        return ChunkNames(np.concatenate(pages_read), table.head.described)
     except (CacheCorruptError, ValueError):
         return None
 

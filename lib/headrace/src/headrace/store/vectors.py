@@ -231,8 +231,8 @@ class PiecedVector:
             size = path.stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             raise self._damaged("is missing") from None
-        if size != (wanted := self.size * self.dtype.itemsize + self._pieces * _DIGEST):
-            raise self._damaged(f"has {size} bytes instead of {wanted}")
+        if size != (expected_size := self.size * self.dtype.itemsize + self._pieces * _DIGEST):
+            raise self._damaged(f"has {size} bytes instead of {expected_size}")
         return np.memmap(path, self.dtype, "r", shape=(self.size,)) if self.size else np.zeros(0, self.dtype)
 
     def _range(self, begin: int, stop: int) -> np.ndarray:
@@ -244,9 +244,9 @@ class PiecedVector:
         batch = _RUN * _REQUESTS
         for at in range(first, last, batch):
             values = np.concatenate(self._fetch(list(range(at, min(at + batch, last)))))
-            skip, place = max(begin - at * self._piece, 0), max(at * self._piece - begin, 0)
-            values = values[skip : skip + numbers.size - place]
-            numbers[place : place + values.size] = values
+            skip, target = max(begin - at * self._piece, 0), max(at * self._piece - begin, 0)
+            values = values[skip : skip + numbers.size - target]
+            numbers[target : target + values.size] = values
         return numbers
 
     def _check(self, pieces: np.ndarray) -> None:

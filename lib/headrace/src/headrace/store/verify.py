@@ -123,31 +123,34 @@ def verify(
         >>> verify(headrace.testing.tiny_cache().path, deep=True).damages
         []
     """
-    cache, finished, own = _opened(path)
+    cache, finished, own_damages = _opened(path)
     leaves = _leaf_parts(cache)
     elements = sum(p.data.length + (p.offsets.length if p.offsets else 0) for part in leaves for _, p in part)
     if expect is not None:
         expect(elements)
     with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="headrace-verify") as pool:
-        looked = list(pool.map(lambda k: _look(cache, k, leaves[k], own and finished), range(len(leaves))))
-    found = [damages for damages, _ in looked]
+        looked = list(pool.map(lambda k: _look(cache, k, leaves[k], own_damages and finished), range(len(leaves))))
+    damages_of_parts = [damages for damages, _ in looked]
     if deep:
         with ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="headrace-verify") as pool:
-            read = pool.map(lambda k: list(_read(cache, k, leaves[k], own, found[k], advance)), range(len(leaves)))
-            found = [[*a, *b] for a, b in zip(found, read, strict=True)]
+            read = pool.map(
+                lambda k: list(_read(cache, k, leaves[k], own_damages, damages_of_parts[k], advance)),
+                range(len(leaves)),
+            )
+            damages_of_parts = [[*a, *b] for a, b in zip(damages_of_parts, read, strict=True)]
     sources: dict[str, list[str]] = {}
     for source in cache.ledger.sources:
         sources.setdefault(str(source.get("part")), []).append(str(source["path"]))
     ends = np.cumsum(cache.part_documents)
     damages = [
         replace(d, sources=list(dict.fromkeys(sources.get(d.part, []))), documents=_documents(part, int(end), d))
-        for part, end, of_part in zip(cache.parts, ends, found, strict=True)
+        for part, end, of_part in zip(cache.parts, ends, damages_of_parts, strict=True)
         for d in of_part
     ]
     damages += _look_at_tokenizer(cache)
     if finished and (problem := tombstones_problem(cache)):
         damages.append(Damage("", problem, file=files.join(path, TOMBSTONES_NAME)))
-    if own and finished and (problem := table_problem(path)):
+    if own_damages and finished and (problem := table_problem(path)):
         damages.append(Damage("", problem, file=files.join(path, TABLE_NAME)))
     shuffled = shuffle_record(cache.ledger, path) if finished else None
     if shuffled is not None:
@@ -156,7 +159,7 @@ def verify(
             problem = f"has {cache.num_documents} documents, and the cache that it was made of {documents}"
             damages.append(Damage("", problem, file=files.join(path, LEDGER_NAME)))
     facts = shuffled and {key: getattr(shuffled, key) for key in ("seed", "unit", "fingerprint")}
-    unchecked = _unchecked(path, own, sum(older for _, older in looked))
+    unchecked = _unchecked(path, own_damages, sum(older for _, older in looked))
     return VerifyReport(path, finished, deep, len(leaves), elements, damages, facts, unchecked)
 
 
@@ -202,8 +205,8 @@ def _opened(path: str) -> tuple[TokenCache, bool, bool]:
     if ledger.finished:
         return TokenCache(path, ledger), True, True
     names = dict.fromkeys(str(s["part"]) for s in ledger.sources)
-    done = [record for name in names if (record := read_part_record(path, name)) is not None]
-    return TokenCache(path, structs.replace(ledger, parts=done)), False, True
+    records = [record for name in names if (record := read_part_record(path, name)) is not None]
+    return TokenCache(path, structs.replace(ledger, parts=records)), False, True
 
 
 def _unchecked(path: str, own: bool, older: int) -> tuple[str, ...]:
@@ -226,7 +229,7 @@ def _look(
 ) -> tuple[list[Damage], int]:
     """What names and sizes tell of a part, and how many of its arrays do not name their chunks."""
     record = cache.parts[number].record
-    found: list[Damage] = []
+    damages: list[Damage] = []
     older = 0
     if recorded:
         url = files.join(part_folder(cache.path, record.name), PART_RECORD_NAME)
@@ -236,13 +239,13 @@ def _look(
         except HeadraceError as error:
             problem = error.problem
         if problem:
-            found.append(Damage(record.name, problem, file=url))
+            damages.append(Damage(record.name, problem, file=url))
     for _, leaf in leaves:
         for array in filter(None, (leaf.data, leaf.offsets)):
             looked = file_findings(array)
-            found += [Damage(record.name, problem, array.url, file) for file, problem in looked.problems]
+            damages += [Damage(record.name, problem, array.url, file) for file, problem in looked.problems]
             older += not looked.names_chunks
-    return found, older
+    return damages, older
 
 
 def _look_at_tokenizer(cache: TokenCache) -> list[Damage]:
@@ -296,8 +299,8 @@ def _read(
                 sound = False
                 if not any(d.file == damage.file and d.file for d in known):
                     yield damage
-        wanted = record.digest if name == TOKENS else record.leaves[name].digest
-        if own and sound and f"sha256:{digest.hexdigest()}" != wanted:
+        expected = record.digest if name == TOKENS else record.leaves[name].digest
+        if own and sound and f"sha256:{digest.hexdigest()}" != expected:
             yield Damage(record.name, f"leaf {name} is sound, but not what was written (digests differ)", leaf.data.url)
 
 

@@ -62,18 +62,20 @@ def write_cache(
     layout = layout or CacheLayout(token_dtype(vocab_size).name, chunk_elements=256, shard_chunks=4)
     tokenizer: dict[str, Any] = {"path": "testing", "file": None, "fingerprint": "testing", "vocab_size": vocab_size}
     tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": eos_id}
-    made = {} if mask is None else {LeafSpec("loss_mask", "uint8", "ragged"): mask}
-    made |= leaves or {}
+    masks = {} if mask is None else {LeafSpec("loss_mask", "uint8", "ragged"): mask}
+    masks |= leaves or {}
     records = []
     for number, documents in enumerate(parts):
-        writer = PartWriter(root, f"{number:05d}", layout, [*made])
+        writer = PartWriter(root, f"{number:05d}", layout, [*masks])
         for document in documents:
-            values = {spec.name: values_of(document).reshape(-1).astype(spec.dtype) for spec, values_of in made.items()}
-            counts = {spec.name: None if spec.kind == "fixed" else np.array([values[spec.name].size]) for spec in made}
+            values = {
+                spec.name: values_of(document).reshape(-1).astype(spec.dtype) for spec, values_of in masks.items()
+            }
+            counts = {spec.name: None if spec.kind == "fixed" else np.array([values[spec.name].size]) for spec in masks}
             writer.append(document, np.array([document.size]), {name: (values[name], counts[name]) for name in values})
         records.append(writer.close())
-    said = [spec.to_json() for spec in made]
-    write_ledger(root, Ledger(False, tokenizer, layout.to_json(), leaves=said).complete(records))
+    specs = [spec.to_json() for spec in masks]
+    write_ledger(root, Ledger(False, tokenizer, layout.to_json(), leaves=specs).complete(records))
     return TokenCache.open(root)
 
 
@@ -155,11 +157,11 @@ class _Delayed:
         self._future, self._ready_at = future, ready_at
 
     def result(self, timeout: float | None = None) -> np.ndarray:
-        left = self._ready_at - time.perf_counter()
-        if timeout is not None and left > timeout:
+        seconds = self._ready_at - time.perf_counter()
+        if timeout is not None and seconds > timeout:
             time.sleep(timeout)
             raise TimeoutError
-        time.sleep(max(left, 0))
+        time.sleep(max(seconds, 0))
         return self._future.result(timeout)
 
     def __await__(self) -> Generator[Any, None, np.ndarray]:

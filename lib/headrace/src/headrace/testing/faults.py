@@ -247,11 +247,11 @@ class FaultProxy:
         """Logs a request and says what happens to it, and with which status if that is an error."""
         faults = self.faults
         key = (head.method, head.path, head.headers.get("range", ""))
-        known = (head.method, _NONCE.sub("", head.path), key[2])
+        request = (head.method, _NONCE.sub("", head.path), key[2])
         with self._lock:
-            asked = self._asked[known]
-            self._asked[known] += 1
-            digest = hashlib.blake2b(json.dumps((self.seed, *known, asked)).encode(), digest_size=8).digest()
+            times = self._asked[request]
+            self._asked[request] += 1
+            digest = hashlib.blake2b(json.dumps((self.seed, *request, times)).encode(), digest_size=8).digest()
             random = np.random.default_rng(int.from_bytes(digest, "little"))
             fate, late, status = faults.fate(random), faults.latency_s, int(random.choice(faults.error_status))
             if random.random() < faults.spike_rate and head.method in faults.methods:
@@ -350,12 +350,12 @@ class _Connection:
         self, entry: LoggedRequest, first_line: str, headers: dict[str, str], content: bytes, method: str
     ) -> bool:
         status = int(first_line.split(" ", 2)[1])
-        kept = {k: v for k, v in headers.items() if k not in ("transfer-encoding", "connection", "keep-alive")}
-        if "location" in kept:
-            kept["location"] = kept["location"].replace(self._proxy.target.rstrip("/"), self._proxy.url)
+        kept_headers = {k: v for k, v in headers.items() if k not in ("transfer-encoding", "connection", "keep-alive")}
+        if "location" in kept_headers:
+            kept_headers["location"] = kept_headers["location"].replace(self._proxy.target.rstrip("/"), self._proxy.url)
         if method != "HEAD" and status >= 200 and status not in (204, 304):
-            kept["content-length"] = str(len(content))
-        answer = Head(f"HTTP/1.1 {first_line.split(' ', 1)[1]}", kept).encode()
+            kept_headers["content-length"] = str(len(content))
+        answer = Head(f"HTTP/1.1 {first_line.split(' ', 1)[1]}", kept_headers).encode()
         entry.status = status
         if entry.fate == "flip" and content:
             content = _flipped(content, entry)

@@ -134,12 +134,12 @@ def use_s3(url: str, bucket: str = "headrace") -> Iterator[str]:
 
 @contextmanager
 def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
+    old_values = {name: os.environ.get(name) for name in values}
     _set_environment(values)
     try:
         yield
     finally:
-        _set_environment(before)
+        _set_environment(old_values)
 
 
 def _set_environment(values: Mapping[str, str | None]) -> None:
@@ -187,12 +187,12 @@ class _RangeHandler(SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = Path(self.translate_path(self.path))
-        wanted = self.headers.get("Range")
-        if wanted is None or not path.is_file():
+        range_header = self.headers.get("Range")
+        if range_header is None or not path.is_file():
             super().do_GET()
             return
         content = path.read_bytes()
-        first, last = wanted.removeprefix("bytes=").split("-")
+        first, last = range_header.removeprefix("bytes=").split("-")
         start = int(first) if first else max(len(content) - int(last), 0)
         stop = min(int(last) + 1, len(content)) if first and last else len(content)
         self.send_response(206)

@@ -65,8 +65,8 @@ def _rule(level: Literal["problem", "warning"], name: str) -> Callable[[Callable
 
 def findings(plan: RunPlan) -> list[Finding]:
     """All that will hurt, problems first."""
-    found = [finding for rule in _RULES for finding in rule(plan)]
-    return sorted(found, key=lambda finding: finding.level)  # stable: rules keep their order
+    all_findings = [finding for rule in _RULES for finding in rule(plan)]
+    return sorted(all_findings, key=lambda finding: finding.level)  # stable: rules keep their order
 
 
 @_rule("warning", "cache_missing")
@@ -108,16 +108,16 @@ def _padding_counts(plan: RunPlan) -> Iterator[_Advice]:
     config = plan.config
     packed = [c for c in plan.components if config.components[c.name].packing is not None]
     budgets = [f"components.{c.name}.max_tokens" for c in packed if config.components[c.name].max_tokens is not None]
-    told = {
+    is_counted = {
         "unit": config.unit == "tokens",
         "policy": config.policy == "least_consumed",
         "weights": config.weights is not None and is_size_rule(config.weights, config.components),
         "stages": any(stage.tokens is not None for stage in config.stages),
     }
-    asked = [*(field for field, is_asked in told.items() if is_asked), *budgets]
-    if packed and asked and config.unit in ("examples", "tokens"):
+    fields = [*(field for field, is_asked in is_counted.items() if is_asked), *budgets]
+    if packed and fields and config.unit in ("examples", "tokens"):
         yield (
-            asked[0],
+            fields[0],
             f"counts the places of packed rows, padding included ({', '.join(c.name for c in packed[:4])})",
             "Write unit: content_tokens, or trained_tokens. A run that has begun goes on as it is.",
         )
@@ -216,13 +216,13 @@ def _excess_loss(plan: RunPlan) -> Iterator[_Advice]:
 @_rule("warning", "small_window")
 def _small_windows(plan: RunPlan) -> Iterator[_Advice]:
     for c in plan.components:
-        wanted = plan.largest_batch * c.largest_share
-        if c.shuffle == "block" and c.open_blocks * c.block_rows < c.rows and c.open_blocks < 0.98 * wanted:
+        rows = plan.largest_batch * c.largest_share
+        if c.shuffle == "block" and c.open_blocks * c.block_rows < c.rows and c.open_blocks < 0.98 * rows:
             yield (
                 f"components.{c.name}.shuffle" if plan.config.components[c.name].shuffle else "shuffle",
-                f"mixes {c.open_blocks:,} blocks at a time, fewer than the {wanted:,.0f} rows that {c.name!r} gives to"
+                f"mixes {c.open_blocks:,} blocks at a time, fewer than the {rows:,.0f} rows that {c.name!r} gives to"
                 " a batch, so rows of one block meet in a batch",
-                f"Raise window_blocks to {round(wanted):,} or more, or leave shuffle out for the braided one.",
+                f"Raise window_blocks to {round(rows):,} or more, or leave shuffle out for the braided one.",
             )
 
 
@@ -230,8 +230,8 @@ def _small_windows(plan: RunPlan) -> Iterator[_Advice]:
 def _shared_blocks(plan: RunPlan) -> Iterator[_Advice]:
     setting = plan.config.exchange_setting
     shared = [h for h in plan.unlimited.by_hosts if h.hosts > 1 and h.reads_with(setting) > SHARED_READS]
-    known = any(c.shuffle in ("full", "era") for c in plan.components)  # said by _random_reads
-    if shared and plan.settled and not known:
+    is_random = any(c.shuffle in ("full", "era") for c in plan.components)  # said by _random_reads
+    if shared and plan.settled and not is_random:
         h = max(shared, key=lambda h: h.reads_with(setting))
         blocked = [c.name for c in plan.components if c.shuffle == "block"]
         cure = "Use more rows a host, smaller chunks, or fewer components."
@@ -368,18 +368,18 @@ def _other_shares(plan: RunPlan) -> Iterator[_Advice]:
 
 
 def _is_capped(plan: RunPlan, c: ComponentPlan) -> bool:
-    own = plan.config.components[c.name]
-    return own.max_tokens is not None or own.max_epochs is not None or plan.config.max_epochs is not None
+    component = plan.config.components[c.name]
+    return component.max_tokens is not None or component.max_epochs is not None or plan.config.max_epochs is not None
 
 
 @_rule("warning", "shorter_than_a_batch")
 def _short_sources(plan: RunPlan) -> Iterator[_Advice]:
     for c in plan.components:
-        wanted = plan.largest_batch * c.largest_share
-        if wanted > c.rows:
+        rows = plan.largest_batch * c.largest_share
+        if rows > c.rows:
             yield (
                 f"components.{c.name}",
-                f"has {c.rows:,} rows and gives {wanted:,.0f} to a batch, so rows repeat within one batch",
+                f"has {c.rows:,} rows and gives {rows:,.0f} to a batch, so rows repeat within one batch",
                 "Lower its weight, or add text to it.",
             )
 
@@ -411,8 +411,8 @@ def _uneven_hosts(plan: RunPlan) -> Iterator[_Advice]:
 
 def _fields(components: Sequence[ComponentPlan], field: str) -> str:
     names = [c.name for c in components]
-    shown = ",".join(names[:4]) + (f",... ({len(names)} in all)" if len(names) > 4 else "")
-    return f"components.{shown}.{field}" if len(names) == 1 else f"components.{{{shown}}}.{field}"
+    listed = ",".join(names[:4]) + (f",... ({len(names)} in all)" if len(names) > 4 else "")
+    return f"components.{listed}.{field}" if len(names) == 1 else f"components.{{{listed}}}.{field}"
 
 
 def _hosts(n: int) -> str:

@@ -162,7 +162,7 @@ def plan_run(
     if num_steps is not None:
         config = replace(config, num_steps=num_steps)
     _check_mixture(config)
-    given, planned = config, planned_caches(config, sizes, layout=layout, look=look)
+    original, planned = config, planned_caches(config, sizes, layout=layout, look=look)
     config = planned.config
     opened = config.open_caches(planned.caches)
     dataset = config.dataset(opened)
@@ -205,7 +205,7 @@ def plan_run(
         open_bytes=OpenBytes.of(dataset),
         unpacked=planned.unpacked,
         micro_batches=micro,
-        config=given,
+        config=original,
     )
 
 

@@ -65,20 +65,20 @@ def planned_caches(
         >>> planned_caches(config).caches["web"].num_tokens
         2000000000
     """
-    given = dict(sizes or {})
-    for name in given:
+    token_counts = dict(sizes or {})
+    for name in token_counts:
         if name not in config.components:
             raise ConfigError("is not a component", field=name, cure=did_you_mean(name, config.components))
     check_choice("layout", layout, LAYOUTS, "is not a layout")
     declared = {
-        name: _whole(f"components.{name}.expected_tokens", given.get(name, component.expected_tokens))
+        name: _whole(f"components.{name}.expected_tokens", token_counts.get(name, component.expected_tokens))
         for name, component in config.components.items()
-        if name in given or component.expected_tokens is not None
+        if name in token_counts or component.expected_tokens is not None
     }
-    asked = [name for name in config.components if name not in given and (look or name not in declared)]
+    names = [name for name in config.components if name not in token_counts and (look or name not in declared)]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        found = dict(zip(asked, pool.map(lambda name: _exists(name, config.components[name]), asked), strict=True))
-    missing = [name for name in config.components if not found.get(name)]
+        exists = dict(zip(names, pool.map(lambda name: _exists(name, config.components[name]), names), strict=True))
+    missing = [name for name in config.components if not exists.get(name)]
     for name in missing:
         if name not in declared:
             path = config.components[name].caches[0]
@@ -93,7 +93,7 @@ def planned_caches(
     if not missing:
         return PlannedCaches({}, declared, config)
     _refuse_documents(config, missing)
-    there = next((c.caches[0] for name, c in config.components.items() if found.get(name)), None)
+    there = next((c.caches[0] for name, c in config.components.items() if exists.get(name)), None)
     vocabulary, eos_id = _tokens_of(config, there)
     chunks = CacheLayout("int32", CHUNK, SHARD_CHUNKS) if layout == "levanter" else None
     caches = {
@@ -157,9 +157,9 @@ def _leaves_of(config: LmDataConfig, name: str) -> list[LeafSpec]:
     declared = {} if component.source is None else component.source.leaves
     mask = _mask_of(component)
     leaves = {} if mask is None else {mask: LeafSpec(mask, "uint8")}
-    own = component.columns or {}
-    for column, given in (config.columns or {}).items():
-        leaf = own.get(column, given if isinstance(given, str) else given.leaf)
+    columns = component.columns or {}
+    for column, spec in (config.columns or {}).items():
+        leaf = columns.get(column, spec if isinstance(spec, str) else spec.leaf)
         if leaf in declared:
             leaves[leaf] = declared[leaf].spec(leaf)
         elif leaf != NO_LEAF:
@@ -242,7 +242,7 @@ def _tokens_of(config: LmDataConfig, there: str | None) -> tuple[int, int | None
         tokenizer = TokenCache.open(there).ledger.tokenizer
         return int(tokenizer["vocab_size"]), tokenizer["eos_id"]
     try:
-        found = load_tokenizer(config.tokenizer) if config.tokenizer else None
+        own_tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else None
     except ConfigError:  # not here yet, as the caches are not
-        found = None
-    return (UNKNOWN_VOCABULARY, 0) if found is None else (found.vocab_size, found.eos_id)
+        own_tokenizer = None
+    return (UNKNOWN_VOCABULARY, 0) if own_tokenizer is None else (own_tokenizer.vocab_size, own_tokenizer.eos_id)

@@ -138,20 +138,20 @@ def simulate(
     _check_hosts(hosts, schedule.rows_at(first_step)[1])
     stop = _affordable(schedule, first_step, max_rows) if total is None else min(total, LAST_STEP)
     run = stretches(dataset, schedule, first_step, stop)
-    whole = total is None or stop - first_step <= LEAST_STEPS or sum(s.rows for s in run) <= max_rows
-    looks = [all_steps(run, sample=total is None)] if whole else sampled(run, max_rows)
-    seen: list[Seen] = []
+    replays_all = total is None or stop - first_step <= LEAST_STEPS or sum(s.rows for s in run) <= max_rows
+    looks = [all_steps(run, sample=total is None)] if replays_all else sampled(run, max_rows)
+    looked_at: list[Seen] = []
     for look in looks:
         walk_to(dataset, look.first_step, watch)
-        seen.append(Seen.of(look, Windows(dataset, schedule, look.first_step, ends, row_order), run))
-    if not any(one.parts for one in seen):
+        looked_at.append(Seen.of(look, Windows(dataset, schedule, look.first_step, ends, row_order), run))
+    if not any(one.parts for one in looked_at):
         raise ConfigError("leaves no whole step to look at", field="first_step", value=first_step)
-    block_bytes = seen[0].windows.space.slot_bytes
-    used = seen[0].windows.distinct(stop) if whole and total is not None else None
-    found: list[HostForecast] = []
+    block_bytes = looked_at[0].windows.space.slot_bytes
+    used = looked_at[0].windows.distinct(stop) if replays_all and total is not None else None
+    forecasts: list[HostForecast] = []
     for number in hosts:
         try:
-            found.append(forecast_hosts(seen, number, cache_bytes, prices or Prices(), used))
+            forecasts.append(forecast_hosts(looked_at, number, cache_bytes, prices or Prices(), used))
         except ConfigError as error:
             raise ConfigError(
                 error.problem, field="cache_bytes", value=cache_bytes, cure=f"A block takes {block_bytes} bytes."
@@ -159,16 +159,16 @@ def simulate(
     return Forecast(
         first_step=first_step,
         steps=sum(look.stop_step - look.first_step for look in looks),
-        exact=whole and first_step == 0 and stop == total and all(h.hosts_replayed == h.hosts for h in found),
+        exact=replays_all and first_step == 0 and stop == total and all(h.hosts_replayed == h.hosts for h in forecasts),
         looks=tuple(looks),
         batch_size=max(look.batch_size for look in looks),
         block_bytes=block_bytes,
-        distinct_blocks=weighted_mean([(q.distinct_blocks, weight) for one in seen for q, weight in one.parts]),
-        variance_ratio=_variance(seen),
-        by_hosts=tuple(found),
+        distinct_blocks=weighted_mean([(q.distinct_blocks, weight) for one in looked_at for q, weight in one.parts]),
+        variance_ratio=_variance(looked_at),
+        by_hosts=tuple(forecasts),
         notes=(
             *(note for note in (OpenBytes.of(dataset).shortage(cache_bytes, number) for number in hosts) if note),
-            *_notes(seen, run, schedule, total, max(hosts, default=1)),
+            *_notes(looked_at, run, schedule, total, max(hosts, default=1)),
         ),
     )
 
@@ -194,11 +194,11 @@ def _affordable(schedule: BatchSchedule, first_step: int, max_rows: int) -> int:
 
 
 def _variance(seen: Sequence[Seen]) -> dict[str, float]:
-    found = {
+    variances = {
         w: [(q.variance[w], weight) for one in seen for q, weight in one.parts if w in q.variance]
         for w in VARIANCE_WINDOWS
     }
-    return {f"{w} batches" if w > 1 else "1 batch": weighted_mean(values) for w, values in found.items() if values}
+    return {f"{w} batches" if w > 1 else "1 batch": weighted_mean(values) for w, values in variances.items() if values}
 
 
 def _notes(
@@ -207,19 +207,24 @@ def _notes(
     """What the figures do not tell."""
     notes: list[str] = []
     for look in (one.look for one in seen):
-        own = [s for s in run if s.first_step < look.stop_step and s.stop_step > look.counted_from]
-        counted = look.stop_step - look.counted_from
-        if look.stop_step - look.first_step <= own[0].cold_steps and look.counted_from > own[0].first_step:
+        overlapping = [s for s in run if s.first_step < look.stop_step and s.stop_step > look.counted_from]
+        steps = look.stop_step - look.counted_from
+        if (
+            look.stop_step - look.first_step <= overlapping[0].cold_steps
+            and look.counted_from > overlapping[0].first_step
+        ):
             notes.append(
                 f"Steps {look.first_step:,} to {look.stop_step - 1:,} are all cold start, which takes"
-                f" {own[0].cold_steps:,} steps: reads are far above those of later steps."
+                f" {overlapping[0].cold_steps:,} steps: reads are far above those of later steps."
             )
             continue
-        life = sum(s.block_life * s.steps for s in own) / sum(s.steps for s in own)
-        ended = len(seen) > 1 and look.stop_step == own[-1].stop_step  # more rows would not show more of this stretch
-        if counted < life and not ended:
+        life = sum(s.block_life * s.steps for s in overlapping) / sum(s.steps for s in overlapping)
+        ended = (
+            len(seen) > 1 and look.stop_step == overlapping[-1].stop_step
+        )  # more rows would not show more of this stretch
+        if steps < life and not ended:
             notes.append(
-                f"A block is in use for about {life:,.0f} steps from step {look.first_step:,} on, and {counted:,} were"
+                f"A block is in use for about {life:,.0f} steps from step {look.first_step:,} on, and {steps:,} were"
                 " counted: reads a block are of these steps, and may differ over an epoch."
             )
     if notes and (total is None or len(seen) > 1 or seen[-1].look.stop_step < total):

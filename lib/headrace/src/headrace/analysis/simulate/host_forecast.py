@@ -158,9 +158,9 @@ class Seen:
             first, stop = max(s.first_step, look.first_step), min(s.stop_step, look.stop_step)
             table = windows.table(first, stop, s.batch_size)
             if table.size:
-                counted = max(stop - max(first, look.counted_from), 0)
+                counted_steps = max(stop - max(first, look.counted_from), 0)
                 quality = Quality.of(table, s.batch_size, s.seq_len, windows.space)
-                parts.append((quality, look.stands_for * counted / steps))
+                parts.append((quality, look.stands_for * counted_steps / steps))
         return cls(look, windows, tuple(parts))
 
 
@@ -182,21 +182,27 @@ class _Reads:
         rates: list[tuple[float, float]] = []
         busiest: list[tuple[float, float]] = []
         moved: list[tuple[float, float]] = []
-        fetches, replayed, most, held, index_requests = 0, hosts, 0.0, 0, 0
+        fetches, replayed, most, resident, index_requests = 0, hosts, 0.0, 0, 0
         for one in seen:
             look = one.look
-            found = replay(one.windows, hosts, look.stop_step - look.first_step, slots, MAX_REPLAYED, exchange=exchange)
-            count = found.by_host.size
-            reads = found.by_step[look.counted_from - look.first_step :] * (hosts / count)
+            replayed_reads = replay(
+                one.windows, hosts, look.stop_step - look.first_step, slots, MAX_REPLAYED, exchange=exchange
+            )
+            count = replayed_reads.by_host.size
+            reads = replayed_reads.by_step[look.counted_from - look.first_step :] * (hosts / count)
             rates.append((float(reads.mean()), look.stands_for))
-            share = float(found.by_host.max() / max(found.by_host.mean(), 1e-12))
+            share = float(replayed_reads.by_host.max() / max(replayed_reads.by_host.mean(), 1e-12))
             busiest.append((float(reads.mean()) * share, look.stands_for))
-            moved.append((found.moved, look.stands_for))
-            fetches += round(int(found.by_host.sum()) * hosts / count)
-            index_requests += found.index_requests
-            replayed, most, held = min(replayed, count), max(most, float(reads.max())), max(held, found.held)
+            moved.append((replayed_reads.moved, look.stands_for))
+            fetches += round(int(replayed_reads.by_host.sum()) * hosts / count)
+            index_requests += replayed_reads.index_requests
+            replayed, most, resident = (
+                min(replayed, count),
+                max(most, float(reads.max())),
+                max(resident, replayed_reads.held),
+            )
         means = [weighted_mean(values) for values in (rates, busiest, moved)]
-        return cls(fetches, replayed, means[0], means[1], most, held, means[2], index_requests)
+        return cls(fetches, replayed, means[0], means[1], most, resident, means[2], index_requests)
 
 
 def forecast_hosts(
@@ -206,7 +212,7 @@ def forecast_hosts(
     open_bytes, block_bytes = OpenBytes.of(seen[0].windows.dataset), seen[0].windows.space.slot_bytes
     slots = None if cache_bytes is None else cache_bytes // block_bytes
     reads = _Reads.of(seen, hosts, slots, exchange=False)
-    wanted = weighted_mean([(q.blocks_per_step, weight) for one in seen for q, weight in one.parts])
+    blocks_per_step = weighted_mean([(q.blocks_per_step, weight) for one in seen for q, weight in one.parts])
     read_bytes = weighted_mean([(q.read_bytes, q.blocks_per_step * weight) for one in seen for q, weight in one.parts])
     requests = weighted_mean([(q.requests, q.blocks_per_step * weight) for one in seen for q, weight in one.parts])
     cold = seen[0].windows.cold_start(hosts)
@@ -219,7 +225,7 @@ def forecast_hosts(
     opening = sum(cache.opening_requests(hosts) for cache in caches) + tombstones + lists
 
     def per_block(these: _Reads) -> float:
-        return these.rate / wanted if used is None else these.fetches / max(used, seen[0].blocks_worth)
+        return these.rate / blocks_per_step if used is None else these.fetches / max(used, seen[0].blocks_worth)
 
     exchange: ExchangeForecast | None = None
     with suppress(ConfigError):

@@ -75,15 +75,15 @@ def stretches(dataset: PlannedDataset, schedule: BatchSchedule, first_step: int,
     while until is not None and until < stop_step:
         borders.add(until)
         until = dataset.at_step(until)[1]
-    found: list[Stretch] = []
+    all_stretches: list[Stretch] = []
     for begin, end in pairwise(sorted(borders)):
         phase, size = dataset.at_step(begin)[0], schedule.rows_at(begin)[1]
-        last = found[-1] if found else None
+        last = all_stretches[-1] if all_stretches else None
         if last is not None and (last.batch_size, last.seq_len) == (size, phase.seq_len):
-            found[-1] = Stretch(last.first_step, end, size, last.seq_len, last.open_blocks, last.open_rows)
+            all_stretches[-1] = Stretch(last.first_step, end, size, last.seq_len, last.open_blocks, last.open_rows)
         else:
-            found.append(Stretch(begin, end, size, phase.seq_len, *open_at(phase, begin)))
-    return found
+            all_stretches.append(Stretch(begin, end, size, phase.seq_len, *open_at(phase, begin)))
+    return all_stretches
 
 
 def open_at(dataset: PlannedDataset, step: int) -> tuple[int, int]:
@@ -143,20 +143,20 @@ def sampled(run: Sequence[Stretch], max_rows: int) -> list[Look]:
     budgets = _budgets([run[k].rows + rows for k, rows in zip(chosen, warming, strict=True)], max_rows)
     looks: list[Look] = []
     for n, k in enumerate(chosen):
-        own, begin, size = run[k], run[k].first_step - leads[n], run[k].batch_size
-        steps = min(own.steps, max((budgets[n] - warming[n]) // size, LEAST_STEPS))
-        cold = 0 if leads[n] else max(min(max(steps // 4, own.cold_steps), steps - 1), 0)
+        stretch, begin, size = run[k], run[k].first_step - leads[n], run[k].batch_size
+        steps = min(stretch.steps, max((budgets[n] - warming[n]) // size, LEAST_STEPS))
+        cold = 0 if leads[n] else max(min(max(steps // 4, stretch.cold_steps), steps - 1), 0)
         largest = max(size, sizes[n]) if leads[n] else size
-        looks.append(Look(begin, own.first_step + cold, own.first_step + steps, stands_for[n], largest))
+        looks.append(Look(begin, stretch.first_step + cold, stretch.first_step + steps, stands_for[n], largest))
     return looks
 
 
 def _lead(run: Sequence[Stretch], k: int) -> int:
     """Steps before a stretch with which a look at it begins: none, unless all of it would be cold start."""
-    own = run[k]
-    if k == 0 or own.steps >= 2 * own.cold_steps:
+    stretch = run[k]
+    if k == 0 or stretch.steps >= 2 * stretch.cold_steps:
         return 0
-    return min(-(-own.open_blocks // run[k - 1].batch_size), own.first_step - run[0].first_step)
+    return min(-(-stretch.open_blocks // run[k - 1].batch_size), stretch.first_step - run[0].first_step)
 
 
 def _chosen(run: Sequence[Stretch]) -> tuple[list[int], list[float]]:
@@ -165,16 +165,16 @@ def _chosen(run: Sequence[Stretch]) -> tuple[list[int], list[float]]:
         return list(range(len(run))), [float(s.steps) for s in run]
     first = [s.first_step for s in run]
     at = np.linspace(first[0], run[-1].stop_step - 1, MAX_STRETCHES).astype(np.int64)
-    found, times = np.unique([bisect_right(first, int(step)) - 1 for step in at], return_counts=True)
+    numbers, times = np.unique([bisect_right(first, int(step)) - 1 for step in at], return_counts=True)
     total = run[-1].stop_step - first[0]
-    return found.tolist(), [total * int(n) / MAX_STRETCHES for n in times]
+    return numbers.tolist(), [total * int(n) / MAX_STRETCHES for n in times]
 
 
 def _budgets(rows: Sequence[int], max_rows: int) -> list[int]:
     """Equal parts of the budget; what short stretches leave goes to the others."""
     budgets = [0] * len(rows)
-    left = max_rows
-    for done, k in enumerate(sorted(range(len(rows)), key=lambda k: rows[k])):
-        budgets[k] = min(rows[k], left // (len(rows) - done))
-        left -= budgets[k]
+    rows_left = max_rows
+    for count, k in enumerate(sorted(range(len(rows)), key=lambda k: rows[k])):
+        budgets[k] = min(rows[k], rows_left // (len(rows) - count))
+        rows_left -= budgets[k]
     return budgets

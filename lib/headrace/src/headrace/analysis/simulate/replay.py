@@ -94,19 +94,19 @@ class Windows:
         step = np.concatenate([w.step + w.first_step for w in windows])
         row = (step - first_step) * size + np.concatenate([w.place for w in windows])
         inside = (step >= first_step) & (step < stop_step)
-        owner, found = row[inside], np.concatenate([w.block for w in windows])[inside]
+        owner, block = row[inside], np.concatenate([w.block for w in windows])[inside]
         full = int(owner[-1] + 1) // size if owner.size else 0
         inside = owner < full * size
-        owner, found = owner[inside], found[inside]
+        owner, block = owner[inside], block[inside]
         if not full:
             return np.zeros((0, size), np.int64)
         uses = np.bincount(owner, minlength=full * size)
         width = int(uses.max())
         if uses.min() == width == 1:
-            return found.reshape(full, size)
+            return block.reshape(full, size)
         # pad every row to the same number of blocks by naming its last one again; one that was removed has none
         first = np.cumsum(uses) - uses
-        table = found[np.maximum(first[:, None] + np.minimum(np.arange(width), uses[:, None] - 1), 0)]
+        table = block[np.maximum(first[:, None] + np.minimum(np.arange(width), uses[:, None] - 1), 0)]
         return table.reshape(full, size * width)
 
     def distinct(self, stop_step: int) -> int:
@@ -142,8 +142,8 @@ class Windows:
         planned = global_rows(self.dataset, self.schedule, first_step, steps, self.row_order)
         row, block = stored_blocks(planned.dataset.sources, self.space, planned.rows)
         step = np.repeat(np.arange(planned.steps), planned.valid)[row]
-        place = row - (np.cumsum(planned.valid) - planned.valid)[step]
-        return Window(planned, first_step, step, row, place, planned.sizes[step], block)
+        row_of_batch = row - (np.cumsum(planned.valid) - planned.valid)[step]
+        return Window(planned, first_step, step, row, row_of_batch, planned.sizes[step], block)
 
 
 class _Exchanged(NamedTuple):
@@ -187,7 +187,7 @@ def replay(
     parts = [w.of_hosts(host, hosts) for w, host in zip(looked, of_uses, strict=True)]
     by_step = np.zeros((hosts, steps), np.int64)
     short: list[int] = []
-    held = index_requests = 0
+    open_blocks = index_requests = 0
     for host in range(hosts):
         step = np.concatenate(
             [s[b[host] : b[host + 1]] + w.first_step for w, (s, _, b) in zip(looked, parts, strict=True)]
@@ -198,10 +198,10 @@ def replay(
         index_requests += windows.space.index_requests(distinct)
         last = np.zeros(distinct.size, np.int64)
         last[inverse] = step  # rising: of several the last is kept
-        begun, done = (np.bincount(at, minlength=steps + 1) for at in (step[first], last + 1))
-        held = max(held, int((begun - done).cumsum().max(initial=0)))
+        first_uses, last_uses = (np.bincount(at, minlength=steps + 1) for at in (step[first], last + 1))
+        open_blocks = max(open_blocks, int((first_uses - last_uses).cumsum().max(initial=0)))
         if slots is None or distinct.size <= slots:  # nothing ever makes room: each block is read at its first use
-            by_step[host] = begun[:steps]
+            by_step[host] = first_uses[:steps]
         else:
             short.append(host)
     chosen = short if len(short) <= most else [short[k * len(short) // most] for k in range(most)]
@@ -209,7 +209,7 @@ def replay(
         by_step[host] = _replay_host(windows, hosts, host, steps, slots or 0, exchange=exchange)
     moved = windows.moved_rows(hosts, len(looked)) if exchange else 0.0
     by_step = by_step[chosen] if len(chosen) < len(short) else by_step
-    most_held = held if slots is None else min(held, slots)
+    most_held = open_blocks if slots is None else min(open_blocks, slots)
     return Fetches(by_step.sum(axis=0), by_step.sum(axis=1), most_held, moved, index_requests)
 
 
@@ -218,14 +218,14 @@ def _replay_host(
 ) -> Int64[np.ndarray, " steps"]:
     """Fetches of each step of one host, decided as its loader decides them."""
     memory = Residency(slots, windows.first_step, windows.stop_step)
-    found = np.zeros(steps, np.int64)
+    fetches = np.zeros(steps, np.int64)
     number = 0
     for k in range(steps):
         while memory.wants_window:
             memory.extend(windows[number].uses_of(windows.hosts_of(number, hosts, exchange=exchange) == host))
             number += 1
-        found[k] = len(memory.decide().blocks)
-    return found
+        fetches[k] = len(memory.decide().blocks)
+    return fetches
 
 
 VARIANCE_WINDOWS = (1, 8, 64)

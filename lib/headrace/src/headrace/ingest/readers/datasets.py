@@ -156,16 +156,16 @@ def load_function(path: str) -> Callable[..., Any]:
     if not (module and colon and name):
         raise ConfigError("names no function", field="source", value=path, cure="Write module:function.")
     try:
-        found: Any = importlib.import_module(module)
+        attribute: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            attribute = getattr(attribute, part)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"cannot be imported ({error})", field="source", value=path, cure="Check the name and PYTHONPATH."
         ) from error
-    if not callable(found):
-        raise ConfigError(f"is a {type(found).__name__}, no function", field="source", value=path)
-    return found
+    if not callable(attribute):
+        raise ConfigError(f"is a {type(attribute).__name__}, no function", field="source", value=path)
+    return attribute
 
 
 class FunctionReader(DatasetReader):

@@ -42,31 +42,30 @@ class ShardReader(Reader):
     def __iter__(self) -> Iterator[Row]:
         name = self.columns[0] if self.columns else "input_ids"
         with reading(self.path):
-            places, dtype = self._index()
-        units = self.units(len(places))
-        places = places[units.start : units.stop]
+            spans, dtype = self._index()
+        units = self.units(len(spans))
+        spans = spans[units.start : units.stop]
         with reading(self.path), open_source(self.path) as stream:
-            for first, last in _runs(places):
-                low, high = int(places[first, 0]), int(places[last - 1, 1])
+            for first, last in _runs(spans):
+                low, high = int(spans[first, 0]), int(spans[last - 1, 1])
                 stream.seek(low)
                 raw = _read_exactly(stream, high - low, self.path)
                 self.stored_bytes += high - low
                 for i in range(first, last):
-                    a, b = (int(p) - low for p in places[i])
+                    a, b = (int(p) - low for p in spans[i])
                     yield units.start + i, {name: np.frombuffer(raw, dtype, (b - a) // dtype.itemsize, a)}
 
     @classmethod
     def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
         with reading(path):
-            places, _ = cls(path, None, ())._index()
-        ends = np.cumsum(places[:, 1] - places[:, 0])
+            spans, _ = cls(path, None, ())._index()
+        ends = np.cumsum(spans[:, 1] - spans[:, 0])
         total = int(ends[-1]) if ends.size else 0
         cuts = np.searchsorted(ends, np.arange(target_bytes, total, target_bytes)) + 1
-        bounds = [0, *np.unique(cuts[cuts < len(places)]).tolist(), len(places)]
+        bounds = [0, *np.unique(cuts[cuts < len(spans)]).tolist(), len(spans)]
         sizes = np.diff(np.concatenate([[0], ends])[bounds]).tolist()
         return [
-            Slice(a, b if b < len(places) else None, size)
-            for a, b, size in zip(bounds, bounds[1:], sizes, strict=False)
+            Slice(a, b if b < len(spans) else None, size) for a, b, size in zip(bounds, bounds[1:], sizes, strict=False)
         ]
 
     def bad_index(self, problem: str) -> SourceError:
@@ -110,14 +109,14 @@ class MegatronReader(ShardReader):
         _check_within(self, pointers, stops, size)
         filled = np.diff(bounds) > 0
         # An empty document lies nowhere; it is put where the one before it ends.
-        places = np.zeros((documents - 1, 2), np.int64)
-        places[filled, 0] = pointers[bounds[:-1][filled]]
-        places[filled, 1] = stops[bounds[1:][filled] - 1]
+        spans = np.zeros((documents - 1, 2), np.int64)
+        spans[filled, 0] = pointers[bounds[:-1][filled]]
+        spans[filled, 1] = stops[bounds[1:][filled] - 1]
         inner = np.ones(max(0, sequences - 1), bool)
         inner[bounds[1:-1][(bounds[1:-1] > 0) & (bounds[1:-1] < sequences)] - 1] = False
         if np.any((pointers[1:] != stops[:-1]) & inner):
             raise self.bad_index("has a document whose sequences do not follow each other")
-        return places, dtype
+        return spans, dtype
 
 
 class NmoeReader(ShardReader):
@@ -136,9 +135,9 @@ class NmoeReader(ShardReader):
         tokens = np.frombuffer(raw, "<u8", 2 * documents, 32).reshape(-1, 2)
         if tokens.size and int(tokens.max()) > size:
             raise self.bad_index("points behind the end of the data")
-        places = first + tokens.astype(np.int64) * dtype.itemsize
-        _check_within(self, places[:, 0], places[:, 1], first + size * dtype.itemsize)
-        return places, dtype
+        spans = first + tokens.astype(np.int64) * dtype.itemsize
+        _check_within(self, spans[:, 0], spans[:, 1], first + size * dtype.itemsize)
+        return spans, dtype
 
     def _npy_header(self) -> tuple[int, np.dtype, int]:
         """Where the data begins, its dtype, and how many elements there are."""

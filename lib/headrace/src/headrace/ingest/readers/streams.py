@@ -167,17 +167,17 @@ def lines_between(stream: IO[bytes], start: int, stop: int | None, block_bytes: 
     # at or after the byte before them.
     at = max(0, start - 1)
     stream.seek(at)
-    begun = start == 0
+    at_line_start = start == 0
     while block := stream.read(block_bytes):
         first = 0
-        if not begun:
+        if not at_line_start:
             end = block.find(b"\n")
             if end < 0:
                 at += len(block)
                 if stop is not None and at >= stop:  # no line begins in the slice
                     return
                 continue
-            first, begun = end + 1, True
+            first, at_line_start = end + 1, True
             if stop is not None and at + first >= stop:
                 return
         if stop is not None and at + len(block) >= stop:
@@ -348,8 +348,8 @@ def _fields(record: Any, raw: bytes) -> Any:
 
 def _charset(record: Any) -> str:
     kind = record.http_headers.get_header("Content-Type") if record.http_headers is not None else None
-    _, _, said = str(kind or "").lower().partition("charset=")
-    name = said.split(";")[0].strip(" \"'")
+    _, _, charset = str(kind or "").lower().partition("charset=")
+    name = charset.split(";")[0].strip(" \"'")
     try:
         # Codecs that turn bytes into text; Python has others ("hex", "zlib") that are none of a web page's.
         return name if name and codecs.lookup(name)._is_text_encoding else "utf-8"

@@ -93,12 +93,12 @@ def _unnested(into: Translation, data: dict[str, Any], prefix: str) -> dict[str,
     nested = {n for n, c in components.items() if isinstance(c, Mapping) and c.keys() & {"components", "configs"}}
     if not nested:
         return data
-    found: dict[str, Any] = {}
+    as_now: dict[str, Any] = {}
     shares: dict[str, dict[str, float]] = {}
     for name, value in components.items():
         path = f"{prefix}components.{name}"
         if name not in nested:
-            found[name], shares[name] = value, {name: 1.0}
+            as_now[name], shares[name] = value, {name: 1.0}
             continue
         inner = _data_of_today(into, mapping_at(value, path), f"{path}.")
         children = mapping_at(inner["components"], f"{path}.components")
@@ -115,14 +115,14 @@ def _unnested(into: Translation, data: dict[str, Any], prefix: str) -> dict[str,
         weights = {child: number_at(weight, f"{path}.train_weights.{child}") for child, weight in weights.items()}
         total = sum(weights.values())
         shares[name] = {f"{name}/{child}": weight / total for child, weight in weights.items() if weight}
-        found |= {f"{name}/{child}": one for child, one in children.items()}
+        as_now |= {f"{name}/{child}": one for child, one in children.items()}
         into.differs(path, f"a mixture within the mixture: its {len(children)} components share its weight")
-    weights, place = data.get("train_weights"), f"{prefix}train_weights"
+    weights, weights_path = data.get("train_weights"), f"{prefix}train_weights"
     if isinstance(weights, list):
-        weights = [[step, _spread(entry, shares, place)] for step, entry in points(weights, place)]
+        weights = [[step, _spread(entry, shares, weights_path)] for step, entry in points(weights, weights_path)]
     else:
-        weights = _spread(weights or dict.fromkeys(components, 1.0), shares, place)
-    return {**data, "components": found, "train_weights": weights}
+        weights = _spread(weights or dict.fromkeys(components, 1.0), shares, weights_path)
+    return {**data, "components": as_now, "train_weights": weights}
 
 
 def _spread(weights: object, shares: Mapping[str, Mapping[str, float]], path: str) -> dict[str, float]:

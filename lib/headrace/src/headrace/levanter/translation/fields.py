@@ -144,7 +144,7 @@ def points(value: object, path: str) -> list[tuple[int, Any]]:
         >>> points([[0, 32], {"start": 100, "value": 64}], "train_batch_size")
         [(0, 32), (100, 64)]
     """
-    found: list[tuple[int, Any]] = []
+    pairs: list[tuple[int, Any]] = []
     for number, entry in enumerate(cast("Sequence[Any]", value)):
         at = f"{path}[{number}]"
         if isinstance(entry, Mapping):
@@ -154,5 +154,5 @@ def points(value: object, path: str) -> list[tuple[int, Any]]:
             pair = tuple(entry) if isinstance(entry, list | tuple) and len(cast("list[Any]", entry)) == 2 else ()
         if len(pair) != 2 or not isinstance(pair[0], int):
             raise ConfigError("is not a step and a value", field=at, value=entry, cure="Write [1000, value].")
-        found.append((pair[0], pair[1]))
-    return found
+        pairs.append((pair[0], pair[1]))
+    return pairs

@@ -37,20 +37,20 @@ def component(
         into.missing(f"{path}.split", f"evaluation on the split {fields['split']!r} stays with Levanter")
     flat = flag_at(fields.get("flat_cache", False), f"{path}.flat_cache")
     result: dict[str, Any] = {"cache": base if flat else _join(base, "train")}
-    form, said = chosen(fields.get("format") or {}, FORMATS, "text", f"{path}.format")
-    if "mask_user_turns" in said:
-        said["mask_user_turns"] = flag_at(said["mask_user_turns"], f"{path}.format.mask_user_turns")
-    if form == "chat" and not said.get("mask_user_turns", True):
+    form, options = chosen(fields.get("format") or {}, FORMATS, "text", f"{path}.format")
+    if "mask_user_turns" in options:
+        options["mask_user_turns"] = flag_at(options["mask_user_turns"], f"{path}.format.mask_user_turns")
+    if form == "chat" and not options.get("mask_user_turns", True):
         result["loss_mask"] = "none"  # Levanter's caches have the mask all the same
     if fields.get("source") is not None:
         source = _source(into, fields["source"], f"{path}.source")
-        source |= _format(into, form, said, chat_template, f"{path}.format")
+        source |= _format(into, form, options, chat_template, f"{path}.format")
         result["source"] = source
     elif form != "text":
-        _format(into, form, said, chat_template, f"{path}.format")
-    pack = next((p for p in (fields.get("pack"), said.get("pack")) if p is not None), form == "chat")
+        _format(into, form, options, chat_template, f"{path}.format")
+    pack = next((p for p in (fields.get("pack"), options.get("pack")) if p is not None), form == "chat")
     if pack or form == "chat":  # a chat that is not packed is padded to a row of its own
-        result["packing"] = _packing(pack, said, path)
+        result["packing"] = _packing(pack, options, path)
         into.differs(
             f"{path}.pack",
             "neighbours are packed into rows as in Levanter, where a document that is dropped also ends its row;"
@@ -63,10 +63,10 @@ def _packing(pack: bool | int | str, said: Mapping[str, Any], path: str) -> dict
     """How documents share rows: Levanter's ``pack``, up to 64 documents or so many as it says, and what becomes of
     those that are longer than a row, its ``slice_strategy``.
     """
-    strategy, place = str(said.get("slice_strategy", "left")), f"{path}.format.slice_strategy"
+    strategy, field_path = str(said.get("slice_strategy", "left")), f"{path}.format.slice_strategy"
     policies = {"left": "truncate", "right": "truncate_start", "raise": "error", "drop": "drop"}
     if strategy not in policies:
-        raise ConfigError("is none of Levanter's", field=place, value=strategy, cure="left, right, raise or drop.")
+        raise ConfigError("is none of Levanter's", field=field_path, value=strategy, cure="left, right, raise or drop.")
     if not pack or pack == "pad":
         return {"algorithm": "next_fit", "long": "error", "max_documents": 1}
     most = 64 if pack is True else whole_at(pack, f"{path}.pack")
@@ -168,8 +168,10 @@ def concat(
     """A concatenation as one component over the caches of its children; None if it has none."""
     parts: list[dict[str, Any]] = []
     for child, raw in children.items():
-        place = f"{path}.children.{child}"
-        part = component(into, f"{name}/{child}", raw, cache_dir=cache_dir, chat_template=chat_template, path=place)
+        child_path = f"{path}.children.{child}"
+        part = component(
+            into, f"{name}/{child}", raw, cache_dir=cache_dir, chat_template=chat_template, path=child_path
+        )
         if part is not None:
             parts.append(part)
     if not parts:

@@ -79,16 +79,16 @@ def translate(raw: Mapping[str, Any], *, sizes: Sizes | None = None) -> Translat
 
 def _run(into: Translation, raw: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """The data config, and what a training config says of lengths, batches and steps."""
-    given = dict(raw)
-    if not isinstance(given.get("data"), Mapping):
-        others = [name for name in given if name in (*TRAINING, "type")]  # a type: a model or an optimizer
+    fields = dict(raw)
+    if not isinstance(fields.get("data"), Mapping):
+        others = [name for name in fields if name in (*TRAINING, "type")]  # a type: a model or an optimizer
         if others:
             raise ConfigError("is missing", field="data", cure=f"There is {others[0]}, but no data config beside it.")
         into.differs("train_seq_len", "not in a data config: set seq_len, batch_size and num_steps as the trainer has")
-        return given, ""
-    trainer = mapping_at(given.get("trainer") or {}, "trainer")
-    model = mapping_at(given.get("model") or {}, "model")
-    length = given.get("train_seq_len") or model.get("max_seq_len") or model.get("seq_len")
+        return fields, ""
+    trainer = mapping_at(fields.get("trainer") or {}, "trainer")
+    model = mapping_at(fields.get("model") or {}, "model")
+    length = fields.get("train_seq_len") or model.get("max_seq_len") or model.get("seq_len")
     if length is None:
         into.differs("train_seq_len", "not said, so it is the model's own: set seq_len")
     else:
@@ -102,15 +102,15 @@ def _run(into: Translation, raw: Mapping[str, Any]) -> tuple[dict[str, Any], str
         into.differs("trainer.train_batch_size", "not said in rows: set batch_size as the trainer has it")
     if trainer.get("num_train_steps") is not None:
         into.config["num_steps"] = whole_at(trainer["num_train_steps"], "trainer.num_train_steps")
-    if fraction := given.get("validation_split_fraction"):
+    if fraction := fields.get("validation_split_fraction"):
         into.config["validation"] = {"fraction": number_at(fraction, "validation_split_fraction")}
         into.differs(
             "validation_split_fraction",
             "whole blocks of each component, by a keyed hash; Levanter evaluates",
         )
-    seed = given.get("data_seed")
+    seed = fields.get("data_seed")
     into.config["seed"] = whole_at(trainer.get("seed") or 0 if seed is None else seed, "data_seed or trainer.seed")
-    return mapping_at(given["data"], "data"), "data."
+    return mapping_at(fields["data"], "data"), "data."
 
 
 def _components(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
@@ -141,13 +141,15 @@ def _components(into: Translation, data: Mapping[str, Any], prefix: str) -> None
 
 def _stages_of(data: Mapping[str, Any], raw: Mapping[str, Any], prefix: str) -> list[tuple[int, dict[str, float]]]:
     """Weights from each step on, as floats."""
-    given, path = data.get("train_weights"), f"{prefix}train_weights"
+    by_step, path = data.get("train_weights"), f"{prefix}train_weights"
     pairs = (
-        points(given, path) if isinstance(given, list) else [(0, dict.fromkeys(raw, 1.0) if given is None else given)]
+        points(by_step, path)
+        if isinstance(by_step, list)
+        else [(0, dict.fromkeys(raw, 1.0) if by_step is None else by_step)]
     )
     stages: list[tuple[int, dict[str, float]]] = []
     for number, (step, weights) in enumerate(pairs):
-        at = f"{path}[{number}]" if isinstance(given, list) else path
+        at = f"{path}[{number}]" if isinstance(by_step, list) else path
         named = mapping_at(weights, at)
         for name, weight in named.items():
             if name not in raw:
@@ -183,19 +185,21 @@ def _weights(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
 def _keeps_documents_apart(into: Translation, data: Mapping[str, Any], prefix: str) -> bool:
     """Whether attention ends with a document: Levanter goes by packs and by an end of text, which ready ids lack."""
     apart = flag_at(data.get("block_cross_document_attention", True), f"{prefix}block_cross_document_attention")
-    known = data.get("tokenizer") != "passthrough" or any("packing" in c for c in into.config["components"].values())
-    return apart and known
+    has_boundaries = data.get("tokenizer") != "passthrough" or any(
+        "packing" in c for c in into.config["components"].values()
+    )
+    return apart and has_boundaries
 
 
 def _shuffle(into: Translation, data: Mapping[str, Any], prefix: str) -> Any:
-    path, given = f"{prefix}shuffle", data.get("shuffle", _SHUFFLE)
-    if isinstance(given, bool | int):
-        if given and data.get("permutation_type", "feistel") != "feistel":
+    path, shuffle = f"{prefix}shuffle", data.get("shuffle", _SHUFFLE)
+    if isinstance(shuffle, bool | int):
+        if shuffle and data.get("permutation_type", "feistel") != "feistel":
             into.missing(f"{prefix}permutation_type", f"full shuffles are Feistel's, not {data['permutation_type']!r}")
-        if given is True:
+        if shuffle is True:
             into.differs(path, "a full shuffle reads a chunk for each row; leave shuffle out to read each about once")
-        return given
-    fields = mapping_at(given, path)
+        return shuffle
+    fields = mapping_at(shuffle, path)
     check_known(fields, SHUFFLE, path)
     into.differs(
         path,
@@ -289,15 +293,15 @@ def _limits(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
         else:
             into.config["components"][name]["subset"] = {"rows": rows, **_subset_choice(into)}
             into.differs(path, f"a subset of {rows:,} rows, again and again; {WHICH_ROWS}")
-    held = mapping_at(data.get("num_validation_sequences") or {}, f"{prefix}num_validation_sequences")
-    for name, rows in held.items():
+    held_out = mapping_at(data.get("num_validation_sequences") or {}, f"{prefix}num_validation_sequences")
+    for name, rows in held_out.items():
         into.missing(
             f"{prefix}num_validation_sequences.{name}",
             f"{rows} rows held out of this component alone: validation: {{one_in: N}} holds one block in N out of every"
             " component, disjoint by construction; the whole component is trained on unless you set it",
             decides=True,
         )
-    if held and "shuffle_before_trainval_split" in data:
+    if held_out and "shuffle_before_trainval_split" in data:
         into.differs(
             f"{prefix}shuffle_before_trainval_split", "blocks are held out by a keyed hash, which keeps reads local"
         )

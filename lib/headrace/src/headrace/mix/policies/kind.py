@@ -107,8 +107,8 @@ def stage_weights(inputs: PolicyInputs, policy: str, *, limits: bool = False) ->
         "limits": not limits and any(limit is not None for limit in inputs.limits),
         "largest shares": bool(inputs.stages[0].max_share),
     }
-    for what, asked in unknown.items():
-        if asked:
+    for what, setting in unknown.items():
+        if setting:
             raise ConfigError(f"knows no {what}", field="policy", value=policy, cure="Use policy: quota.")
     if not blend.is_constant:
         problem = "knows constant weights only, and these change with the step"

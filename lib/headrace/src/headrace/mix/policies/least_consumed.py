@@ -136,9 +136,9 @@ class LeastConsumedPlan(SequencePolicy[PlanState]):
             if None in (samples := [self._samples[d] for d in members]):
                 continue
             drawn = self.counts_before(first) if first else np.zeros(self.components, np.int64)
-            left = sum(n - int(drawn[d]) for d, n in zip(members, samples, strict=True) if n is not None)
-            if stop is None or left < stop - first:
-                return first + left
+            remaining = sum(n - int(drawn[d]) for d, n in zip(members, samples, strict=True) if n is not None)
+            if stop is None or remaining < stop - first:
+                return first + remaining
         return None
 
     def walk(self, state: PlanState, first: int, n: int) -> tuple[list[int], PlanState]:

@@ -58,16 +58,16 @@ class LeastConsumed:
             raise ConfigError("is no baseline", field="baseline", value=baseline, cure="Use 'live' or 'saved'.")
         self.specs = tuple(specs)
         self._rng = random.Random(seed)
-        self.rows, counted, seeded = _read_state(state)
-        self.tokens: dict[str, int] = dict(counted)
+        self.rows, tokens, seeded = _read_state(state)
+        self.tokens: dict[str, int] = dict(tokens)
         for spec in (*specs, *self.rows):
             self.rows.setdefault(spec, 0)
             self.tokens.setdefault(spec, 0)
         exhausted = _exhausted(state)
         self._active = [d for d, spec in enumerate(specs) if spec not in exhausted] or list(range(len(specs)))
-        known = [counted[s] for s in (counted if baseline == "saved" else self._live()) if s in counted]
-        smallest = min(known or counted.values(), default=0)  # no token offsets at all: an old state, all start at 0
-        new = {spec for spec in specs if spec not in counted} if smallest > 0 else set[str]()
+        present = [tokens[s] for s in (tokens if baseline == "saved" else self._live()) if s in tokens]
+        smallest = min(present or tokens.values(), default=0)  # no token offsets at all: an old state, all start at 0
+        new = {spec for spec in specs if spec not in tokens} if smallest > 0 else set[str]()
         for spec in new | (seeded & self.tokens.keys()):
             self.tokens[spec] = max(self.tokens[spec], smallest)
         self.seeded: list[str] = sorted(seeded | new)
@@ -276,6 +276,6 @@ def cap_resume_rows(rows: Mapping[str, int], totals: Mapping[str, int]) -> dict[
         >>> cap_resume_rows({"a": 25, "b": 13, "old": 3}, {"a": 10, "b": 12})
         {'a': 10, 'b': 1, 'old': 3}
     """
-    known = {s: totals[s] for s in rows if totals.get(s)}
-    passes = min((rows[s] // n for s, n in known.items()), default=0)
-    return {s: min(r - passes * known[s], known[s]) if s in known else r for s, r in rows.items()}
+    capped = {s: totals[s] for s in rows if totals.get(s)}
+    passes = min((rows[s] // n for s, n in capped.items()), default=0)
+    return {s: min(r - passes * capped[s], capped[s]) if s in capped else r for s, r in rows.items()}

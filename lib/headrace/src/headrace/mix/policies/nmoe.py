@@ -104,11 +104,11 @@ class StagePlan:
             raise ConfigError("needs at least one stage, names distinct", field="stages", value=names)
         check_at_least("example_tokens", example_tokens)
         self.stages, self.example_tokens = tuple(stages), example_tokens
-        found = tuple(dict.fromkeys(name for s in stages for name in s.weights))
-        self.names: tuple[str, ...] = found if names is None else tuple(names)
+        sources = tuple(dict.fromkeys(name for s in stages for name in s.weights))
+        self.names: tuple[str, ...] = sources if names is None else tuple(names)
         """All sources, in the order in which they are numbered."""
-        if len(set(self.names)) != len(self.names) or set(found) != set(self.names):
-            cure = f"Give {found}."
+        if len(set(self.names)) != len(self.names) or set(sources) != set(self.names):
+            cure = f"Give {sources}."
             raise ConfigError("are not those of the stages", field="names", value=list(self.names), cure=cure)
         self.examples: tuple[int, ...] = tuple(s.tokens // example_tokens for s in stages)
         """Examples of each stage."""
@@ -334,9 +334,9 @@ class SmoothRoundRobin(SequencePolicy[tuple[int, ...]]):
         return np.concatenate(parts)
 
     def counts_before(self, index: int) -> Int64[np.ndarray, " d"]:
-        rounds, place = divmod(self._checked(index), self.period)
+        rounds, offset = divmod(self._checked(index), self.period)
         per_period = np.array(self.weights_fp, np.int64) // math.gcd(*self.weights_fp)
-        return rounds * per_period + super().counts_before(place)
+        return rounds * per_period + super().counts_before(offset)
 
     def walk_to(self, step: int, watch: Watch) -> None:
         """Nothing: one period is all that is ever walked."""

@@ -95,8 +95,8 @@ class SequencePolicy(MixingPolicy, Generic[State]):
 
     def state_at(self, index: int) -> State:
         """State before the example ``index``."""
-        stretch, place = divmod(self._checked(index), STRETCH)
-        return self.walk(self._before(stretch)[0], stretch * STRETCH, place)[1]
+        stretch, offset = divmod(self._checked(index), STRETCH)
+        return self.walk(self._before(stretch)[0], stretch * STRETCH, offset)[1]
 
     def sequence(self, first: int, stop: int) -> Int32[np.ndarray, " n"]:
         """Components of the examples ``first .. stop``, cut at the end of the sequence."""
@@ -120,10 +120,12 @@ class SequencePolicy(MixingPolicy, Generic[State]):
 
     def counts_before(self, index: int) -> Int64[np.ndarray, " d"]:
         """Examples of each component before the global example ``index``."""
-        stretch, place = divmod(self._checked(index), STRETCH)
+        stretch, offset = divmod(self._checked(index), STRETCH)
         counts = self._before(stretch)[1]
         return (
-            counts + np.bincount(self._stretch(stretch)[:place], minlength=self.components) if place else counts.copy()
+            counts + np.bincount(self._stretch(stretch)[:offset], minlength=self.components)
+            if offset
+            else counts.copy()
         )
 
     def check_limits(self, step: int) -> None:
@@ -154,9 +156,9 @@ class SequencePolicy(MixingPolicy, Generic[State]):
 
     def walk_to(self, step: int, watch: Watch) -> None:
         total = self.batch.rows_at(step)[0]
-        for done in (*range(_WATCHED, total, _WATCHED), total):
-            self.counts_before(done)
-            watch(done, total)
+        for reached in (*range(_WATCHED, total, _WATCHED), total):
+            self.counts_before(reached)
+            watch(reached, total)
 
     def supply(self) -> Int64[np.ndarray, " d"]:
         return np.full(self.components, UNLIMITED) if self.length is None else self.counts_before(self.length)

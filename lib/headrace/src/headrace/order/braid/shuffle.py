@@ -182,17 +182,17 @@ class BraidShuffle(Order):
         for strands, extra in ((int(self._spec.regular[0]), False), (int(self._spec.extra[0]), True)):
             draws = int(self._count(np.array([drawn], np.uint64), epoch, extra)[0])
             if draws <= 3 * strands:
-                places = self._places(np.arange(draws), epoch, extra)
-                start += [places.place, places.single]
-                stop += [places.place + 1, places.single + 1]
+                spots = self._places(np.arange(draws), epoch, extra)
+                start += [spots.place, spots.single]
+                stop += [spots.place + 1, spots.single + 1]
                 continue
             # Fewer than `strands` draws belong to no strand, the last ones of an epoch
             first = self._places(np.arange(strands), epoch, extra)
             last = self._places(np.arange(draws - 1, draws - 2 * strands - 1, -1), epoch, extra)
             at, of = np.argsort(first.strand), np.unique(last.strand, return_index=True)[1]
-            begin, end, place, upto = first.begin[at], first.end[at], first.place[at], last.place[of] + 1
-            round_again = upto <= place
-            start += [place, begin[round_again], last.single]
+            begin, end, nth, upto = first.begin[at], first.end[at], first.place[at], last.place[of] + 1
+            round_again = upto <= nth
+            start += [nth, begin[round_again], last.single]
             stop += [np.where(round_again, end, upto), upto[round_again], last.single + 1]
         block = int(self._spec.block[0])
         return Intervals(np.concatenate(start) // block, -(-np.concatenate(stop) // block))
@@ -208,16 +208,16 @@ class BraidShuffle(Order):
         low, high = np.zeros(nth.size, np.uint64), np.full(nth.size, self.length, np.uint64)
         while (low < high).any():  # bisect
             middle = (low + high) >> _ONE
-            before = self._count(middle + _ONE, epoch, extra) <= nth.astype(np.uint64)
-            low, high = np.where(before & (low < high), middle + _ONE, low), np.where(before, high, middle)
+            enough = self._count(middle + _ONE, epoch, extra) <= nth.astype(np.uint64)
+            low, high = np.where(enough & (low < high), middle + _ONE, low), np.where(enough, high, middle)
         d = place_draws(low, np.full(nth.size, epoch, np.uint64), self._spec)
         at = find_strands(low, d, self._spec)
-        place = virtual_places(at, d.key, self._spec).view(np.int64)
-        held = at.late < 0
+        virtual = virtual_places(at, d.key, self._spec).view(np.int64)
+        on_strand = at.late < 0
         begin = skip_left_over(at.start, at) + at.base
         end = skip_left_over(at.start + np.maximum(at.length, _ONE) - _ONE, at) + at.base + _ONE
-        of_strands = (x[held].astype(np.int64) for x in (at.strand, begin, place, end))
-        return _Places(*of_strands, single=place[~held])
+        of_strands = (x[on_strand].astype(np.int64) for x in (at.strand, begin, virtual, end))
+        return _Places(*of_strands, single=virtual[~on_strand])
 
     def _draw(self, i: np.ndarray, epoch: np.ndarray | None) -> Draw:
         epoch = np.zeros_like(i) if epoch is None else epoch

@@ -168,8 +168,8 @@ def _periods(laps: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarr
     """Binary places of each lap, and draws of ``2**bits`` laps."""
     bits = lap_bits(laps)
     period = np.rint(laps * (1 << bits)).astype(np.int64)
-    whole = (period & ((1 << bits) - 1) == 0) & (counts % np.maximum(period >> bits, 1) > 0)
-    return bits, period + np.sign(laps - np.rint(laps)).astype(np.int64) * whole  # laps that are whole only in these
+    is_whole = (period & ((1 << bits) - 1) == 0) & (counts % np.maximum(period >> bits, 1) > 0)
+    return bits, period + np.sign(laps - np.rint(laps)).astype(np.int64) * is_whole  # laps that are whole only in these
 
 
 def _undivided(lap: int, strands: int) -> ConfigError:
@@ -240,8 +240,8 @@ class Placed(NamedTuple):
 
 def place_blocks(block: UInt64[np.ndarray, " m"], key: UInt64[np.ndarray, "*#m"], s: BraidSpec) -> Placed:
     """Where blocks of an epoch's sequence lie, in the epoch of a key. The partial block at the end stays there."""
-    within = np.minimum(block, s.full_blocks - _ONE).view(np.int64)
-    outer = permute(within, s.full_blocks, fold(key, BLOCK)).view(np.uint64)
+    full_block = np.minimum(block, s.full_blocks - _ONE).view(np.int64)
+    outer = permute(full_block, s.full_blocks, fold(key, BLOCK)).view(np.uint64)
     first = np.where(block >= s.full_blocks, s.full_blocks, outer) * s.block
     return Placed(first, fold(fold(key, _INSIDE), block))
 
@@ -270,12 +270,12 @@ class PlacedBlocks:
 
     def of(self, key: np.ndarray, rows: int) -> Placed | None:
         """The table of the epoch of this key; None if it is not worth it (yet). ``rows`` are about to be mapped."""
-        epoch, held = int(key[0]), self._held
-        if held is not None and held[0] == epoch:
-            return held[1]
-        asked = rows + (self._asked[1] if self._asked[0] == epoch else 0)
-        self._asked = (epoch, asked)
-        if asked < self.entries or not self.entries:
+        epoch, cached = int(key[0]), self._held
+        if cached is not None and cached[0] == epoch:
+            return cached[1]
+        total_rows = rows + (self._asked[1] if self._asked[0] == epoch else 0)
+        self._asked = (epoch, total_rows)
+        if total_rows < self.entries or not self.entries:
             return None
         every = np.arange(self.entries, dtype=np.uint64)
         if self._spec.whole[0]:

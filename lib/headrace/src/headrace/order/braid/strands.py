@@ -126,9 +126,9 @@ def _fitting_laps(lengths: np.ndarray, shares: np.ndarray, usual: np.ndarray, ba
     bits = lap_bits(base * usual)
     one = 1 << bits
     units = np.maximum(np.rint(base * usual * one).astype(np.int64), one >> LAP_BITS)
-    whole = -(-units // one)
-    wanted = np.where(usual == shares, total // base, np.rint(total * shares * one / units).astype(np.int64))
-    depth = np.maximum(np.minimum(wanted, lengths // whole), 1)
+    laps = -(-units // one)
+    target = np.where(usual == shares, total // base, np.rint(total * shares * one / units).astype(np.int64))
+    depth = np.maximum(np.minimum(target, lengths // laps), 1)
     strands = -(-units * depth >> bits)
     short = strands > lengths  # less than one batch: every example a strand
     return StrandPlan(np.where(short, lengths, strands), np.where(short, lengths, units / one))
@@ -141,11 +141,11 @@ def apportion(shares: Float64[np.ndarray, " d"], total: int) -> Int64[np.ndarray
         >>> apportion(np.array([0.5, 0.3, 0.2]), 7).tolist()
         [4, 2, 1]
     """
-    wanted = total * shares
-    whole = np.floor(wanted + 1e-9).astype(np.int64)
-    left = int(np.rint(wanted.sum())) - int(whole.sum())
-    whole[np.argsort(whole - wanted, kind="stable")[: max(left, 0)]] += 1
-    return whole
+    exact = total * shares
+    counts = np.floor(exact + 1e-9).astype(np.int64)
+    remainder = int(np.rint(exact.sum())) - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[: max(remainder, 0)]] += 1
+    return counts
 
 
 def _within_bytes(

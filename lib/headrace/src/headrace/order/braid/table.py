@@ -59,23 +59,23 @@ def count_laps(x: np.ndarray, s: BraidSpec) -> tuple[np.ndarray, np.ndarray]:
     periods = x // s.period
     inside = x - periods * s.period
     lap = (((inside + _ONE) << s.bits) - _ONE) // s.period
-    place = inside - ((lap * s.period) >> s.bits)
+    offset = inside - ((lap * s.period) >> s.bits)
     lap += periods << s.bits
-    return lap * s.cells + np.minimum(place, s.cells), place
+    return lap * s.cells + np.minimum(offset, s.cells), offset
 
 
 def place_draws(i: np.ndarray, epoch: np.ndarray, s: BraidSpec) -> Draw:
     """Where in the laps the positions of epochs are."""
     # Epoch e begins with draw e * n of the run, taken modulo the period and 2**21 epochs
     begin = (s.begin * (epoch & _EPOCHS)) % s.period
-    visits, place = count_laps(begin + i, s)
-    cell = np.maximum(place, s.first) - s.first
+    visits, offset = count_laps(begin + i, s)
+    cell = np.maximum(offset, s.first) - s.first
     cell *= s.step
     cell += s.shift
     cell %= s.ring
     cell += s.first
-    cell *= place >= s.first  # place 0 keeps cell 0 if that one comes and goes
-    return Draw(fold(s.key, epoch), begin, visits, place, place >= s.cells, cell)
+    cell *= offset >= s.first  # place 0 keeps cell 0 if that one comes and goes
+    return Draw(fold(s.key, epoch), begin, visits, offset, offset >= s.cells, cell)
 
 
 def locality_of(d: Draw, s: BraidSpec) -> np.ndarray:
@@ -101,13 +101,13 @@ class Spot(NamedTuple):
 
 def find_strands(i: np.ndarray, d: Draw, s: BraidSpec) -> Spot:
     """Strand of each draw. Draws of cells, and extra draws, each go round their own strands from the epoch's begin."""
-    before, after = count_laps(d.begin, s)[0], count_laps(d.begin + s.n, s)[0]
-    regular = after - before
-    mine = d.visits - before
+    first_visit, end_visit = count_laps(d.begin, s)[0], count_laps(d.begin + s.n, s)[0]
+    regular = end_visit - first_visit
+    own_visits = d.visits - first_visit
     # Where no lap has an extra draw, numbers of the braid stay single numbers, which are far cheaper to divide by
     extra = bool(d.extra.any())
     either = np.where if extra else _second
-    draw = either(d.extra, i - mine, mine)
+    draw = either(d.extra, i - own_visits, own_visits)
     draws = either(d.extra, s.n - regular, regular)
     # Extra draws have a cell for each of their strands
     cells, depth = either(d.extra, s.extra, s.cells), either(d.extra, _ONE, s.depth)
@@ -133,7 +133,7 @@ def find_strands(i: np.ndarray, d: Draw, s: BraidSpec) -> Spot:
     over = np.where(short, rest - longer * cells, 0)
     return Spot(
         strand=strand + s.regular * d.extra,
-        rounds_before=either(d.extra, d.begin - before, before) // strands,
+        rounds_before=either(d.extra, d.begin - first_visit, first_visit) // strands,
         turn=turn,
         start=np.where(
             short, strand * rounds + cell * longer + longer_before, visit * rounds + np.minimum(visit, rest)
@@ -165,28 +165,28 @@ def virtual_places(at: Spot, key: np.ndarray, s: BraidSpec) -> np.ndarray:
     # A strand changes blocks when its virtual place is a multiple of the block: spread that, not the phase itself. It
     # begins at one of its first blocks and so comes round to its begin, which cuts two blocks, near the epoch's end.
     spread = (at.strand * GOLDEN32 + s.spread) & _LOW32
-    within = (spread + (key & _LOW32) * s.keyed) & _LOW32  # of strands that are shorter than a block
-    inside, wanted = skip_left_over(at.start, at) % s.block, (((spread * s.block) >> _S32) + at.rounds_before) % s.block
+    offsets = (spread + (key & _LOW32) * s.keyed) & _LOW32  # of strands that are shorter than a block
+    inside, target = skip_left_over(at.start, at) % s.block, (((spread * s.block) >> _S32) + at.rounds_before) % s.block
     blocks = at.length // s.block
     turned = ((((at.strand * _PLASTIC32 + (key >> _S32)) & _LOW32) * np.minimum(blocks, _LAST)) >> _S32) * s.block
     phase = np.where(
         blocks > 0,
-        wanted - inside + s.block * (wanted < inside) + turned,
-        (within * np.minimum(at.length, s.block)) >> _S32,
+        target - inside + s.block * (target < inside) + turned,
+        (offsets * np.minimum(at.length, s.block)) >> _S32,
     )
     offset = at.turn + phase
     offset -= at.length * (offset >= at.length)
-    place = skip_left_over(at.start + offset, at)
+    virtual = skip_left_over(at.start + offset, at)
     last = np.flatnonzero(at.late >= 0)
     if last.size:
-        over, draws = (np.broadcast_to(x, place.shape)[last] for x in (at.over, at.draws))
+        over, draws = (np.broadcast_to(x, virtual.shape)[last] for x in (at.over, at.draws))
         blocks = np.minimum(np.maximum(draws // (s.block if s.block.size == 1 else s.block[last]), _ONE), over)
         k = _transposed(at.late[last].view(np.uint64), over, blocks)[0] + _ONE
         gap = draws // over
         uneven = np.where(draws < _EXACT, draws - gap * over, 0)
-        place[last] = k * gap + k * uneven // over - _ONE
-    place += at.base
-    return place
+        virtual[last] = k * gap + k * uneven // over - _ONE
+    virtual += at.base
+    return virtual
 
 
 def skip_left_over(x: np.ndarray, at: Spot) -> np.ndarray:
@@ -203,23 +203,23 @@ def _rows(i: np.ndarray, d: Draw, s: BraidSpec, placed: Placed | None) -> np.nda
     if s.whole.all():
         return permute_whole(virtual, d.key, s.n) if placed is None else placed.first[virtual]
     block = virtual // s.block
-    place = virtual - block * s.block
+    offset = virtual - block * s.block
     if placed is None:
         first, keyed = place_blocks(block, d.key, s)
     else:
         first, keyed = placed.first[block], placed.keyed[block]
     in_tail = block >= s.full_blocks
     size, step = np.where(in_tail, s.tail, s.block), np.where(in_tail, s.tail_step, s.block_step)
-    inner = (place * step + ((keyed >> _S32) * size >> _S32)) % size
+    inner = (offset * step + ((keyed >> _S32) * size >> _S32)) % size
     if s.keyed.all():
         rows = first + scatter(inner, size, keyed)
     else:
         rows = first + np.where(keyed & _ONE, size - _ONE - inner, inner)
         if s.keyed.any():
             rows = np.where(s.keyed > 0, first + scatter(inner, size, keyed), rows)
-    whole = np.flatnonzero(s.whole)
-    if whole.size:
-        rows[whole] = permute_whole(virtual[whole], d.key if d.key.size == 1 else d.key[whole], s.n[whole])
+    permuted = np.flatnonzero(s.whole)
+    if permuted.size:
+        rows[permuted] = permute_whole(virtual[permuted], d.key if d.key.size == 1 else d.key[permuted], s.n[permuted])
     return rows
 
 
@@ -268,7 +268,7 @@ def braid(
         >>> sorted(rows.tolist()) == list(range(10))
         True
     """
-    places, rows = i.astype(np.uint64), np.empty(i.shape, np.int64)
+    ordinals, rows = i.astype(np.uint64), np.empty(i.shape, np.int64)
     epochs, where = epoch.astype(np.uint64), np.empty(i.shape, np.float64)
     for lo in range(0, i.size, _SLICE):
         part = slice(lo, lo + _SLICE)
@@ -276,9 +276,9 @@ def braid(
         of_part = epochs[part]
         if (of_part == of_part[0]).all():  # the rule: what depends on the epoch alone is computed once
             of_part = of_part[:1]
-        d = place_draws(places[part], of_part, s)
-        placed = blocks.of(d.key, places[part].size) if blocks is not None and d.key.size == 1 else None
-        rows[part] = _rows(places[part], d, s, placed).view(np.int64)
+        d = place_draws(ordinals[part], of_part, s)
+        placed = blocks.of(d.key, ordinals[part].size) if blocks is not None and d.key.size == 1 else None
+        rows[part] = _rows(ordinals[part], d, s, placed).view(np.int64)
         where[part] = locality_of(d, s)
     return rows, where
 

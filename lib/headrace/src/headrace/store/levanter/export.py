@@ -116,9 +116,9 @@ def array_metadata(dtype: np.dtype[Any]) -> dict[str, Any]:
 def _ledger(cache: TokenCache, form: Form) -> dict[str, Any]:
     leaves = [cache.leaf(name) for name in (TOKENS, *cache.leaves)]
     tokenizer = cache.ledger.tokenizer
-    said = {"tokenizer": tokenizer.get("path", "unknown"), "vocab_size": tokenizer["vocab_size"]}
-    said |= {f"append_{role}": tokenizer.get(f"{role}_id") is not None for role in ("bos", "eos")}
-    kept = {"tokenizer": tokenizer, "fingerprint": cache.fingerprint}
+    preprocessor = {"tokenizer": tokenizer.get("path", "unknown"), "vocab_size": tokenizer["vocab_size"]}
+    preprocessor |= {f"append_{role}": tokenizer.get(f"{role}_id") is not None for role in ("bos", "eos")}
+    own_fields = {"tokenizer": tokenizer, "fingerprint": cache.fingerprint}
     names = [_shard_name(k) for k in range(len(cache.parts))] if form == "sharded" else [""]
     rows = cache.part_documents.tolist() if form == "sharded" else [cache.num_documents]
 
@@ -133,7 +133,7 @@ def _ledger(cache: TokenCache, form: Form) -> dict[str, Any]:
         "field_counts": {leaf.name: leaf.num_elements for leaf in leaves} if names else {},
         "field_counts_by_shard": {n: counts(k) for k, n in enumerate(names)} if form == "sharded" else {},
         "layout": form,
-        "metadata": {"preprocessor_metadata": {**said, "headrace": kept}},
+        "metadata": {"preprocessor_metadata": {**preprocessor, "headrace": own_fields}},
     }
 
 
@@ -164,9 +164,9 @@ def _check_vacant(output: str) -> None:
     url = files.join(output, LEDGER_NAME)
     raw = files.read_bytes(url)
     if raw is not None:
-        begun = json.loads(raw)
-        ours = "headrace" in begun.get("metadata", {}).get("preprocessor_metadata", {})
-        if begun.get("is_finished") or not ours:
+        old_ledger = json.loads(raw)
+        is_headrace = "headrace" in old_ledger.get("metadata", {}).get("preprocessor_metadata", {})
+        if old_ledger.get("is_finished") or not is_headrace:
             raise CacheError(
                 "holds a cache of Levanter already", field="output", value=output, cure="Choose a new folder."
             )

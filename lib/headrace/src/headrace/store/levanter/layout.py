@@ -212,8 +212,8 @@ class _Shard:
     counts: dict[str, int]
 
     def record(self, dtypes: Mapping[str, str]) -> PartRecord:
-        said = json.dumps([self.rows, sorted(self.counts.items()), dtypes[TOKENS]])
-        digest = f"levanter:{hashlib.sha256(said.encode()).hexdigest()}"
+        summary = json.dumps([self.rows, sorted(self.counts.items()), dtypes[TOKENS]])
+        digest = f"levanter:{hashlib.sha256(summary.encode()).hexdigest()}"
         leaves = {n: LeafRecord(self.counts.get(n, 0), f"levanter:{dtypes[n]}") for n in dtypes if n != TOKENS}
         return PartRecord(self.name, self.rows, self.counts[TOKENS], digest, leaves=leaves)
 
@@ -293,8 +293,8 @@ def _tokenizer_record(
     parts: Sequence[PartRecord],
 ) -> dict[str, Any]:
     """What is known of the tokenizer: what headrace wrote, if it did, or what Levanter keeps of it."""
-    if isinstance(kept := said.get("headrace"), dict):
-        return {**kept["tokenizer"], "file": None}
+    if isinstance(own_record := said.get("headrace"), dict):
+        return {**own_record["tokenizer"], "file": None}
     name = str(said.get("tokenizer", UNNAMED))
     sure = json.dumps([name, said.get("vocab_size"), said.get("append_bos"), said.get("append_eos")])
     eos_id = _last_of_first(path, layouts, parts) if said.get("append_eos") and parts else None
