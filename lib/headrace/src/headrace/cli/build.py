@@ -5,24 +5,27 @@ from __future__ import annotations
 import json
 import shlex
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.append import Encoder, append_as_typed
 from headrace.cli.build_options import (
-    FIM,
-    STORAGE,
     TOKENIZER,
     AppendOption,
     BosOption,
     ChatTemplateOption,
+    ChunkTokensOption,
+    CompressionOption,
     DtypeOption,
     EngineOption,
     EosOption,
     ExtensionOption,
     FieldOption,
     FimOption,
+    FimRateOption,
+    FimSeedOption,
+    FimSpmRateOption,
     FormatOption,
     HashSourcesOption,
     KindOption,
@@ -73,20 +76,12 @@ def command(
     mask: MaskOption = "generation",
     mask_role: MaskRoleOption = None,
     fim: FimOption = None,
-    fim_rate: Annotated[
-        float, typer.Option(help="With --fim, the share of the documents that are rearranged.", rich_help_panel=FIM)
-    ] = 0.5,
-    fim_spm_rate: Annotated[
-        float, typer.Option(help="Share of these that have the suffix first.", rich_help_panel=FIM)
-    ] = 0.5,
-    fim_seed: Annotated[int, typer.Option(help="Another seed cuts documents elsewhere.", rich_help_panel=FIM)] = 0,
+    fim_rate: FimRateOption = 0.5,
+    fim_spm_rate: FimSpmRateOption = 0.5,
+    fim_seed: FimSeedOption = 0,
     extension: ExtensionOption = None,
-    chunk_tokens: Annotated[
-        int, typer.Option(help="Tokens in a chunk, the unit of reading.", rich_help_panel=STORAGE)
-    ] = 65536,
-    compression: Annotated[
-        Literal["none", "zstd"], typer.Option(help="How chunks are stored.", rich_help_panel=STORAGE)
-    ] = "none",
+    chunk_tokens: ChunkTokensOption = 65536,
+    compression: CompressionOption = "none",
     dtype: DtypeOption = None,
     part_bytes: PartBytesOption = 64 << 20,
     engine: EngineOption = "auto",

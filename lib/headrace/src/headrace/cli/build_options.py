@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -119,9 +119,22 @@ FimOption = Annotated[
         rich_help_panel=FIM,
     ),
 ]
+FimRateOption = Annotated[
+    float, typer.Option(help="With --fim, the share of the documents that are rearranged.", rich_help_panel=FIM)
+]
+FimSpmRateOption = Annotated[
+    float, typer.Option(help="Share of these that have the suffix first.", rich_help_panel=FIM)
+]
+FimSeedOption = Annotated[int, typer.Option(help="Another seed cuts documents elsewhere.", rich_help_panel=FIM)]
 ExtensionOption = Annotated[
     list[str] | None,
     typer.Option(help="Ending of the files to take from folders, e.g. .py (repeatable).", metavar=".EXT"),
+]
+ChunkTokensOption = Annotated[
+    int, typer.Option(help="Tokens in a chunk, the unit of reading.", rich_help_panel=STORAGE)
+]
+CompressionOption = Annotated[
+    Literal["none", "zstd"], typer.Option(help="How chunks are stored.", rich_help_panel=STORAGE)
 ]
 DtypeOption = Annotated[
     str | None,

@@ -287,17 +287,15 @@ class PreferenceKind(MarkedKind):
                 " of messages"
             )
         answers = [check_messages(a, self._field_name(n)) for n, a in (("chosen", chosen), ("rejected", rejected))]
-        prompt_messages = self._asked_messages(prompt)
-        if prompt_messages is None or all(
-            a[0]["role"] != "assistant" for a in answers
-        ):  # they hold their prompt themselves
+        turns = self._asked_messages(prompt)
+        if turns is None or all(a[0]["role"] != "assistant" for a in answers):  # they hold their prompt themselves
             shared = next((i for i, (a, b) in enumerate(zip(*answers, strict=False)) if a != b), min(map(len, answers)))
-            prompt_messages, answers = answers[0][:shared], [a[shared:] for a in answers]
-        if not prompt_messages or not all(answers):
+            turns, answers = answers[0][:shared], [a[shared:] for a in answers]
+        if not turns or not all(answers):
             raise BadRecordError("holds answers that share no prompt, or no answer after it")
-        question = self._chat().render(prompt_messages, ask=True)
+        question = self._chat().render(turns, ask=True)
         return tuple(
-            self._answer(record, question, [*prompt_messages, *answer], label)
+            self._answer(record, question, [*turns, *answer], label)
             for label, answer in zip((1, 0), answers, strict=True)
         )
 
