@@ -90,7 +90,7 @@ def measure_lines() -> Measure:
     largest = sorted(sizes.items(), key=lambda item: -item[1])
     return Measure(
         [
-            Bar("lines of the library", sum(sizes.values()), 64_790),  # docs/design says what they are for
+            Bar("lines of the library", sum(sizes.values()), 64_800),  # docs/design says what they are for
             Bar("lines of the median file", statistics.median(sizes.values()), 215),
             Bar("lines of the largest file", largest[0][1], 420, [f"{p}: {n} lines" for p, n in largest if n > 420]),
         ]
@@ -232,9 +232,9 @@ def measure_names() -> Measure:
     functions = [n.name.strip("_") for _, n in walk_nodes() if isinstance(n, FunctionNode)]
     bars: list[Bar] = []
     lists: dict[str, list[str]] = {}
-    for kind, names in (("assigned names", assigned), ("function names", functions)):
+    for kind, names, most in (("assigned names", assigned, 0.5), ("function names", functions, 1.4)):
         vague = collections.Counter(name for name in names if name.lower() in VAGUE)
-        bars.append(Bar(f"vague among {len(names):,} {kind}, per cent", 100 * vague.total() / len(names), None))
+        bars.append(Bar(f"vague among {len(names):,} {kind}, per cent", 100 * vague.total() / len(names), most))
         lists[f"{vague.total()} vague {kind}"] = [f"{name}: {count}" for name, count in vague.most_common(40)]
     return Measure(bars, lists)
 

@@ -143,18 +143,18 @@ class MicroBatchConfig:
             shape: Of :meth:`shape`.
         """
         tokens, documents = segments.sum(axis=1), (segments > 0).sum(axis=1)
-        held = np.flatnonzero(tokens)
-        bins = self._bins(np.maximum(tokens, documents * shape.document_places)[held], segments[held], shape)
+        nonempty = np.flatnonzero(tokens)
+        bins = self._bins(np.maximum(tokens, documents * shape.document_places)[nonempty], segments[nonempty], shape)
         all_rows = shape.number * shape.rows
-        place = np.full(len(segments), all_rows * shape.places, np.int32)
+        destination = np.full(len(segments), all_rows * shape.places, np.int32)
         segment = np.full((all_rows, shape.places // shape.document_places), -1, np.int32)
         for number, some in bins.items():
-            rows = held[some]
-            place[rows] = number * shape.places + np.cumsum(tokens[rows]) - tokens[rows]
+            rows = nonempty[some]
+            destination[rows] = number * shape.places + np.cumsum(tokens[rows]) - tokens[rows]
             filled = np.flatnonzero(segments[rows] > 0)
             row, column = np.divmod(filled, segments.shape[1])
             segment[number, : filled.size] = rows[row] * segments.shape[1] + column
-        return MicroPlan(place, segment, max((number % shape.number for number in bins), default=-1) + 1)
+        return MicroPlan(destination, segment, max((number % shape.number for number in bins), default=-1) + 1)
 
     def _bins(
         self, sizes: Int32[np.ndarray, " n"], segments: Int32[np.ndarray, "n M"], shape: MicroShape

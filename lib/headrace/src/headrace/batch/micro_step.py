@@ -86,10 +86,10 @@ class MicroBatches(eqx.Module):
             share = jnp.broadcast_to(share, (self.rows.batch_size, share.shape[-1]))
 
         def of_micro_batch(k: Int[Array, ""]) -> T:
-            own = self._taken(k, share) if share.ndim else share
+            own_share = self._taken(k, share) if share.ndim else share
 
             def whole(_: LossBatch) -> Array:
-                return 1.0 / own
+                return 1.0 / own_share
 
             return function(self.at(k), whole)
 
@@ -139,11 +139,11 @@ def lay_out(
 
 
 def _laid_out(shape: MicroShape, batch: PackedBatch, place: Any, segment: Any, count: Any) -> MicroBatches:
-    number, rows, places, _ = shape
-    size = number * rows * places
+    number, rows, tokens_each, _ = shape
+    size = number * rows * tokens_each
     begins = jnp.full(size, -1, np.int32).at[place].set(jnp.arange(place.size, dtype=np.int32), mode="drop")
-    row = jax.lax.cummax(begins.reshape(-1, places), axis=1)  # rows ascend
-    column = jnp.arange(places, dtype=np.int32) - jnp.where(row >= 0, place[row] % places, 0)
+    row = jax.lax.cummax(begins.reshape(-1, tokens_each), axis=1)  # rows ascend
+    column = jnp.arange(tokens_each, dtype=np.int32) - jnp.where(row >= 0, place[row] % tokens_each, 0)
     lengths = batch.segment_lengths
     if lengths is None:
         lengths = jnp.where(batch.valid, batch.seq_len, 0)[:, None].astype(np.int32)
@@ -152,7 +152,7 @@ def _laid_out(shape: MicroShape, batch: PackedBatch, place: Any, segment: Any, c
         return jnp.where(segment >= 0, values.reshape(-1)[segment], np.asarray(fill, values.dtype))
 
     own_lengths = of_segments(lengths, 0)
-    inside = jnp.arange(places) < own_lengths.sum(axis=1)[:, None]
+    inside = jnp.arange(tokens_each) < own_lengths.sum(axis=1)[:, None]
     column = jnp.where(inside, column, 0)
 
     def beside(values: Any) -> Any:

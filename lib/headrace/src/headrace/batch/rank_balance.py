@@ -46,8 +46,8 @@ def level_ranks(
         >>> level_ranks(ranks, [8, 3, 3, 4], [2, 1, 1, 1], 2)  # 7 and 11
         [[[3], [1]], [[0], [2]]]
     """
-    sizes, given = checked_tokens(tokens).tolist(), np.asarray(checked_costs(costs), np.float64)
-    units = np.floor(given / max(float(given.max(initial=0.0)), 1e-300) * _UNITS).astype(np.int64)
+    sizes, sample_costs = checked_tokens(tokens).tolist(), np.asarray(checked_costs(costs), np.float64)
+    units = np.floor(sample_costs / max(float(sample_costs.max(initial=0.0)), 1e-300) * _UNITS).astype(np.int64)
     height, bins = len(ranks[0]), [list(of_rank) for of_rank in ranks]
 
     def fit(samples: list[int]) -> Bins | None:
@@ -69,18 +69,18 @@ def _exchanged(bins: list[Bins], load: list[int], units: Int64[np.ndarray, " n"]
     samples = [sorted(i for b in of_rank for i in b) for of_rank in bins]
     heavy = load.index(max(load))
     others = [r for r in range(len(bins)) if r != heavy]
-    theirs = [(r, i) for r in others for i in (-1, *samples[r])]  # -1: nothing comes back
-    back = np.array([0 if i < 0 else int(units[i]) for _, i in theirs])
+    candidates = [(r, i) for r in others for i in (-1, *samples[r])]  # -1: nothing comes back
+    back = np.array([0 if i < 0 else int(units[i]) for _, i in candidates])
     less = units[samples[heavy]][:, None] - back
-    after = np.maximum(load[heavy] - less, np.array([load[r] for r, _ in theirs]) + less).ravel()
-    tries = min(_MOST_TRIES, after.size)
-    chosen = np.flatnonzero((after <= np.partition(after, tries - 1)[tries - 1]) & (after < load[heavy]))
-    for at in chosen[np.argsort(after[chosen], kind="stable")][:tries].tolist():
-        given, (rank, taken) = samples[heavy][at // len(theirs)], theirs[at % len(theirs)]
-        came = set() if taken < 0 else {taken}
-        mine, other = fit(sorted({*samples[heavy]} - {given} | came)), fit(sorted({*samples[rank], given} - came))
-        if mine is not None and other is not None:
-            changed = {heavy: mine, rank: other}
+    new_load = np.maximum(load[heavy] - less, np.array([load[r] for r, _ in candidates]) + less).ravel()
+    tries = min(_MOST_TRIES, new_load.size)
+    chosen = np.flatnonzero((new_load <= np.partition(new_load, tries - 1)[tries - 1]) & (new_load < load[heavy]))
+    for at in chosen[np.argsort(new_load[chosen], kind="stable")][:tries].tolist():
+        sent, (rank, received) = samples[heavy][at // len(candidates)], candidates[at % len(candidates)]
+        came = set() if received < 0 else {received}
+        new_own, other = fit(sorted({*samples[heavy]} - {sent} | came)), fit(sorted({*samples[rank], sent} - came))
+        if new_own is not None and other is not None:
+            changed = {heavy: new_own, rank: other}
             return [changed.get(r, of_rank) for r, of_rank in enumerate(bins)]
     return None
 
@@ -96,9 +96,9 @@ def _searched(bins: list[Bins], units: Int64[np.ndarray, " n"], fit: _Fit) -> li
         nonlocal best, most, nodes
         nodes += 1
         if depth == len(order):
-            made = [fit(sorted(samples)) for samples in chosen]
-            if all(of_rank is not None for of_rank in made):
-                best, most = [of_rank or [] for of_rank in made], max(load)
+            fitted = [fit(sorted(samples)) for samples in chosen]
+            if all(of_rank is not None for of_rank in fitted):
+                best, most = [of_rank or [] for of_rank in fitted], max(load)
             return
         sample = order[depth]
         first_empty = next((r for r, samples in enumerate(chosen) if not samples), len(chosen))
@@ -119,13 +119,13 @@ def _fit(samples: list[int], units: Int64[np.ndarray, " n"], sizes: list[int], c
     if len(samples) < height:
         return None
     tokens = [sizes[i] for i in samples]
-    found = cheapest_with_room(units[samples].tolist(), tokens, cap, height)
-    if found is None:  # then as full as they get
+    bins = cheapest_with_room(units[samples].tolist(), tokens, cap, height)
+    if bins is None:  # then as full as they get
         order = sorted(range(len(samples)), key=lambda k: (-tokens[k], k))
-        found = [[order[k] for k in b] for b in first_fit([tokens[k] for k in order], cap)]
-        while len(found) < height:
-            found.append([max(found, key=len).pop()])
-        if len(found) > height:
+        bins = [[order[k] for k in b] for b in first_fit([tokens[k] for k in order], cap)]
+        while len(bins) < height:
+            bins.append([max(bins, key=len).pop()])
+        if len(bins) > height:
             return None
-    made = [sorted(samples[k] for k in b) for b in found]
-    return sorted(made, key=lambda b: (-int(units[b].sum()), b))
+    filled_bins = [sorted(samples[k] for k in b) for b in bins]
+    return sorted(filled_bins, key=lambda b: (-int(units[b].sum()), b))

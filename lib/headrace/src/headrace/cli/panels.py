@@ -21,13 +21,13 @@ class PanelCommand(TyperCommand):
         text = self.help or ""
         examples = [i for i, part in enumerate(text.split("\n\n")) if part.strip().startswith("headrace ")]
         if not ctx.meta.get(_ALL) and len(examples) > _EXAMPLES:
-            kept = [part for i, part in enumerate(text.split("\n\n")) if i not in examples[_EXAMPLES:]]
-            text = "\n\n".join(kept)
-        whole, self.help = self.help, text
+            short = [part for i, part in enumerate(text.split("\n\n")) if i not in examples[_EXAMPLES:]]
+            text = "\n\n".join(short)
+        full_help, self.help = self.help, text
         try:
             super().format_help_text(ctx, formatter)
         finally:
-            self.help = whole
+            self.help = full_help
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Arguments, options, panels."""

@@ -40,9 +40,9 @@ def command(
 
     opened = open_cache(cache)
     removal = _listed(opened, documents or [], file)
-    wanted, fresh, first = removal.of_numbers_in(opened), 0, 0
+    numbers, fresh, first = removal.of_numbers_in(opened), 0, 0
     for member in opened.members:
-        of_member = wanted.within(first, first + member.num_documents)
+        of_member = numbers.within(first, first + member.num_documents)
         fresh += remove_documents(member, of_member)[1].total if of_member.total else 0
         first += member.num_documents
     counts = {"listed_documents": removal.listed, "new_documents": fresh}

@@ -78,15 +78,15 @@ def _checked(cache: str, deep: bool, repair: bool, as_json: bool) -> tuple[dict[
         report = verify(cache, deep=deep or repair, expect=expect, advance=advance)
     plans = [Damage("", problem, file=file) for file, problem in plan_findings(files.join(cache, PLANS_FOLDER))]
     report = replace(report, damages=[*report.damages, *plans])
-    done = repair_cache(cache, report.damages) if repair and report.damages else None
-    left = bool(report.damages) if done is None else bool(done.left)
-    command = _repair_command(cache) if left else ""
+    repaired = repair_cache(cache, report.damages) if repair and report.damages else None
+    is_damaged = bool(report.damages) if repaired is None else bool(repaired.left)
+    command = _repair_command(cache) if is_damaged else ""
     if not as_json:
         console = Console(highlight=False, soft_wrap=True)
-        _show(console, report, command if done is None else "")
-        if done is not None:
-            _show_repair(console, done, command)
-    return {**report.to_json(), "repair": command, "repaired": done and asdict(done)}, not left
+        _show(console, report, command if repaired is None else "")
+        if repaired is not None:
+            _show_repair(console, repaired, command)
+    return {**report.to_json(), "repair": command, "repaired": repaired and asdict(repaired)}, not is_damaged
 
 
 def _show_repair(console: Console, done: RepairReport, command: str) -> None:

@@ -115,12 +115,12 @@ class ComponentConfig:
         """
         if self.generations is None:
             return [None for _ in self.caches]
-        given = self.generations if isinstance(self.generations, list) else [self.generations]
-        if len(given) != len(self.caches) or min(given, default=0) < 1:
+        counts = self.generations if isinstance(self.generations, list) else [self.generations]
+        if len(counts) != len(self.caches) or min(counts, default=0) < 1:
             cure = f"Give one number, from 1, for each: {[1] * len(self.caches)}, or leave it out."
             problem = f"is not how many generations its {len(self.caches)} caches have"
             raise ConfigError(problem, field=f"{path}.generations", value=self.generations, cure=cure)
-        return [*given]
+        return [*counts]
 
     def begins_with(self, name: str, amendments: Sequence[AmendmentConfig]) -> list[int] | None:
         """How many generations of each of its caches a run begins with, as far as the config tells: of one that is
@@ -128,9 +128,9 @@ class ComponentConfig:
         """
         if self.generations is not None:
             return self.generations if isinstance(self.generations, list) else [self.generations]
-        given = next((amendment.extend[name] for amendment in amendments if name in amendment.extend), None)
-        numbers = given if isinstance(given, list) else [given or 0]
-        return None if given is None else [max(number - 1, 1) for number in numbers]
+        extension = next((amendment.extend[name] for amendment in amendments if name in amendment.extend), None)
+        numbers = extension if isinstance(extension, list) else [extension or 0]
+        return None if extension is None else [max(number - 1, 1) for number in numbers]
 
     @property
     def shown_cache(self) -> str:
@@ -258,15 +258,15 @@ def open_caches(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> dict
     for name in instead:
         if name not in components:
             raise ConfigError("is not a component", field=name, cure=did_you_mean(name, components))
-    begun = {n: replace(c, generations=c.begins_with(n, config.amendments)) for n, c in components.items()}
+    as_begun = {n: replace(c, generations=c.begins_with(n, config.amendments)) for n, c in components.items()}
     newcomers = {name for amendment in config.amendments for name in amendment.newcomers.values()}
-    caches = _opened({n: c for n, c in begun.items() if n not in instead and n not in newcomers}, config)
+    caches = _opened({n: c for n, c in as_begun.items() if n not in instead and n not in newcomers}, config)
     if newcomers:
-        known = _generations(caches)
-        _check_known(config, known)
-        caches |= _opened({n: c for n, c in begun.items() if n in newcomers and n not in instead}, config)
+        lists = _generations(caches)
+        _check_known(config, lists)
+        caches |= _opened({n: c for n, c in as_begun.items() if n in newcomers and n not in instead}, config)
         for member in (one for name in newcomers if name in caches for one in caches[name].members):
-            if contents := known.get(cache_of_generation(member.path)):
+            if contents := lists.get(cache_of_generation(member.path)):
                 check_generation(member, contents[int(member.path.rpartition("/")[2]) - 1])
     return {name: instead.get(name) or caches[name] for name in components}
 
@@ -292,11 +292,11 @@ def _opened(components: Mapping[str, ComponentConfig], config: LmDataConfig) -> 
 
 def _generations(caches: Mapping[str, TokenCache]) -> dict[str, Sequence[str]]:
     """The content of all generations that there are of each cache that components name, by its path."""
-    known, read = dict[str, Sequence[str]](), generation_reader()
+    lists, read = dict[str, Sequence[str]](), generation_reader()
     for cache in caches.values():
         firsts = np.cumsum([0, *cache.generations[:-1]]).tolist()
-        known |= {cache.members[at].path: generations_of(cache.members[at], read) for at in firsts}
-    return known
+        lists |= {cache.members[at].path: generations_of(cache.members[at], read) for at in firsts}
+    return lists
 
 
 def _check_known(config: LmDataConfig, known: Mapping[str, Sequence[str]]) -> None:

@@ -56,9 +56,9 @@ def extended(config: LmDataConfig) -> Mapping[str, Any]:
                 copies = [copy + paths[0].removeprefix(components[name].caches[0]) for copy in one.replicas]
                 one = replace(one, replicas=None if paths[1:] else copies)
             one = replace(one, generations=[1] * len(paths), tombstones=None)
-            before = [n for n in components if n not in later]
-            after = [n for n in components if n in later]  # what later amendments bring in stands behind
-            order = {n: components[n] for n in before} | {newcomer: one} | {n: components[n] for n in after}
+            first = [n for n in components if n not in later]
+            last = [n for n in components if n in later]  # what later amendments bring in stands behind
+            order = {n: components[n] for n in first} | {newcomer: one} | {n: components[n] for n in last}
             components = order
     return {"components": components}
 

@@ -79,14 +79,14 @@ def components_as_begun(
         >>> web.tombstones, web.generations
         ([2], [1])
     """
-    begun = dict(components)
+    resolved = dict(components)
     for name, numbers in tombstones.items():
-        if name in begun and begun[name].tombstones is None:
-            begun[name] = replace(begun[name], tombstones=[*numbers] or 0)
+        if name in resolved and resolved[name].tombstones is None:
+            resolved[name] = replace(resolved[name], tombstones=[*numbers] or 0)
     for name, counts in (generations or {}).items():
-        if name in begun and begun[name].generations is None:
-            begun[name] = replace(begun[name], generations=[*counts] or [1] * len(begun[name].caches))
-    return begun
+        if name in resolved and resolved[name].generations is None:
+            resolved[name] = replace(resolved[name], generations=[*counts] or [1] * len(resolved[name].caches))
+    return resolved
 
 
 def dataset_as_begun(
@@ -103,8 +103,8 @@ def dataset_as_begun(
         for then, now in zip(began, newest, strict=True)
     )
     first_config = config.as_begun(version, tombstones, generations)
-    own = {name: cache for name, cache in (instead or {}).items() if name not in generations}
-    return None if first_config == config else first_config.dataset(own)
+    own_caches = {name: cache for name, cache in (instead or {}).items() if name not in generations}
+    return None if first_config == config else first_config.dataset(own_caches)
 
 
 def _named(group: str, components: Mapping[str, ComponentConfig]) -> list[str]:

@@ -72,7 +72,7 @@ class RemovedDocuments:
         not_found: int = 0,
     ) -> None:
         self.listed, self.repeated, self.not_found = listed, repeated, not_found
-        known = [documents] if isinstance(documents, Intervals) else documents
+        removals = [documents] if isinstance(documents, Intervals) else documents
         self._bits: np.ndarray | None = None
         self._ranges = Intervals.empty()
         if isinstance(documents, Intervals) and documents.start.size * _RANGE_BITS <= cache.num_documents:
@@ -82,7 +82,7 @@ class RemovedDocuments:
         self._documents, self.num_documents = cache.num_documents, 0
 
         def tokens() -> Iterator[Intervals]:
-            for some in known:
+            for some in removals:
                 self.num_documents += some.total
                 if self._bits is not None and some.total:
                     first, stop = int(some.start[0]) // 8, -(-int(some.stop[-1]) // 8)
@@ -90,9 +90,9 @@ class RemovedDocuments:
                 yield token_ranges(cache, some)
 
         nothing = isinstance(documents, Intervals) and not documents.start.size
-        left = None if nothing else Removal(cache.num_tokens, tokens())
-        self.num_tokens = 0 if left is None else left.length - left.remaining
-        self.left = left if self.num_tokens else None
+        removal = None if nothing else Removal(cache.num_tokens, tokens())
+        self.num_tokens = 0 if removal is None else removal.length - removal.remaining
+        self.left = removal if self.num_tokens else None
 
     @property
     def documents(self) -> Intervals:
@@ -113,13 +113,13 @@ class RemovedDocuments:
             cache: The cache.
             others: Says of each of the documents ``first .. stop`` whether it is.
         """
-        own, documents = self.documents, cache.num_documents
+        own_documents, documents = self.documents, cache.num_documents
 
         def every() -> Iterator[Intervals]:
             for at in range(0, documents, _CHUNK):
                 stop = min(at + _CHUNK, documents)
-                found = Intervals.of_mask(others(at, stop) | own.mask(at, stop))
-                yield Intervals(found.start + at, found.stop + at)
+                in_chunk = Intervals.of_mask(others(at, stop) | own_documents.mask(at, stop))
+                yield Intervals(in_chunk.start + at, in_chunk.stop + at)
 
         return RemovedDocuments(cache, every(), self.listed, self.repeated, self.not_found)
 

@@ -231,8 +231,8 @@ class ErasedDataset(WrappingDataset):
         sources: list[RowSource] = []
         for name, component in zip(mixture.names, mixture.components, strict=True):
             of_sources = zip(component.sources, component.caches(), strict=True)
-            if (gone := past.get(name)) is not None:
-                sources += [_erased(rows, cache, gone, mixture.eos_id) for rows, cache in of_sources]
+            if (erasure := past.get(name)) is not None:
+                sources += [_erased(rows, cache, erasure, mixture.eos_id) for rows, cache in of_sources]
             else:
                 sources += component.sources
         return mixture.with_sources(sources) if past else mixture

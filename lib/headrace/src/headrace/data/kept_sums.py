@@ -65,12 +65,12 @@ def kept(
     """
     if folder is None:
         return add_up()
-    asked = json.loads(json.dumps(made_from))
-    root = files.join(folder, _digest(asked)[:32])
+    request = json.loads(json.dumps(made_from))
+    root = files.join(folder, _digest(request)[:32])
     with contextlib.suppress(OSError, HeadraceError, ValueError, KeyError, TypeError, RecursionError):
         if (raw := files.read_bytes(files.join(root, _SUMS))) is not None:
             record = json.loads(raw)
-            if record["made_from"] == asked and record["sha256"] == _digest(record["numbers"]):
+            if record["made_from"] == request and record["sha256"] == _digest(record["numbers"]):
                 listed = record["numbers"]
                 if isinstance(listed, list):
                     return np.array(listed, np.int64)
@@ -80,7 +80,7 @@ def kept(
         return numbers
     with contextlib.suppress(OSError, HeadraceError):  # a run must not fail for want of room for them
         listed = numbers.tolist() if numbers.size <= _IN_RECORD else _written(files.join(root, _VECTOR), numbers)
-        text = json.dumps({"made_from": asked, "numbers": listed, "sha256": _digest(listed)})
+        text = json.dumps({"made_from": request, "numbers": listed, "sha256": _digest(listed)})
         files.write_atomic(files.join(root, _SUMS), text.encode() + b"\n", writer=f".{uuid.uuid4().hex}")
     return numbers
 

@@ -161,15 +161,15 @@ class OrderedTokens:
         """Most examples that hold no more than so many tokens together."""
         if self.rows.each is not None:
             return tokens // self.rows.each
-        epoch, left = divmod(tokens, self.rows.total)
+        epoch, tokens_left = divmod(tokens, self.rows.total)
         page, last = 0, (self.rows.rows - 1) // (_STRETCH * _PAGE)
-        while page < last and self._page(epoch, page)[-1] <= left:
-            left -= int(self._page(epoch, page)[-1])
+        while page < last and self._page(epoch, page)[-1] <= tokens_left:
+            tokens_left -= int(self._page(epoch, page)[-1])
             page += 1
         sums = self._page(epoch, page)
-        nth = min(int(np.searchsorted(sums, left, side="right")), sums.size - 1) - 1
+        nth = min(int(np.searchsorted(sums, tokens_left, side="right")), sums.size - 1) - 1
         stretch = page * _PAGE + nth
-        row = int(np.searchsorted(self._running(epoch, stretch), left - sums[nth], side="right"))
+        row = int(np.searchsorted(self._running(epoch, stretch), tokens_left - sums[nth], side="right"))
         return epoch * self.rows.rows + stretch * _STRETCH + row
 
     def _page(self, epoch: int, page: int) -> Int64[np.ndarray, " s1"]:

@@ -270,11 +270,11 @@ class TokenSeqDataset(CacheDataset["TokenRows"]):
 
     def _describe_removed(self) -> dict[str, Any]:
         """Equal for filters that leave the same tokens."""
-        digest, left = hashlib.sha256(), self.removal.left
-        assert left is not None
+        digest, kept_runs = hashlib.sha256(), self.removal.left
+        assert kept_runs is not None
         for end in ("start", "stop"):
-            for at in range(0, left.ranges, _CHUNK):
-                digest.update(getattr(left.removed(at, at + _CHUNK), end).astype("<i8").tobytes())
+            for at in range(0, kept_runs.ranges, _CHUNK):
+                digest.update(getattr(kept_runs.removed(at, at + _CHUNK), end).astype("<i8").tobytes())
         return {
             "documents": self.removed_documents,
             "tokens": self.removed_tokens,

@@ -78,18 +78,18 @@ def append_cache(
     """
     output = str(output)
     cache, ledger = _finished(output)
-    known = len(generations_of(cache))
+    generations = len(generations_of(cache))
     own_source = {**ledger.metadata.get("source", {}), **(source or {}), "paths": [*paths]}
     reading, encoder = msgspec.convert(own_source, SourceConfig), _tokenizer(output, ledger, tokenizer or {})
     layout = {"dtype": ledger.layout["dtype"], "chunk_tokens": ledger.layout["chunk_elements"]}
     layout |= {key: ledger.layout[key] for key in ("shard_chunks", "compression")}
     settings: ShuffledBuildOptions = {**layout, **options}  # pyright: ignore[reportAssignmentType]  (all are known)
     part_bytes = settings.setdefault("part_bytes", ledger.metadata.get("part_bytes", DEFAULT_PART_BYTES))
-    wanted = plan_build(reading, encoder, output, part_bytes, settings)[1]
-    _check_like(output, ledger, wanted)
-    number = _number_of(output, known, wanted)
+    planned = plan_build(reading, encoder, output, part_bytes, settings)[1]
+    _check_like(output, ledger, planned)
+    number = _number_of(output, generations, planned)
     folder = generation_path(output, number)
-    if number == known:  # these sources are in it already: nothing is to be deleted
+    if number == generations:  # these sources are in it already: nothing is to be deleted
         settings["restart"] = False
     if how is None:
         report = build_cache(reading, encoder, folder, **settings)
@@ -124,15 +124,15 @@ def _tokenizer(output: str, ledger: Ledger, given: Mapping[str, Any]) -> Tokeniz
         ConfigError: what is given makes another one of it.
     """
     record = ledger.tokenizer
-    wanted = replace(TokenizerConfig(str(record["path"]), record["bos"] or "none", record["eos"] or "none"), **given)
-    if not _makes(wanted, record):
+    config = replace(TokenizerConfig(str(record["path"]), record["bos"] or "none", record["eos"] or "none"), **given)
+    if not _makes(config, record):
         if "path" in given:
-            wanted = TokenizerConfig(**given)
+            config = TokenizerConfig(**given)
         elif record.get("file"):
-            wanted = replace(wanted, path=files.join(output, str(record["file"])))
-    found = differing_tokenizers(record, load_tokenizer(wanted).record())
-    _check_same(output, "tokenizer", wanted.path, found)
-    return wanted
+            config = replace(config, path=files.join(output, str(record["file"])))
+    changes = differing_tokenizers(record, load_tokenizer(config).record())
+    _check_same(output, "tokenizer", config.path, changes)
+    return config
 
 
 def _makes(config: TokenizerConfig, record: Mapping[str, Any]) -> bool:
@@ -166,22 +166,22 @@ def _number_of(output: str, known: int, wanted: Ledger) -> int:
         SourceError: a file is in a generation already.
     """
     now = {files.absolute(str(record["path"])): record for record in wanted.sources}
-    held: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for number in range(known, 0, -1):
         ledger = read_ledger(generation_path(output, number))
         records = [] if ledger is None else ledger.metadata.get(SHUFFLED, {}).get("sources", ledger.sources)
-        before = {files.absolute(str(record["path"])): record for record in records}
-        same = now.keys() == before.keys() and not any(is_changed(before[path], now[path]) for path in now)
+        earlier = {files.absolute(str(record["path"])): record for record in records}
+        same = now.keys() == earlier.keys() and not any(is_changed(earlier[path], now[path]) for path in now)
         if number == known > 1 and same:
             return number
-        held |= {path: number for path in now if path in before}
-    if held:
-        path = next(path for path in now if path in held)
-        fresh = [str(record["path"]) for name, record in now.items() if name not in held]
+        numbers |= {path: number for path in now if path in earlier}
+    if numbers:
+        path = next(path for path in now if path in numbers)
+        fresh = [str(record["path"]) for name, record in now.items() if name not in numbers]
         few = f": headrace build {' '.join(fresh)} --output {output} --append" if 0 < len(fresh) <= 4 else "."
-        others = f", as {len(held) - 1} others are" if held.keys() != {path} else ""
+        others = f", as {len(numbers) - 1} others are" if numbers.keys() != {path} else ""
         raise SourceError(
-            f"is in generation {held[path]} of {output} already{others}, and no file is stored twice",
+            f"is in generation {numbers[path]} of {output} already{others}, and no file is stored twice",
             field="sources",
             value=str(now[path]["path"]),
             cure=f"Name only the new files{few}" if fresh else "Name other files: there is nothing new to append.",

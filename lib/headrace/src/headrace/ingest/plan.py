@@ -192,12 +192,12 @@ def differing_tokenizers(begun: dict[str, Any], wanted: dict[str, Any]) -> list[
     """
     if begun["fingerprint"] == wanted["fingerprint"]:
         return []
-    found = differing_values(begun, wanted, ("bos", "eos", "vocab_size"))
-    if not found:
-        found = [f"tokenizer {begun['path']!r} there, {wanted['path']!r} now (their contents differ)"]
+    changes = differing_values(begun, wanted, ("bos", "eos", "vocab_size"))
+    if not changes:
+        changes = [f"tokenizer {begun['path']!r} there, {wanted['path']!r} now (their contents differ)"]
     elif begun["path"] != wanted["path"]:
-        found.insert(0, f"tokenizer {begun['path']!r} there, {wanted['path']!r} now")
-    return found
+        changes.insert(0, f"tokenizer {begun['path']!r} there, {wanted['path']!r} now")
+    return changes
 
 
 def differing_values(begun: dict[str, Any], wanted: dict[str, Any], keys: Collection[str] | None = None) -> list[str]:
@@ -208,8 +208,8 @@ def differing_values(begun: dict[str, Any], wanted: dict[str, Any], keys: Collec
         ['b 2 there, none now']
     """
     keys = sorted({*begun, *wanted}) if keys is None else keys
-    shown = {k: ["none" if v is None else repr(v) for v in (begun.get(k), wanted.get(k))] for k in keys}
-    return [f"{k} {there} there, {now} now" for k, (there, now) in shown.items() if begun.get(k) != wanted.get(k)]
+    values = {k: ["none" if v is None else repr(v) for v in (begun.get(k), wanted.get(k))] for k in keys}
+    return [f"{k} {there} there, {now} now" for k, (there, now) in values.items() if begun.get(k) != wanted.get(k)]
 
 
 def _some(names: Collection[str]) -> str:

@@ -95,10 +95,10 @@ def extend(
     """
     tree = dict(mixture)
     for name, newcomer in newcomers.items():
-        place = _find(tree, name, f"{path}.extend.{name}", components)
-        held = _at(tree, place)
-        old = held if _is_extended(name, held) else {"weight": held, "blend": {name: {REPEAT: 1}}}
-        tree = _put(tree, place, {**old, "blend": {**old["blend"], newcomer: {REPEAT: 1}}})
+        entry_path = _find(tree, name, f"{path}.extend.{name}", components)
+        weight = _at(tree, entry_path)
+        old = weight if _is_extended(name, weight) else {"weight": weight, "blend": {name: {REPEAT: 1}}}
+        tree = _put(tree, entry_path, {**old, "blend": {**old["blend"], newcomer: {REPEAT: 1}}})
     return tree
 
 

@@ -104,8 +104,8 @@ def time_stages(
         if last:
             open_ended = [*timed[:number], _between(stage, stage.first_step, _first(amendments)), *amendments]
         path = f"stages[{number}].tokens"
-        found = partial(_step_after, partial(make, open_ended), stage.first_step, tokens, lengths, path)
-        end = keep(open_ended, tokens, found)
+        step_after = partial(_step_after, partial(make, open_ended), stage.first_step, tokens, lengths, path)
+        end = keep(open_ended, tokens, step_after)
         if not last:
             timed[number] = _between(stage, stage.first_step, end)
             next_stage = timed[number + 1]

@@ -207,11 +207,11 @@ class Removal:
     """
 
     def __init__(self, length: int, removed: Intervals | Iterable[Intervals]) -> None:
-        kept, gone = _runs(length, [removed] if isinstance(removed, Intervals) else removed)
-        self.length, self.ranges = length, gone.size
+        kept_runs, gap_runs = _runs(length, [removed] if isinstance(removed, Intervals) else removed)
+        self.length, self.ranges = length, gap_runs.size
         # Gap k lies before the remaining position cut[k + 1], and shifts all from there on by removed_upto[k + 1] in
         # all. At the end stands what cuts the last piece.
-        self._cut, self._removed_upto = RunningSums(kept), RunningSums(gone)
+        self._cut, self._removed_upto = RunningSums(kept_runs), RunningSums(gap_runs)
         self.remaining = self._cut.total
 
     def removed(self, first: int = 0, stop: int | None = None) -> Intervals:
@@ -255,20 +255,20 @@ def _runs(length: int, removed: Iterable[Intervals]) -> tuple[Integer[np.ndarray
     """Positions that remain before each range and behind the last, and those of the ranges. Ranges of sets that touch
     are one.
     """
-    kept: list[np.ndarray] = []
-    gone: list[np.ndarray] = []
+    kept_runs: list[np.ndarray] = []
+    gap_runs: list[np.ndarray] = []
     last, end = Intervals.empty(), 0  # the last range so far, which the next set may go on with, and the end before it
     for one in removed:
         if one.start.size and (int(one.start[0]) < 0 or int(one.stop[-1]) > length):
             raise IndexOutOfRangeError(f"reach outside the {length} positions", field="removed", value=one)
-        known = Intervals(np.append(last.start, one.start), np.append(last.stop, one.stop))
-        ends = np.append(end, known.stop)
-        kept.append(_narrow(known.start[:-1] - ends[:-2]))
-        gone.append(_narrow((known.stop - known.start)[:-1]))
-        last, end = Intervals(known.start[-1:], known.stop[-1:]), int(ends[-2:][0])
+        last_runs = Intervals(np.append(last.start, one.start), np.append(last.stop, one.stop))
+        ends = np.append(end, last_runs.stop)
+        kept_runs.append(_narrow(last_runs.start[:-1] - ends[:-2]))
+        gap_runs.append(_narrow((last_runs.stop - last_runs.start)[:-1]))
+        last, end = Intervals(last_runs.start[-1:], last_runs.stop[-1:]), int(ends[-2:][0])
     tail = np.append(end, last.stop)[-1:]
-    kept += [_narrow(last.start - end), _narrow(length - tail)]
-    return np.concatenate(kept), np.concatenate([*gone, _narrow(last.stop - last.start)])
+    kept_runs += [_narrow(last.start - end), _narrow(length - tail)]
+    return np.concatenate(kept_runs), np.concatenate([*gap_runs, _narrow(last.stop - last.start)])
 
 
 def _narrow(sizes: Int64[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:

@@ -45,19 +45,19 @@ class RunningSums:
 
     def _fits(self, steps: Integer[np.ndarray, " n"]) -> bool:
         """Fills blocks; False if a number has too much more than the first of its block."""
-        first, before = np.empty(-(-self.size // _BLOCK), np.int64), 0
+        first, block_start = np.empty(-(-self.size // _BLOCK), np.int64), 0
         self._more = np.full(first.size * _BLOCK, _BEHIND, np.uint32)
         for at in range(0, self.size, _CHUNK):
             sums = np.zeros(min(_CHUNK, self.size - at), np.int64)  # whole blocks but for the last
             np.cumsum(steps[at : at + sums.size - 1], out=sums[1:])
-            sums += before
-            own = sums[::_BLOCK]
-            first[at // _BLOCK : at // _BLOCK + own.size] = own
-            more = sums - np.repeat(own, _BLOCK)[: sums.size]
+            sums += block_start
+            block_firsts = sums[::_BLOCK]
+            first[at // _BLOCK : at // _BLOCK + block_firsts.size] = block_firsts
+            more = sums - np.repeat(block_firsts, _BLOCK)[: sums.size]
             if int(more.max()) >= _BEHIND - 1:
                 return False
             self._more[at : at + sums.size] = more
-            before = int(sums[-1]) + int(steps[at + sums.size - 1 : at + sums.size].sum())
+            block_start = int(sums[-1]) + int(steps[at + sums.size - 1 : at + sums.size].sum())
         self._first = first
         return True
 
@@ -75,12 +75,12 @@ class RunningSums:
         if not self._first.size:
             return np.searchsorted(self._more, values, "left" if side == "left" else "right")
         block = np.maximum(np.searchsorted(self._first, values, "left" if side == "left" else "right") - 1, 0)
-        wanted, place = np.clip(values - self._first[block], -1, _BEHIND - 1), block * _BLOCK
+        targets, position = np.clip(values - self._first[block], -1, _BEHIND - 1), block * _BLOCK
         for step in (_STEP, 1):  # the last of 16 numbers, 16 apart, that lies before, and how many from there on do
-            held = self._more[place[:, None] + np.arange(_STEP) * step]
-            before = (held < wanted[:, None] if side == "left" else held <= wanted[:, None]).sum(axis=1)
-            place += np.maximum(before - 1, 0) * step if step > 1 else before
-        return place
+            sums = self._more[position[:, None] + np.arange(_STEP) * step]
+            smaller = (sums < targets[:, None] if side == "left" else sums <= targets[:, None]).sum(axis=1)
+            position += np.maximum(smaller - 1, 0) * step if step > 1 else smaller
+        return position
 
 
 def bisect(
@@ -106,8 +106,8 @@ def bisect(
     low, high = low.copy(), high.copy()
     while (open_ := low < high).any():
         middle = (low + high) // 2
-        held = numbers(np.where(open_, middle, 0))
-        behind = (held < values) if side == "left" else (held <= values)
-        low = np.where(open_ & behind, middle + 1, low)
-        high = np.where(open_ & ~behind, middle, high)
+        middle_values = numbers(np.where(open_, middle, 0))
+        is_later = (middle_values < values) if side == "left" else (middle_values <= values)
+        low = np.where(open_ & is_later, middle + 1, low)
+        high = np.where(open_ & ~is_later, middle, high)
     return low

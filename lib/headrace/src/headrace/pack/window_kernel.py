@@ -87,11 +87,11 @@ def _mark(chosen: np.ndarray, left: np.ndarray, due: int, used: np.ndarray, pack
     for nth in range(chosen.size):
         used[chosen[nth]] = True
         were_due += chosen[nth] < due
-        item, place = left[chosen[nth]], nth
-        while place and pack[place - 1] > item:  # there are few
-            pack[place] = pack[place - 1]
-            place -= 1
-        pack[place] = item
+        item, slot = left[chosen[nth]], nth
+        while slot and pack[slot - 1] > item:  # there are few
+            pack[slot] = pack[slot - 1]
+            slot -= 1
+        pack[slot] = item
     return were_due
 
 

@@ -192,11 +192,11 @@ class _Host:
         """Steps and values of each figure, at most so many."""
         every = -(-len(self.figures) // MAX_POINTS)
         steps = sorted(self.figures)
-        kept = sorted({*steps[::every], steps[-1]})
+        chosen = sorted({*steps[::every], steps[-1]})
         names = dict.fromkeys(name for _, values in self.figures.values() for name in values)
         points: dict[str, Points] = {}
         for name in names:
-            have = [step for step in kept if name in self.figures[step][1]]
+            have = [step for step in chosen if name in self.figures[step][1]]
             if have:
                 points[name] = np.array(have, np.int64), np.array([self.figures[s][1][name] for s in have], np.float64)
         return points

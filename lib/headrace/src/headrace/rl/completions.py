@@ -176,10 +176,10 @@ class CompletionsSampler:
             writer.close()
 
     def _refusal(self, status: int, answer: bytes) -> SamplerError | ConfigError:
-        said = " ".join(answer[:2000].decode(errors="replace").split())[:300]
+        text = " ".join(answer[:2000].decode(errors="replace").split())[:300]
         kind = SamplerError if status >= 500 or status in _TEMPORARY else ConfigError
         cure = _CURES.get(status, "Look at the server's log." if kind is SamplerError else _CURES[400])
-        return kind(f"answered with HTTP {status} ({said or 'no message'})", field="url", value=self.url, cure=cure)
+        return kind(f"answered with HTTP {status} ({text or 'no message'})", field="url", value=self.url, cure=cure)
 
     def _completions(self, answer: bytes) -> list[Completion]:
         try:

@@ -55,7 +55,7 @@ def rollout_metrics(
         "staleness": selection.policy_version - versions,
         "sample_s": np.asarray(call_s),
     }
-    said = [group.truncated for group in scored if group.truncated is not None]
+    truncated = [group.truncated for group in scored if group.truncated is not None]
     with np.errstate(over="ignore", invalid="ignore"):  # rewards that a filter leaves out may be anything
         figures: dict[str, float] = {
             f"{name}_{kind}": float(getattr(values[name], kind)())
@@ -64,7 +64,7 @@ def rollout_metrics(
             if values[name].size
         }
     figures["zero_variance_share"] = selection.counts["zero_var_groups"] / selection.counts["attempts_per_batch"]
-    if said:
-        figures["truncated_share"] = float(np.concatenate(said).mean())
+    if truncated:
+        figures["truncated_share"] = float(np.concatenate(truncated).mean())
     figures["wait_s"] = selection.wait_s
     return {name: value for name, value in figures.items() if math.isfinite(value)}  # JSON has no others

@@ -161,8 +161,8 @@ def newer_generations(config: LmDataConfig) -> dict[str, int | list[int]]:
     """
     reached = {name: [*cache.generations] for name, cache in config.open_caches().items()}
     for amendment in config.amendments:
-        for name, given in amendment.extend.items():
-            reached[name] = given if isinstance(given, list) else [given]
+        for name, number in amendment.extend.items():
+            reached[name] = number if isinstance(number, list) else [number]
     newcomers = {name for amendment in config.amendments for name in amendment.newcomers.values()}
     newer: dict[str, int | list[int]] = {}
     for name in reached.keys() - newcomers:

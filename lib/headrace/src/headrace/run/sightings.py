@@ -82,11 +82,11 @@ def sightings(
     if documents.stop.size and int(documents.stop[-1]) > first[-1]:
         problem, cure = f"is not a document: {caches[0].path} has {first[-1]:,}", "Documents count from 0."
         raise ConfigError(problem, field="document", value=int(documents.stop[-1]) - 1, cure=cure)
-    seen: list[Sighting] = []
+    all_sightings: list[Sighting] = []
     for name, cache, begin, end in zip(names, caches, first, first[1:], strict=False):
         of_cache = _of_component(dataset, name, cache, documents.within(begin, end), step, row_order)
-        seen += [replace(one, document=one.document + begin) for one in of_cache]
-    return sorted(seen, key=lambda one: (one.step, one.row))
+        all_sightings += [replace(one, document=one.document + begin) for one in of_cache]
+    return sorted(all_sightings, key=lambda one: (one.step, one.row))
 
 
 def _of_component(

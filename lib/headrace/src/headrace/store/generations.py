@@ -120,16 +120,16 @@ def wanted_generations(cache: TokenCache, wanted: int | None, read: Callable[[st
     """
     if wanted == 1:
         return (cache.fingerprint,)
-    known = generations_of(cache, read)
-    if wanted is not None and not 1 <= wanted <= len(known):
-        cure = f"Give 1 to {len(known)}" if known[1:] else "Give 1"
+    generations = generations_of(cache, read)
+    if wanted is not None and not 1 <= wanted <= len(generations):
+        cure = f"Give 1 to {len(generations)}" if generations[1:] else "Give 1"
         raise ConfigError(
-            f"is not how many {cache.path} has: {len(known)}",
+            f"is not how many {cache.path} has: {len(generations)}",
             field="generations",
             value=wanted,
             cure=f"{cure}; headrace build SOURCE --output {cache.path} --append makes another.",
         )
-    return known[:wanted]
+    return generations[:wanted]
 
 
 def appended_to(caches: Mapping[str, Sequence[TokenCache]]) -> dict[str, list[int]]:
@@ -164,16 +164,16 @@ def add_generation(cache: TokenCache, number: int, appended: TokenCache) -> None
     """
     root = files.absolute(cache.path)
     cure = "Run the same command again when the other one is done."
-    with lease(root, field="output", cure=cure) as held:
-        known = generations_of(cache)
-        if known[number - 1 : number] == (appended.fingerprint,):
+    with lease(root, field="output", cure=cure) as held_lease:
+        generations = generations_of(cache)
+        if generations[number - 1 : number] == (appended.fingerprint,):
             return
-        if len(known) != number - 1:
-            problem = f"has {len(known)} generations by now, and this one was to be number {number}"
+        if len(generations) != number - 1:
+            problem = f"has {len(generations)} generations by now, and this one was to be number {number}"
             raise CacheError(problem, field="output", value=cache.path, cure="Run the same command again.")
-        content = _File(_VERSION, [*known, appended.fingerprint])
+        content = _File(_VERSION, [*generations, appended.fingerprint])
         content.digest = _digest(content)
-        held.confirm()
+        held_lease.confirm()
         files.write_atomic(files.join(root, GENERATIONS_NAME), msgspec.json.encode(content) + b"\n")
 
 
@@ -190,15 +190,15 @@ def generations_problem(root: str) -> tuple[int, str]:
     except CacheError:  # whoever looks at the cache itself says what is wrong with it
         return 1, ""
     try:
-        known = generations_of(cache)
+        generations = generations_of(cache)
     except CacheError as error:
         return 1, error.problem
-    for number, content in enumerate(known[1:], start=2):
+    for number, content in enumerate(generations[1:], start=2):
         try:
             check_generation(TokenCache.open(generation_path(root, number)), content)
         except CacheError as error:
             return number - 1, f"names generation {number}, which {error.problem}"
-    return len(known), ""
+    return len(generations), ""
 
 
 def remove_generations(root: str) -> None:

@@ -23,10 +23,10 @@ class Head:
 
     def with_length(self, length: int) -> Head:
         """The same request with its body sent as one piece of ``length`` bytes."""
-        kept = {k: v for k, v in self.headers.items() if k not in ("expect", "transfer-encoding", "connection")}
+        kept_headers = {k: v for k, v in self.headers.items() if k not in ("expect", "transfer-encoding", "connection")}
         if length or self.method in ("POST", "PUT", "PATCH"):
-            kept["content-length"] = str(length)
-        return replace(self, headers=kept)
+            kept_headers["content-length"] = str(length)
+        return replace(self, headers=kept_headers)
 
     def encode(self) -> bytes:
         """As it goes over the wire."""

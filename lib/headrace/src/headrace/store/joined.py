@@ -241,12 +241,12 @@ def _open_generations(
     """The generations of a cache that lies in one or several places."""
 
     def opened(number: int) -> TokenCache:
-        paths = [generation_path(place, number) for place in places]
+        paths = [generation_path(root, number) for root in places]
         return open_replicas(paths) if paths[1:] else open_one(paths[0])
 
     first = opened(1)
-    known = wanted_generations(first, wanted, read_list)
-    return [first, *(check_generation(opened(n), content) for n, content in enumerate(known[1:], start=2))]
+    generations = wanted_generations(first, wanted, read_list)
+    return [first, *(check_generation(opened(n), content) for n, content in enumerate(generations[1:], start=2))]
 
 
 def open_components(
@@ -282,13 +282,13 @@ def open_components(
         with _errors_of(name):
             return _open_generations([path, *(replicas or {}).get(path, ())], wanted, open_one, read_list)
 
-    asked = [
+    requests = [
         (name, path, wanted)
         for name, several in paths.items()
         for path, wanted in zip(several, (generations or {}).get(name, [None] * len(several)), strict=True)
     ]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        opened = pool.map(open_all, *zip(*asked, strict=True)) if asked else iter(())
+        opened = pool.map(open_all, *zip(*requests, strict=True)) if requests else iter(())
         groups = {name: [next(opened) for _ in several] for name, several in paths.items()}
     caches: dict[str, TokenCache] = {}
     for name, group in groups.items():

@@ -139,12 +139,12 @@ def removed_documents(cache: TokenCache) -> Intervals:
         >>> removed_documents(headrace.testing.tiny_cache()).total
         0
     """
-    gone, first = Intervals.empty(), 0
+    removed, first = Intervals.empty(), 0
     for member in cache.members:
         of_member = tombstones_of(member).documents()
-        gone = Intervals.union([gone, Intervals(of_member.start + first, of_member.stop + first)])
+        removed = Intervals.union([removed, Intervals(of_member.start + first, of_member.stop + first)])
         first += member.num_documents
-    return gone
+    return removed
 
 
 def remove_documents(cache: TokenCache, documents: Intervals) -> tuple[Tombstones, Intervals]:

@@ -196,11 +196,11 @@ class _Walk:
 
     def _look_ahead(self, samples: int) -> None:
         for d in self.active:
-            known, fair = self._ahead[d], samples // len(self.active) + 16
-            if known.size < fair // 2:
-                first, most = self.rows[d] + known.size, self._lengths[d].samples
+            lookahead, fair = self._ahead[d], samples // len(self.active) + 16
+            if lookahead.size < fair // 2:
+                first, most = self.rows[d] + lookahead.size, self._lengths[d].samples
                 until = first + fair if most is None else min(first + fair, most)
-                self._ahead[d] = np.concatenate([known, self._lengths[d].between(first, until)])
+                self._ahead[d] = np.concatenate([lookahead, self._lengths[d].between(first, until)])
 
     def _draw_sorted(self, stop: int) -> bool:
         """Draws all samples whose turn comes before that of any sample that is not known; False: there are none."""
