@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from headrace.batch.loss import unified_loss
+from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.errors import ConfigError, ReadError
 from headrace.feed.loader import DataLoader
 from headrace.rl.dataset import RLDataset, RLSettings
@@ -197,3 +199,43 @@ def test_processes_on_four_topologies_get_the_same_global_batches(tmp_path):
     store = RolloutStore(folder)
     used = [p for r in store.records() for p in [*r.positions, *r.dropped]]
     assert len(used) == len(set(used))
+
+
+def loss_of(batch, denominator):
+    return unified_loss(4 * jax.nn.one_hot(batch.tokens * 3 % 32, 32), batch, denominator)
+
+
+def tokens_of(batch):
+    """Every completion with what stands beside its tokens, in some order."""
+    lengths, completions = np.asarray(batch.segment_lengths), []
+    columns = [np.asarray(getattr(batch, n)) for n in ("token_ids", "log_probs", "weights", "policy_version")]
+    for row, of_row in enumerate(lengths):
+        begin = 0
+        for size, reward in zip(of_row.tolist(), np.asarray(batch.rewards)[row].tolist(), strict=True):
+            completions.append((reward, *(tuple(c[row, begin : begin + size].tolist()) for c in columns)))
+            begin += size
+    return sorted(one for one in completions if one[1])
+
+
+@pytest.mark.parametrize("balance", ["none", "tokens"])
+def test_steps_of_rollouts_come_in_micro_batches(tmp_path, balance):
+    sampler = Sampler()
+    with rollouts(tmp_path, sampler) as dataset:
+        micro = MicroBatchConfig(48, balance)
+        loader = DataLoader(dataset, mesh=Mesh(np.array(jax.devices()[:2]), ("data",)), micro_batches=micro)
+        with loader.iter_from_step(0) as steps:
+            cut = [next(steps)]
+            for version in (1, 2):
+                sampler.version = version
+                dataset.set_policy_version(version)
+                cut.append(next(steps))
+        plain = DataLoader(dataset, mesh=Mesh(np.array(jax.devices()[:1]), ("data",)))
+        for step, micro_batches in enumerate(cut):
+            rows = plain.batch_at(step)
+            assert tokens_of(micro_batches.rows) == tokens_of(rows)
+            assert 1 < int(micro_batches.count) <= micro_batches.number
+            total = micro_batches.sum(loss_of, "sequences")
+            assert np.isclose(float(total), float(loss_of(rows, "sequences")), atol=1e-5)
+            assert abs(float(total)) > 1e-3
+        assert np.array_equal(loader.batch_at(1).rows.token_ids, cut[1].rows.token_ids)
+    dataset.store.close()

@@ -6,6 +6,7 @@ its rows, which all processes know; the devices then pass rows to where they bel
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from jaxtyping import Int32
 from headrace.batch.micro_plan import MicroBatchConfig, MicroPlan, MicroShape
 from headrace.batch.micro_step import MicroBatches, lay_out
 from headrace.batch.packed_batch import PackedBatch
+from headrace.data.async_dataset import run_blocking
 from headrace.data.dataset import BatchOrder, PlannedDataset
 from headrace.data.rows import segments_of
 from headrace.errors import ConfigError
@@ -77,7 +79,7 @@ class MicroForecast(NamedTuple):
         cls, config: MicroBatchConfig, dataset: PlannedDataset, schedule: BatchSchedule, row_order: RowOrder
     ) -> MicroForecast:
         """Those of a run on one device, or with the config's ``rows``. Raises what :func:`check_micro_batches` does."""
-        check_micro_batches(config, dataset)
+        check_micro_batches(config, dataset, dataset.seq_lens)
         length = dataset.length
         last = _LOOKED_STEPS if length is None else int(schedule.step_of(np.asarray([length - 1]))[0]) + 1
         steps = [plan_step(config, dataset, schedule, k, row_order) for k in range(min(last, _LOOKED_STEPS))]
@@ -101,7 +103,7 @@ class StepSplitter:
         sequence_layout: That of the loader.
 
     Raises:
-        ConfigError: the dataset does not know the lengths of its rows; rows that are longer than a micro-batch's; rows
+        ConfigError: the dataset has no rows of tokens; rows that are longer than a micro-batch's; rows
             of micro-batches that do not divide over the mesh; another layout than ``"contiguous"``.
     """
 
@@ -112,7 +114,7 @@ class StepSplitter:
             cure = "Leave it out, or leave micro_batches out."
             problem = "cannot be combined with micro_batches, whose rows are laid out later"
             raise ConfigError(problem, field="sequence_layout", value=sequence_layout, cure=cure)
-        self._dataset = check_micro_batches(config, order.planned)
+        check_micro_batches(config, order.planned, order.dataset.seq_lens)
         for name, size, ways in (
             ("rows", config.rows or self._ways, self._ways),
             ("max_tokens", config.max_tokens, placement.sequence_ranks),
@@ -129,9 +131,15 @@ class StepSplitter:
         Raises:
             ConfigError: rows of this process, in ``host``, hold other documents than planned: a function changed them.
         """
-        shape, plan, segments = plan_step(
-            self._config, self._dataset, self._order.schedule, step, self._order.row_order, self._ways
-        )
+        order = self._order
+        if order.planned is None:
+            segments = self._segments_as_read(step, host)
+            shape = self._config.shape(len(segments), order.dataset.seq_lens[0], segments.shape[1], self._ways)
+            plan = self._config.plan(segments, shape)
+        else:
+            shape, plan, segments = plan_step(
+                self._config, order.planned, order.schedule, step, order.row_order, self._ways
+            )
         if isinstance(host, PackedBatch):
             local_segments = segments[self._placement.local_rows(len(segments))]
             lengths = host.segment_lengths
@@ -144,26 +152,41 @@ class StepSplitter:
         local = self._placement.local_rows(shape.rows).size
         return partial(_split, plan, shape, self._placement), plan.filled * local * shape.places
 
+    def _segments_as_read(self, step: int, host: Any) -> Int32[np.ndarray, "B M"]:
+        """Lengths of the segments of all rows of a step, of a dataset that knows them only when it is read: as rollouts
+        are, whose steps each process has whole.
+        """
+        first, size = self._order.schedule.rows_at(step)
+        if self._placement.local_rows(size).size < size:
+            host = run_blocking(self._order.dataset.get_batch(np.arange(first, first + size)))
+        batch = _checked_kind(host)
+        if batch.segment_lengths is None:
+            return np.where(batch.valid, batch.seq_len, 0)[:, None].astype(np.int32)
+        return np.asarray(batch.segment_lengths)
 
-def check_micro_batches(config: MicroBatchConfig, dataset: PlannedDataset | None) -> PlannedDataset:
-    """The dataset; ConfigError if its rows cannot be cut into micro-batches."""
-    if dataset is None:
-        cure = "Load a dataset of token caches, or leave micro_batches out."
-        raise ConfigError("needs rows whose lengths are known", field="micro_batches", value=config, cure=cure)
-    if dataset.eos_id is not None:
+
+def check_micro_batches(config: MicroBatchConfig, dataset: PlannedDataset | None, seq_lens: Sequence[int]) -> None:
+    """Raises ConfigError if the rows of a dataset, planned or not, cannot be cut into micro-batches."""
+    if not seq_lens:
+        cure = "Load token caches or rollouts, or leave micro_batches out."
+        raise ConfigError("needs rows of tokens", field="micro_batches", value=config.max_tokens, cure=cure)
+    if dataset is not None and dataset.eos_id is not None:
         cure = "Pack the components (packing: {}), or leave split_documents or micro_batches out."
         problem = "needs rows whose documents are known before they are read, and split_documents looks for their ends"
         raise ConfigError(problem, field="micro_batches", value=config.max_tokens, cure=cure)
-    for seq_len in dataset.seq_lens:
+    for seq_len in seq_lens:
         config.check(seq_len)
-    return dataset
 
 
 def _split(plan: MicroPlan, shape: MicroShape, placement: Placement, batch: Any) -> MicroBatches:
     if isinstance(batch, PooledRows):
         batch = exchange_rows(batch)
+    return lay_out(_checked_kind(batch), *plan, shape=shape, sharding=placement.sharding)
+
+
+def _checked_kind(batch: Any) -> PackedBatch:
     if not isinstance(batch, PackedBatch):
         cure = "Leave micro_batches out, or make map() and fn return a PackedBatch."
         kind = type(batch).__name__
         raise ConfigError("needs batches that are PackedBatch", field="micro_batches", value=kind, cure=cure)
-    return lay_out(batch, *plan, shape=shape, sharding=placement.sharding)
+    return batch

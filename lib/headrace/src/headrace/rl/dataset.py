@@ -34,7 +34,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from itertools import takewhile
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import jax
 import numpy as np
@@ -47,7 +47,7 @@ from headrace.mix.schedule import BatchSchedule
 from headrace.order.order import Order
 from headrace.rl.advantages import AdvantageSpec, resolve
 from headrace.rl.feeder import Feeder
-from headrace.rl.groups import Prompt, Prompts, Sampler, ScoredGroup, digest_of_prompts
+from headrace.rl.groups import Prompt, Prompts, Sampler, digest_of_prompts
 from headrace.rl.prompt_order import PROMPT_ORDERS
 from headrace.rl.rollout_metrics import rollout_metrics
 from headrace.rl.rollout_records import BatchRecord
@@ -108,9 +108,9 @@ class RLDataset(AsyncDataset[PackedBatch]):
         self.store.claim(self._claimed)
         self.counts: dict[str, int] = dict.fromkeys(COUNTERS, 0)
         self.totals: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        self._version: int | None = None  # nobody has told it
+        self._lock, self._version = threading.Lock(), cast("int | None", None)  # nobody has told it
         self._feeder: Feeder | None = None
+        self._read: tuple[BatchRecord | None, Any] = None, None  # the step that a loader read last
         self._selection: Selection | None = None  # of the step that is being made, for all that ask for it
         if settings.in_flight is not None and self._calls is not None and self.store.producer is None:
             self._feeder = Feeder(self._calls, self.store, settings, self._prompt)
@@ -244,11 +244,14 @@ class RLDataset(AsyncDataset[PackedBatch]):
     async def _batch_of(self, step: int) -> PackedBatch:
         if self._version is None:
             self.set_policy_version(step)  # of the policy that a resumed run begins with
+        if (record := self.store.record(step)) is not None and record == self._read[0]:
+            return self._read[1]  # micro-batches ask twice
         batch = self._make(step, step)
         while True:
             try:
                 next(batch)
             except StopIteration as end:
+                self._read = self.store.record(step), end.value
                 return end.value
             await asyncio.sleep(_ASYNC_POLL_S)
 
@@ -271,13 +274,15 @@ class RLDataset(AsyncDataset[PackedBatch]):
             with self._lock:  # a loader and an iteration that was left may ask for the same step
                 record = self.store.record(step)
                 if record is not None:
-                    batch = self._pack(record, [self.store.group(p) for p in record.positions])
+                    groups = [self.store.group(p) for p in record.positions]
+                    batch = pack_groups(groups, self.settings, oldest=record.oldest)
                 else:
                     assert selection is not None
                     self._check_next(step)
                     record = selection.record()
                     # before the record is put: a step that cannot be packed has used no prompt
-                    batch = self._pack(record, [selection.groups[p] for p in record.positions])
+                    groups = [selection.groups[p] for p in record.positions]
+                    batch = pack_groups(groups, self.settings, oldest=record.oldest)
                     self._measure(record, selection, batch)
                     if self._feeder is not None:
                         self._feeder.end_step()
@@ -401,9 +406,8 @@ class RLDataset(AsyncDataset[PackedBatch]):
             samples = [pool.submit(self._sample_one, prompt) for prompt in prompts]
             wait(samples, return_when=FIRST_EXCEPTION)
             pool.shutdown(cancel_futures=True)  # those that were begun are waited for, and stored
-        for sample in samples:
-            if not sample.cancelled():
-                sample.result()
+        for sample in (one for one in samples if not one.cancelled()):
+            sample.result()
 
     def _sample_one(self, prompt: Prompt) -> None:
         """Stores a group of the sampler's, if it is good: once it is stored its prompt is not sampled again."""
@@ -411,9 +415,6 @@ class RLDataset(AsyncDataset[PackedBatch]):
             raise ConfigError("nobody could sample", field="sampler", value=None, cure="Give RLDataset a sampler.")
         if (group := self._calls.sample(prompt)) is not None:
             self._calls.store(group, prompt.position, self.store)
-
-    def _pack(self, record: BatchRecord, groups: list[ScoredGroup]) -> PackedBatch:
-        return pack_groups(groups, self.settings, oldest=record.oldest)
 
 
 _ADVANTAGES: dict[str, Any] = asdict(AdvantageSpec())
