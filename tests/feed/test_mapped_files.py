@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace.data.dataset import BatchOrder
+from headrace.data.mixture import MixtureDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.feed import mapped_files
@@ -93,3 +94,27 @@ def test_what_is_mapped_leaves_the_page_tables_now_and_then(cache, monkeypatch):
     monkeypatch.setattr(mapped_files, "SWEEP_BYTES", 1000)
     expected = [batch.tokens for batch in batches_of(cache, mapping=False)]
     assert_equal(batches_of(cache, 2048), expected)
+
+
+@pytest.mark.parametrize("damage", ["cut", "overwritten"])
+def test_what_an_earlier_loader_found_sound_is_looked_at_by_the_next(cache, monkeypatch, damage):
+    monkeypatch.setattr(mapped_files, "LOOK_S", 1e9)
+    next(batches_of(cache))
+    for path in shards(cache):
+        size = path.stat().st_size
+        with path.open("r+b") as file:
+            file.truncate(0) if damage == "cut" else file.write(bytes(size))
+    with pytest.raises(ReadError, match="was changed while it was mapped"):
+        next(batches_of(cache))
+
+
+def test_a_file_that_is_cut_before_its_chunks_are_copied_is_named(cache, tmp_path):
+    other = write_cache(tmp_path / "d", [[TOKENS]], layout=CacheLayout("uint16", 64, 8))  # of two dtypes: copied
+    both = {name: TokenSeqDataset(one, 16) for name, one in {"a": cache, "b": other}.items()}
+    mixture = MixtureDataset(both, {"a": 1, "b": 1}, BatchSchedule(BATCH))
+    found = PlannedReader(BatchOrder(mixture, BatchSchedule(BATCH)), HERE, 2048, grouping=Grouping(0)).batches(0, 60)
+    next(found)
+    os.truncate(shards(cache)[0], 100)
+    with pytest.raises(ReadError) as raised:
+        list(found)
+    assert str(cache.parts[0].data.url) in str(raised.value)

@@ -2,12 +2,14 @@
 
 A finished cache is never written to. If it is, a run that goes on would train on something else: a file that became
 shorter ends the process when what is gone is touched (SIGBUS), one that was written over gives other tokens. So the
-files that a group of batches is gathered from are looked at before, each once in :data:`LOOK_S` seconds: what was
-written over is held against its checksums again. What is changed between that and the copy cannot be noticed.
+files that a group of batches is gathered from are looked at before, each when it is first gathered from and then once in
+:data:`LOOK_S` seconds: what was written over is held against its checksums again. What is changed between that and the
+copy cannot be noticed.
 """
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -43,7 +45,7 @@ class MappedFiles:
         file = self._numbers.setdefault(key, len(self._files))
         if file == len(self._files):
             self._files.append(array.file_of(chunk))
-            self._looked_at.append(time.monotonic())
+            self._looked_at.append(-math.inf)  # it may have been mapped, and checked, by a loader of long ago
         self._chunks[slot] = array, chunk
         self._file[slot] = file
         self._touched += array.chunk_bytes

@@ -152,6 +152,8 @@ class MappedArray:
             into: Contiguous bytes, as many as a chunk has.
         """
         assert self._native is not None
+        if not self.bring(chunk):
+            return False
         at, target = self.address(chunk), into.ctypes.data
         ctypes.memmove(target, at, self.chunk_bytes)
         stored = int.from_bytes(ctypes.string_at(at + self.chunk_bytes, CRC_BYTES), "little")
