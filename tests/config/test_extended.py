@@ -265,3 +265,30 @@ def test_settings_go_to_what_extends(root: str):
     )
     newcomer = config.components["web@2"]
     assert (newcomer.packing, newcomer.max_epochs, newcomer.weight, newcomer.remove) == (PackingConfig(), 2, None, None)
+
+
+def test_an_extended_run_goes_on_when_new_documents_are_removed_later(root: str, tmp_path: Path):
+    open_run(tmp_path / "run", config_of(root).loader(ONE))
+    grown(tmp_path / "web", [30], start=2)
+    longer = config_of(root, {"step": 4, "extend": {"web": 2}})
+    open_run(tmp_path / "run", longer.loader(ONE), 3)
+    expected = batches(longer, range(12))
+    remove_documents(open_cache(f"{root}/web").members[1], numbers(*range(20)))
+    with config_of(root, {"step": 4, "extend": {"web": 2}}).loader(ONE) as loader:
+        open_run(tmp_path / "run", loader, 8)
+        assert same([[np.asarray(x) for x in jax.tree.leaves(loader.batch_at(step))] for step in range(12)], expected)
+
+
+def test_what_extends_a_component_is_not_extended_itself(root: str, tmp_path: Path):
+    grown(tmp_path / "web", [30, 10], start=2)
+    with pytest.raises(ConfigError, match=r"amendments\[1\].extend.web@2 = 3: is itself what extends web.*\{web: 3\}"):
+        config_of(root, {"step": 3, "extend": {"web": 2}}, {"step": 5, "extend": {"web@2": 3}}).dataset()
+
+
+def test_tombstones_of_more_generations_than_the_run_has_are_counted_over_all(root: str, tmp_path: Path):
+    grown(tmp_path / "web", [30, 10], start=2)
+    for member in open_cache(f"{root}/web").members:
+        remove_documents(member, numbers(3))
+    amendments = {"step": 3, "extend": {"web": 2}}, {"step": 5, "remove": {"web": [1, 1, 1]}}
+    with pytest.raises(ConfigError, match=r"\[1, 1, 1\]: gives 3 generations, .* 2 caches. .*: \[1, 1\]"):
+        config_of(root, *amendments, web={"tombstones": 0}).dataset()

@@ -471,3 +471,12 @@ def test_a_budget_is_a_number_of_bytes(mixture, budget):
     for make in (DataLoader, HostBatches):
         with pytest.raises(ConfigError, match=r"prefetch_bytes = .*: is no number of bytes\. E\.g\. 1 << 30"):
             make(mixture, prefetch_bytes=budget)
+
+
+def test_iterations_that_nobody_asks_about_take_no_memory():
+    loader = DataLoader(TokenSeqDataset(tiny_cache(), 16), 8)
+    for _ in range(20):
+        with loader.iter_from_step(0) as batches:
+            next(batches)
+    assert len(loader._counted) < 5  # what stats() would sum up
+    assert loader.stats().batches >= 20

@@ -175,6 +175,25 @@ def test_bad_input_is_named(cache: str, tmp_path: Path, tree: Tree):
     refused(CacheUnfinishedError, "was not finished building", [texts_of(tmp_path / "newer", 1, 3)])
 
 
+def test_a_file_is_known_however_it_is_spelled_and_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("work").mkdir()
+    texts_of(Path("old"), 2, 1)
+    build_cache(SourceConfig(["old"]), TokenizerConfig("bytes"), "work/../cache", **QUIET)
+    Path("link").symlink_to("old")
+    for spelled in ("work/../old", str(tmp_path / "old"), "link"):
+        with pytest.raises(SourceError, match="in generation 1 of cache already"):
+            append_cache([spelled], "cache", **QUIET)
+    monkeypatch.chdir("work")
+    with pytest.raises(SourceError, match=r"already, as 1 others are.*touch FILE"):
+        append_cache(["../old"], "../cache", **QUIET)
+    for file in Path("../old").iterdir():
+        file.touch()
+    append_cache(["../old"], "../cache", **QUIET)
+    assert open_cache("../cache").generations == (2,)
+    assert open_cache("../cache").document(0).size
+
+
 def test_lists_that_do_not_fit_are_named(cache: str, tmp_path: Path):
     append_cache([texts_of(tmp_path / "new", 1, 2)], cache, **QUIET)
     list_of = Path(cache, GENERATIONS_NAME)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.documents import DocumentFilter
-from headrace.errors import CacheError, ConfigError
+from headrace.errors import CacheError, CacheMissingError, ConfigError
 from headrace.ingest.append import append_cache
 from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
@@ -40,6 +40,14 @@ def append(root: str, documents: int, seed: int = 5) -> TokenCache:
     made = write_cache(generation_path(root, number), [random_documents(documents, seed=seed + number)])
     add_generation(TokenCache.open(root), number, made)
     return made
+
+
+def test_a_generation_whose_folder_is_gone_is_to_be_restored(tmp_path: Path):
+    root = tiny_cache(tmp_path / "web").path
+    shutil.rmtree(append(root, 3).path)
+    with pytest.raises(CacheMissingError, match=r"Restore its folder.*generations: 1"):
+        open_cache(root)
+    assert open_cache(root, 1).num_documents
 
 
 @settings(max_examples=6)

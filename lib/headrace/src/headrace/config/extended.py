@@ -46,16 +46,21 @@ def extended(config: LmDataConfig) -> Mapping[str, Any]:
         later = added_later(config.amendments[number + 1 :])
         for name, given in amendment.extend.items():
             field = f"amendments[{number}].extend.{name}"
+            if name not in reached and name in components:
+                base = next(base for one in config.amendments for base, new in one.newcomers.items() if new == name)
+                cure = f"Extend that: {{{base}: {given}}}."
+                raise ConfigError(f"is itself what extends {base}", field=field, value=given, cure=cure)
             _check_extends(name, given, field, components)
             numbers = given if isinstance(given, list) else [given]
             paths = _new_paths(components[name], reached[name], numbers, (field, given))
             newcomer, reached[name] = amendment.newcomers[name], numbers
-            _check_free(newcomer, config.components.get(newcomer), components[name], field)
+            held = config.components.get(newcomer)
+            _check_free(newcomer, held, components[name], field)
             one = replace(components[name], cache=paths, weight=None, source=None, expected_tokens=None, remove=None)
             if one.replicas:
                 copies = [copy + paths[0].removeprefix(components[name].caches[0]) for copy in one.replicas]
                 one = replace(one, replicas=None if paths[1:] else copies)
-            one = replace(one, generations=[1] * len(paths), tombstones=None)
+            one = replace(one, generations=[1] * len(paths), tombstones=held.tombstones if held else None)
             first = [n for n in components if n not in later]
             last = [n for n in components if n in later]  # what later amendments bring in stands behind
             order = {n: components[n] for n in first} | {newcomer: one} | {n: components[n] for n in last}

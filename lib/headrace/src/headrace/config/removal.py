@@ -46,6 +46,9 @@ def erase_removed(
 
     _check_names(components, amendments)
     removals = {name: _Removals(name, one, caches[name]) for name, one in components.items()}
+    for number, amendment in enumerate(amendments):
+        for group, given in amendment.remove.items():
+            _check_count(f"amendments[{number}].remove.{group}", given, [removals[n] for n in family(group, caches)])
     erasures: dict[str, list[tuple[int, Erasure]]] = {}
     for name, removal in removals.items():
         steps = [(0, f"components.{name}.tombstones", components[name].tombstones)]
@@ -134,6 +137,19 @@ def _check_names(components: Mapping[str, ComponentConfig], amendments: Sequence
                 raise ConfigError("is not a component", field=field, value=generation, cure=cure)
 
 
+def _check_count(field: str, given: int | list[int], family: Sequence[_Removals]) -> None:
+    """Raises ConfigError for more numbers than a component that is extended has caches, with all that extends it."""
+    if family[1:] and isinstance(given, list):
+        newest = [number for removal in family for number in removal.newest]
+        if len(given) > len(newest):
+            raise _miscounted(field, given, len(given), newest)
+
+
+def _miscounted(field: str, given: object, count: int, newest: Sequence[int]) -> ConfigError:
+    problem = f"gives {count} generations, and the component has {len(newest)} caches"
+    return ConfigError(problem, field=field, value=given, cure=f"Give one for each: {newest}.")
+
+
 class _Removals:
     """The tombstones of the caches of a component."""
 
@@ -145,19 +161,22 @@ class _Removals:
         read = tombstone_reader()
         return [Tombstones() if one.is_virtual else tombstones_of(one, read) for one in self._cache.members]
 
+    @property
+    def newest(self) -> list[int]:
+        return [len(stones) for stones in self._of_member]
+
     def generations(self, given: int | list[int] | None, field: str) -> list[int]:
         """The generation of each cache, as a config gives them."""
         if given == 0:  # then nobody asks whether there are any
             return [0] * len(self._cache.members)
-        newest = [len(stones) for stones in self._of_member]
+        newest = self.newest
         if given is None:
             return newest
         numbers = [*given] if isinstance(given, list) else [given]
         if len(self._cache.generations) == 1:  # of generations that are not said, nothing is removed
             numbers += [0] * (len(newest) - len(numbers))
         if len(numbers) != len(newest):
-            problem = f"gives {len(numbers)} generations, and the component has {len(newest)} caches"
-            raise ConfigError(problem, field=field, value=given, cure=f"Give one for each: {newest}.")
+            raise _miscounted(field, given, len(numbers), newest)
         for number, last, cache in zip(numbers, newest, self._cache.members, strict=True):
             if not 0 <= number <= last:
                 has = f"{cache.path} has {last} of them" if last else f"nothing was removed from {cache.path}"

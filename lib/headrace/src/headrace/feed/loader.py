@@ -251,6 +251,7 @@ class DataLoader(BatchOrder):
         )
         self._open.add(batches)
         with self._lock:
+            self._fold_finished()
             self._counted.append((stats, weakref.ref(batches), batches.thread))
         return batches
 

@@ -2,9 +2,9 @@
 
 A finished cache is never written to. If it is, a run that goes on would train on something else: a file that became
 shorter ends the process when what is gone is touched (SIGBUS), one that was written over gives other tokens. So the
-files that a group of batches is gathered from are looked at before, each when it is first gathered from and then once in
-:data:`LOOK_S` seconds: what was written over is held against its checksums again. What is changed between that and the
-copy cannot be noticed.
+files that a group of batches is gathered from are looked at before, each when it is first gathered from and then once
+in :data:`LOOK_S` seconds: what was written over is held against its checksums again. What is changed between that and
+the copy cannot be noticed.
 """
 
 from __future__ import annotations

@@ -159,31 +159,44 @@ def _check_same(output: str, field: str, value: object, differences: Sequence[st
         raise ConfigError(problem, field=field, value=value, cure=cure)
 
 
+def _place(path: str) -> str:
+    """The one place of a source file, however it is spelled."""
+    place = files.absolute(path)
+    return str(files.local_path(place).resolve()) if files.is_local(place) else place
+
+
+def _trace(record: Mapping[str, Any]) -> tuple[object, ...]:
+    """What tells a source file whose recorded path is relative, and perhaps to another working folder than this."""
+    return str(record["path"]).rpartition("/")[2], record["size"], record["version"]
+
+
 def _number_of(output: str, known: int, wanted: Ledger) -> int:
     """The number of the generation that is built of these sources: the newest if it is of just these, else the next.
 
     Raises:
         SourceError: a file is in a generation already.
     """
-    now = {files.absolute(str(record["path"])): record for record in wanted.sources}
+    now = {_place(str(record["path"])): record for record in wanted.sources}
     numbers: dict[str, int] = {}
     for number in range(known, 0, -1):
         ledger = read_ledger(generation_path(output, number))
         records = [] if ledger is None else ledger.metadata.get(SHUFFLED, {}).get("sources", ledger.sources)
-        earlier = {files.absolute(str(record["path"])): record for record in records}
+        earlier = {_place(str(record["path"])): record for record in records}
         same = now.keys() == earlier.keys() and not any(is_changed(earlier[path], now[path]) for path in now)
         if number == known > 1 and same:
             return number
-        numbers |= {path: number for path in now if path in earlier}
+        traces = {_trace(record) for record in records if files.absolute(path := str(record["path"])) != path}
+        numbers |= {path: number for path, one in now.items() if path in earlier or _trace(one) in traces}
     if numbers:
         path = next(path for path in now if path in numbers)
         fresh = [str(record["path"]) for name, record in now.items() if name not in numbers]
         few = f": headrace build {' '.join(fresh)} --output {output} --append" if 0 < len(fresh) <= 4 else "."
         others = f", as {len(numbers) - 1} others are" if numbers.keys() != {path} else ""
+        cure = f"Name only the new files{few}" if fresh else "Name other files: there is nothing new to append."
         raise SourceError(
             f"is in generation {numbers[path]} of {output} already{others}, and no file is stored twice",
             field="sources",
             value=str(now[path]["path"]),
-            cure=f"Name only the new files{few}" if fresh else "Name other files: there is nothing new to append.",
+            cure=f"{cure} (One that only has name, size and time of another is new after: touch FILE.)",
         )
     return known + 1

@@ -69,7 +69,7 @@ def kvstore_spec(url: str) -> dict[str, Any]:
     os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", str(max(round(retry.policy().timeout_s), 1)))
     os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
     if files.is_local(url):
-        return {"driver": "file", "path": f"{files.local_path(url).absolute()}/"}
+        return {"driver": "file", "path": f"{files.absolute(str(files.local_path(url)))}/"}
     parts = urlsplit(url)
     path = parts.path.strip("/") + "/"
     if parts.scheme in ("gs", "gcs"):

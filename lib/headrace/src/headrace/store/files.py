@@ -45,8 +45,9 @@ def local_path(url: str) -> Path:
 
 
 def absolute(url: str) -> str:
-    """The same place, whatever the working folder is when it is used."""
-    return url if url.startswith("/") or "://" in url else str(local_path(url).absolute())
+    """The same place, whatever the working folder is when it is used; without ``..``, which TensorStore refuses."""
+    path = url if url.startswith("/") else str(local_path(url).absolute())
+    return url if "://" in url else str(Path(path).resolve()) if ".." in Path(path).parts else path
 
 
 def join(root: str, *parts: str) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int64
 from msgspec.structs import replace
 
-from headrace.errors import ConfigError
+from headrace.errors import CacheMissingError, ConfigError
 from headrace.store import files
 from headrace.store.arrays import ArrayList
 from headrace.store.cache import OriginalDocument, ReadLedger, TokenCache
@@ -242,7 +242,13 @@ def _open_generations(
 
     def opened(number: int) -> TokenCache:
         paths = [generation_path(root, number) for root in places]
-        return open_replicas(paths) if paths[1:] else open_one(paths[0])
+        try:
+            return open_replicas(paths) if paths[1:] else open_one(paths[0])
+        except CacheMissingError as error:
+            if number == 1:
+                raise
+            cure = f"Restore its folder; a run that is to do without has components.NAME.generations: {number - 1}."
+            raise CacheMissingError(error.problem, field=error.field, value=error.value, cure=cure) from error
 
     first = opened(1)
     generations = wanted_generations(first, wanted, read_list)
