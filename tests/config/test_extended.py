@@ -292,3 +292,14 @@ def test_tombstones_of_more_generations_than_the_run_has_are_counted_over_all(ro
     amendments = {"step": 3, "extend": {"web": 2}}, {"step": 5, "remove": {"web": [1, 1, 1]}}
     with pytest.raises(ConfigError, match=r"\[1, 1, 1\]: gives 3 generations, .* 2 caches. .*: \[1, 1\]"):
         config_of(root, *amendments, web={"tombstones": 0}).dataset()
+
+
+def test_what_comes_in_with_tombstones_changes_nothing_of_the_steps_before(root: str):
+    grown(Path(root) / "web", [30], start=2)
+    plain = config_of(root, web={"generations": 1, "tombstones": 0})
+    remove_documents(open_cache(f"{root}/web").members[1], numbers(*range(20)))
+    longer = config_of(root, {"step": 4, "extend": {"web": 2}}, web={"tombstones": 0})
+    for ours, theirs in zip(batches(longer, range(4)), batches(plain, range(4)), strict=True):
+        assert len(ours) == len(theirs)  # not a leaf more: a jitted step is not compiled anew
+        assert all(map(np.array_equal, ours, theirs))
+    assert len(batches(longer, range(4, 5))[0]) > len(theirs)

@@ -68,7 +68,8 @@ def erase_removed(
                 for (step, numbers), (_, field, _) in zip(generations, steps, strict=True)
                 if any(numbers)
             ]
-    return ErasedDataset(dataset, erasures) if erasures else dataset
+    drawn_from = {newcomer: one.step for one in amendments for newcomer in one.newcomers.values()}
+    return ErasedDataset(dataset, erasures, drawn_from) if erasures else dataset
 
 
 def components_as_begun(

@@ -178,6 +178,8 @@ class ErasedDataset(WrappingDataset):
     Args:
         base: The dataset.
         erasures: By component: what is erased from which step on, in the order of steps, each with what was before.
+        drawn_from: The step from which on a component is drawn, of those that amendments bring in. Nothing is erased
+            of it before, so that batches before have no mask that they had not without the amendment.
 
     Example:
         >>> import headrace.testing
@@ -194,16 +196,24 @@ class ErasedDataset(WrappingDataset):
         self,
         base: MixtureDataset | PhasedDataset,
         erasures: Mapping[str, Sequence[tuple[int, Erasure]]],
+        drawn_from: Mapping[str, int] | None = None,
     ) -> None:
         self.base, self.batch_schedule, self._erasures = base, base.batch_schedule, erasures
-        self._steps = sorted({0, *(step for of_component in erasures.values() for step, _ in of_component)})
+        self._drawn_from = drawn_from or {}
+        self._from_step = {
+            name: [(max(step, self._drawn_from.get(name, 0)), one) for step, one in of_component]
+            for name, of_component in erasures.items()
+        }
+        self._steps = sorted({0, *(step for of_component in self._from_step.values() for step, _ in of_component)})
         self._served: dict[tuple[int, int], PlannedDataset] = {}
         self._checked: set[tuple[int, int]] = set()
 
     def with_loss_weights(self, weights: Mapping[str, object]) -> ErasedDataset:
         """See :meth:`~headrace.data.mixture.MixtureDataset.with_loss_weights`."""
         return ErasedDataset(
-            cast("MixtureDataset | PhasedDataset", self.base).with_loss_weights(weights), self._erasures
+            cast("MixtureDataset | PhasedDataset", self.base).with_loss_weights(weights),
+            self._erasures,
+            self._drawn_from,
         )
 
     def at_step(self, step: int) -> tuple[PlannedDataset, int | None]:
@@ -217,7 +227,7 @@ class ErasedDataset(WrappingDataset):
 
     def _past(self, number: int) -> dict[str, Erasure]:
         """What is erased of each component from the ``number``-th step on, at which something is."""
-        past = {n: [one for first, one in ones if first <= self._steps[number]] for n, ones in self._erasures.items()}
+        past = {n: [one for first, one in ones if first <= self._steps[number]] for n, ones in self._from_step.items()}
         return {name: ones[-1] for name, ones in past.items() if ones and ones[-1].tokens.total}
 
     def _variant(self, inner: PlannedDataset, number: int) -> PlannedDataset:
