@@ -86,7 +86,7 @@ class RLDataset(AsyncDataset[PackedBatch]):
         >>> from headrace.rl import ScoredGroup
         >>> class Guess:
         ...     def sample_and_score(self, prompt):
-        ...         return ScoredGroup([np.append(prompt.tokens, a) for a in (0, 1)], np.arange(2.0), prompt.tokens.size)
+        ...         return ScoredGroup([np.append(prompt.tokens, a) for a in (0, 1)], np.arange(2.0), 1)
         >>> dataset = RLDataset([np.array([7])] * 4, Guess(), RLSettings(seq_len=8, groups_per_batch=2, seed=0))
         >>> batch = dataset.next_batch()
         >>> batch.rewards.tolist(), dataset.counts["valid_groups"]
