@@ -391,7 +391,7 @@ def test_what_ends_a_process_ends_no_other_call():
             await asyncio.sleep(0.001)
             return group(prompt)
 
-    with dataset(Ends(), in_flight=2) as made:
+    with dataset(Ends(), in_flight=2, groups_per_batch=500) as made:  # not full without the one that raises
         with pytest.raises(SystemExit):
             made_within(made, 0)
         for _ in range(3):  # the loop goes on
