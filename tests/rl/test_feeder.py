@@ -157,7 +157,7 @@ def test_nothing_is_begun_for_a_policy_that_is_not_there_yet():
         while len(policy.asked) < 9:
             time.sleep(0.001)
         time.sleep(0.02)
-        assert len(policy.asked) == 9  # two steps ahead
+        assert len(policy.asked) in (9, 10)  # two steps ahead, and what the step could not do without, if it was late
 
 
 def test_a_call_that_fails_is_made_again_so_often():
