@@ -298,11 +298,11 @@ def measure(args: argparse.Namespace, report: Report) -> None:
             report,
             Path(folder),
             EXAMPLES,
-            batches=128 if args.quick else 512,
-            repeats=3 if args.quick else 7,
+            batches=64 if args.quick else 512,
+            repeats=2 if args.quick else 7,
         )
         columns_of = EXAMPLES // 16  # 17 times the bytes
-        bench_columns(report, Path(folder), columns_of, 64 if args.quick else 512, 3 if args.quick else 7)
+        bench_columns(report, Path(folder), columns_of, 64 if args.quick else 512, 2 if args.quick else 7)
         bench_zstd(report, Path(folder), EXAMPLES, repeats=3 if args.quick else 7)
         bench_reads(report, Path(folder))
 
