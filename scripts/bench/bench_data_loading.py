@@ -303,7 +303,7 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         )
         columns_of = EXAMPLES // 16  # 17 times the bytes
         bench_columns(report, Path(folder), columns_of, 64 if args.quick else 512, 2 if args.quick else 7)
-        bench_zstd(report, Path(folder), EXAMPLES, repeats=3 if args.quick else 7)
+        bench_zstd(report, Path(folder), EXAMPLES, repeats=2 if args.quick else 7)
         bench_reads(report, Path(folder))
 
 
