@@ -58,7 +58,7 @@ def append_as_typed(
         raise ConfigError("does not go with --append", field="--repair", value=True, cure=cure)
     typed = {name for name in context.params if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
     reading = {field: getattr(source, field) for field, names in _SOURCE.items() if typed.intersection(names)}
-    tokens = {field: said for (field, name), said in zip(_TOKENIZER.items(), encoder, strict=True) if name in typed}
+    tokens = {field: text for (field, name), text in zip(_TOKENIZER.items(), encoder, strict=True) if name in typed}
     settings = {name: value for name, value in options.items() if name in typed or name not in _OF_CACHE}
     with kept_when_interrupted():
         return append_cache(source.paths, output, source=reading, tokenizer=tokens, how=how, **settings)

@@ -16,6 +16,7 @@ from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
 from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
+from headrace.mix.amendments import number_of_each
 from headrace.mix.limits import check_component_budgets
 from headrace.mix.repeats import check_weight
 from headrace.mix.schedule import CountedTokens, weight_from_config
@@ -115,7 +116,7 @@ class ComponentConfig:
         """
         if self.generations is None:
             return [None for _ in self.caches]
-        counts = self.generations if isinstance(self.generations, list) else [self.generations]
+        counts = number_of_each(self.generations)
         if len(counts) != len(self.caches) or min(counts, default=0) < 1:
             cure = f"Give one number, from 1, for each: {[1] * len(self.caches)}, or leave it out."
             problem = f"is not how many generations its {len(self.caches)} caches have"
@@ -127,10 +128,9 @@ class ComponentConfig:
         extended, all before the first that an amendment brings; None: all that there are.
         """
         if self.generations is not None:
-            return self.generations if isinstance(self.generations, list) else [self.generations]
+            return number_of_each(self.generations)
         extension = next((amendment.extend[name] for amendment in amendments if name in amendment.extend), None)
-        numbers = extension if isinstance(extension, list) else [extension or 0]
-        return None if extension is None else [max(number - 1, 1) for number in numbers]
+        return None if extension is None else [max(number - 1, 1) for number in number_of_each(extension)]
 
     @property
     def shown_cache(self) -> str:
@@ -303,8 +303,7 @@ def _check_known(config: LmDataConfig, known: Mapping[str, Sequence[str]]) -> No
     """Raises ConfigError for a generation that no cache has."""
     for at, amendment in enumerate(config.amendments):
         for name, given in amendment.extend.items():
-            numbers = given if isinstance(given, list) else [given]
-            for number, path in zip(numbers, config.components[name].caches, strict=True):
+            for number, path in zip(number_of_each(given), config.components[name].caches, strict=True):
                 if path in known and number > len(known[path]):
                     cure = f"headrace build SOURCE --output {path} --append makes another."
                     problem = f"is not a generation of {path}, which has {len(known[path])}"

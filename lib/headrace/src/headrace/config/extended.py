@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config.component import ComponentConfig
 from headrace.errors import ConfigError, did_you_mean
+from headrace.mix.amendments import number_of_each
 from headrace.mix.stage_config import added_later
 from headrace.store.generations import generation_path
 
@@ -51,16 +52,16 @@ def extended(config: LmDataConfig) -> Mapping[str, Any]:
                 cure = f"Extend that: {{{base}: {given}}}."
                 raise ConfigError(f"is itself what extends {base}", field=field, value=given, cure=cure)
             _check_extends(name, given, field, components)
-            numbers = given if isinstance(given, list) else [given]
+            numbers = number_of_each(given)
             paths = _new_paths(components[name], reached[name], numbers, (field, given))
             newcomer, reached[name] = amendment.newcomers[name], numbers
-            held = config.components.get(newcomer)
-            _check_free(newcomer, held, components[name], field)
+            written_out = config.components.get(newcomer)
+            _check_free(newcomer, written_out, components[name], field)
             one = replace(components[name], cache=paths, weight=None, source=None, expected_tokens=None, remove=None)
             if one.replicas:
                 copies = [copy + paths[0].removeprefix(components[name].caches[0]) for copy in one.replicas]
                 one = replace(one, replicas=None if paths[1:] else copies)
-            one = replace(one, generations=[1] * len(paths), tombstones=held.tombstones if held else None)
+            one = replace(one, generations=[1] * len(paths), tombstones=written_out.tombstones if written_out else None)
             first = [n for n in components if n not in later]
             last = [n for n in components if n in later]  # what later amendments bring in stands behind
             order = {n: components[n] for n in first} | {newcomer: one} | {n: components[n] for n in last}

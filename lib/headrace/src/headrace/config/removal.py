@@ -13,7 +13,7 @@ from headrace.config.component import ComponentConfig
 from headrace.data.documents import stored_documents, token_ranges
 from headrace.errors import ConfigError, did_you_mean
 from headrace.feed.host_ledgers import tombstone_reader
-from headrace.mix.amendments import family
+from headrace.mix.amendments import family, number_of_each
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
@@ -121,7 +121,7 @@ def _share(name: str, group: str, given: int | list[int], caches: Mapping[str, T
     the last number.
     """
     first = 0
-    numbers = given if isinstance(given, list) else [given]
+    numbers = number_of_each(given)
     for one in (names := family(group, caches)):
         count = len(caches[one].members)
         if one == name and len(names) > 1:
@@ -173,7 +173,7 @@ class _Removals:
         newest = self.newest
         if given is None:
             return newest
-        numbers = [*given] if isinstance(given, list) else [given]
+        numbers = number_of_each(given)
         if len(self._cache.generations) == 1:  # of generations that are not said, nothing is removed
             numbers += [0] * (len(newest) - len(numbers))
         if len(numbers) != len(newest):

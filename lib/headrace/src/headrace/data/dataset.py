@@ -234,6 +234,13 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         return ReorderedDataset(self, order)
 
 
+def stored_dataset(dataset: PlannedDataset) -> PlannedDataset:
+    """What lies below the orders of a dataset."""
+    while (base := getattr(dataset, "base", None)) is not None:
+        dataset = base
+    return dataset
+
+
 class WrappingDataset(PlannedDataset):
     """A dataset whose rows are those of ``base``, or have their shape."""
 

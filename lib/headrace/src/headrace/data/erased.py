@@ -22,7 +22,7 @@ from jaxtyping import Int32, Int64
 
 from headrace.batch.packed_batch import PackedBatch
 from headrace.data.columns import MASK, Column, columns_of
-from headrace.data.dataset import Explained, PhaseChange, PlannedDataset, WrappingDataset
+from headrace.data.dataset import Explained, PhaseChange, PlannedDataset, WrappingDataset, stored_dataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import PhasedDataset
 from headrace.data.rows import Pieces, Rows, RowSource, SegmentedSource
@@ -155,9 +155,7 @@ def _check_left(mixture: MixtureDataset, past: Mapping[str, Erasure], step: int)
     for name, erasure in past.items():
         dataset = mixture.components[mixture.names.index(name)]
         cache = dataset.caches()[0]
-        while (base := getattr(dataset, "base", None)) is not None:
-            dataset = base
-        removal = cast("CacheDataset[Any]", dataset).removal
+        removal = cast("CacheDataset[Any]", stored_dataset(dataset)).removal
         if name not in drawn or erasure.tokens.total < cache.num_tokens - removal.num_tokens:
             continue
         if Intervals.union([erasure.tokens, removal.tokens]).total == cache.num_tokens:

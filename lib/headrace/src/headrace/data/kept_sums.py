@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
-from headrace.data.dataset import PlannedDataset
+from headrace.data.dataset import PlannedDataset, stored_dataset
 from headrace.errors import ConfigError, HeadraceError
 from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files
@@ -32,8 +32,7 @@ def plans_of(dataset: PlannedDataset) -> str | None:
     """Where sums of a dataset are kept: with the plan of its packs, or where its first cache has its plans. None where
     nothing can be written.
     """
-    while (base := getattr(dataset, "base", None)) is not None:
-        dataset = base
+    dataset = stored_dataset(dataset)
     if (plan := getattr(dataset, "plan_path", None)) is not None:
         return str(plan).rpartition("/")[0]
     try:

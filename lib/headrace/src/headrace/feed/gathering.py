@@ -243,7 +243,7 @@ class Slots:
         if self._copy_pieces is not None:
             return self._gather_from_addresses(self._copy_pieces, steps, out)
         row_bytes = out.shape[1] * out.itemsize
-        first_byte = [self._first_byte(step) for step in steps]
+        first_byte = [self._addresses(step) - self._memory.ctypes.data for step in steps]
         regular = self._dtypes == [self.dtype] and self.slot_bytes % row_bytes == 0
         if regular and all(s.fills_rows for s in steps):
             by_place = [_by_place(s, begins) for s, begins in zip(steps, first_byte, strict=True)]
@@ -256,8 +256,7 @@ class Slots:
     def _gather_from_addresses(
         self, copy_pieces: CopyPieces, steps: Sequence[Gathering], out: np.ndarray
     ) -> Callable[[], None]:
-        element_bytes = self.width * out.itemsize
-        begins = [self._address[s.slots] + s.plan.offset[s.pieces] * element_bytes for s in steps]
+        begins = [self._addresses(step) for step in steps]
         bare: list[np.ndarray] = []
         if all(s.fills_rows for s in steps):
             address, (target, size) = (
@@ -299,11 +298,11 @@ class Slots:
             at += step.rows
         return np.concatenate(targets) * out.itemsize, np.concatenate(sizes) * out.itemsize
 
-    def _first_byte(self, where: Gathering) -> np.ndarray:
+    def _addresses(self, where: Gathering) -> np.ndarray:
         """Where each piece of a step begins."""
         plan, pieces = where.plan, where.pieces
         itemsize = self._dtypes[0].itemsize if len(self._dtypes) == 1 else self._itemsize[plan.array[pieces]]
-        return where.slots * self.slot_bytes + plan.offset[pieces] * self.width * itemsize
+        return self._address[where.slots] + plan.offset[pieces] * self.width * itemsize
 
     def _gather_steps(self, steps: Sequence[Gathering], first_byte: Sequence[np.ndarray], out: np.ndarray) -> None:
         at = 0

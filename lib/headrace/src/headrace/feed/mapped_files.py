@@ -73,16 +73,16 @@ class MappedFiles:
                 if current != self._files[number]:
                     self._check_again(number, current)
 
-    def _check_again(self, number: int, found: MappedFile) -> None:
+    def _check_again(self, number: int, current: MappedFile) -> None:
         chunks = [one for slot, one in list(self._chunks.items()) if self._file[slot] == number]
         for array, chunk in chunks:
             array.forget(chunk)
-        if found.size < self._files[number].size or not all(array.check(chunk) for array, chunk in chunks):
+        if current.size < self._files[number].size or not all(array.check(chunk) for array, chunk in chunks):
             raise ReadError(
                 "was changed while it was mapped, and is not what was written",
                 field="array",
-                value=str(found.path),
+                value=str(current.path),
                 cure="Put the file back as it was (`headrace verify CACHE` says what else is damaged), and go on from"
                 " this step.",
             )
-        self._files[number] = found
+        self._files[number] = current

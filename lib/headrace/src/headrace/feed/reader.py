@@ -129,18 +129,16 @@ class PlannedReader(BatchReader):
             while under_way and not ahead.may_begin():  # a batch that is there never waits for the reads of another
                 yield self._gathered(under_way.popleft(), ahead)
             with self._watch.phase("read"):
-                started = [ahead.begin()]
+                steps = [ahead.begin()]
             step += 1
-            while len(started) < min(self._grouping.steps, step - first_step) and (
-                stop_step is None or step < stop_step
-            ):
+            while len(steps) < min(self._grouping.steps, step - first_step) and (stop_step is None or step < stop_step):
                 ahead.run(step)
-                if not (ahead.may_begin() and self._alike(started[0], ahead.next)):
+                if not (ahead.may_begin() and self._alike(steps[0], ahead.next)):
                     break
-                started.append(ahead.begin())
+                steps.append(ahead.begin())
                 step += 1
-            under_way.append(self._gather(started))
-            if len(under_way) > self._grouping.in_flight or not self._grouping.steps or started[0].step == first_step:
+            under_way.append(self._gather(steps))
+            if len(under_way) > self._grouping.in_flight or not self._grouping.steps or steps[0].step == first_step:
                 yield self._gathered(under_way.popleft(), ahead)
         while under_way:
             yield self._gathered(under_way.popleft(), ahead)

@@ -161,8 +161,8 @@ def _check_same(output: str, field: str, value: object, differences: Sequence[st
 
 def _place(path: str) -> str:
     """The one place of a source file, however it is spelled."""
-    place = files.absolute(path)
-    return str(files.local_path(place).resolve()) if files.is_local(place) else place
+    url = files.absolute(path)
+    return str(files.local_path(url).resolve()) if files.is_local(url) else url
 
 
 def _trace(record: Mapping[str, Any]) -> tuple[object, ...]:

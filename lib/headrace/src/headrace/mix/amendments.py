@@ -109,8 +109,17 @@ def newcomer_name(name: str, generations: int | Sequence[int]) -> str:
         >>> newcomer_name("web", 2), newcomer_name("web", [2, 1])
         ('web@2', 'web@2-1')
     """
-    numbers = [generations] if isinstance(generations, int) else generations
-    return f"{name}@{'-'.join(map(str, numbers))}"
+    return f"{name}@{'-'.join(map(str, number_of_each(generations)))}"
+
+
+def number_of_each(given: int | Sequence[int]) -> list[int]:
+    """A number for each cache of a component, as configs give them: a plain one, or a list.
+
+    Example:
+        >>> number_of_each(2), number_of_each([2, 1])
+        ([2], [2, 1])
+    """
+    return [given] if isinstance(given, int) else [*given]
 
 
 def family(name: str, names: Iterable[str]) -> list[str]:

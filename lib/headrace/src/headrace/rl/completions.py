@@ -221,10 +221,10 @@ def _split(url: str) -> SplitResult:
 
 def _completion(choice: dict[str, Any]) -> Completion:
     """One of the answer's; whatever is raised for a field that is missing or other than documented names it."""
-    said = choice["logprobs"]
-    tokens, log_probs = choice.get("token_ids", choice.get("response_token_ids")), said["token_logprobs"]
+    logged = choice["logprobs"]
+    tokens, log_probs = choice.get("token_ids", choice.get("response_token_ids")), logged["token_logprobs"]
     if tokens is None:
-        tokens = [int(named.removeprefix("token_id:")) for named in said["tokens"]]
+        tokens = [int(named.removeprefix("token_id:")) for named in logged["tokens"]]
     if len(tokens) != len(log_probs):
         raise ValueError(f"{len(tokens)} ids, {len(log_probs)} log probabilities")
     if not all(math.isfinite(value) for value in log_probs):

@@ -15,7 +15,7 @@ from headrace.config.lm_data import LmDataConfig
 from headrace.config.parsing import decode
 from headrace.config.writing import given_fields, whole_if_it_is
 from headrace.data.dataset import BatchOrder
-from headrace.mix.amendments import weights_by_place
+from headrace.mix.amendments import number_of_each, weights_by_place
 from headrace.mix.blend import is_size_rule
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.run.differences import config_differences, differences
@@ -162,7 +162,7 @@ def newer_generations(config: LmDataConfig) -> dict[str, int | list[int]]:
     reached = {name: [*cache.generations] for name, cache in config.open_caches().items()}
     for amendment in config.amendments:
         for name, number in amendment.extend.items():
-            reached[name] = number if isinstance(number, list) else [number]
+            reached[name] = number_of_each(number)
     newcomers = {name for amendment in config.amendments for name in amendment.newcomers.values()}
     newer: dict[str, int | list[int]] = {}
     for name in reached.keys() - newcomers:

@@ -151,16 +151,21 @@ class MappedArray:
             chunk: One that has an :meth:`address`.
             into: Contiguous bytes, as many as a chunk has.
         """
-        assert self._native is not None
         if not self.bring(chunk):
             return False
         at, target = self.address(chunk), into.ctypes.data
         ctypes.memmove(target, at, self.chunk_bytes)
-        stored = int.from_bytes(ctypes.string_at(at + self.chunk_bytes, CRC_BYTES), "little")
+        sound = self._matches(chunk, target)
         self._advise(chunk, mmap.MADV_DONTNEED, _AROUND)  # out of this process; the system keeps them as it likes
+        return sound
+
+    def _matches(self, chunk: int, at: int) -> bool:
+        """Whether the bytes at an address are what was written as a chunk."""
+        assert self._native is not None
+        stored = int.from_bytes(ctypes.string_at(self.address(chunk) + self.chunk_bytes, CRC_BYTES), "little")
         if self._checksums is not None and stored != self._checksums[chunk]:
             return False  # a sound chunk, but of another place
-        return self._native.crc32c(0, target, self.chunk_bytes) == stored
+        return self._native.crc32c(0, at, self.chunk_bytes) == stored
 
     def is_sound(self, chunk: int) -> bool:
         """Whether a chunk that has an :meth:`address` was found sound by :meth:`check`, and holds since."""
@@ -168,15 +173,9 @@ class MappedArray:
 
     def check(self, chunk: int) -> bool:
         """Says whether the bytes of a mapped chunk are what was written, where they lie."""
-        assert self._native is not None
-        if not self.bring(chunk):
-            return False
-        at = self.address(chunk)
-        stored = int.from_bytes(ctypes.string_at(at + self.chunk_bytes, CRC_BYTES), "little")
-        if self._checksums is not None and stored != self._checksums[chunk]:
-            return False  # a sound chunk, but of another place
-        self._sound[chunk] = self._native.crc32c(0, at, self.chunk_bytes) == stored
-        return bool(self._sound[chunk])
+        sound = self.bring(chunk) and self._matches(chunk, self.address(chunk))
+        self._sound[chunk] = sound
+        return sound
 
     def bring(self, chunk: int) -> bool:
         """Brings a mapped chunk into memory, and says whether all of it is in its file."""
