@@ -95,15 +95,16 @@ def described_rows(
     """Rows as JSON values, with the text of each span; ``tokenizer`` is for caches that have none of their own."""
     import numpy as np
 
-    from headrace.cli.decoded import decode, document_ids, tokenizer_of, trained_runs
+    from headrace.cli.decoded import document_ids, trained_runs
     from headrace.data.columns import MASK
     from headrace.data.provenance import read_columns_of_spans, read_spans, removed_spans, spans_of_rows
+    from headrace.ingest.tokenize import cache_tokenizer, decode
 
     spans = spans_of_rows(rows, np.unique(np.asarray(places, np.int64)))
     tokens, columns = read_spans(rows, spans), read_columns_of_spans(rows, spans)
     decoders = {
-        number: tokenizer_of(rows.caches[number])
-        or (tokenizer and tokenizer_of(rows.caches[number], tokenizer))
+        number: cache_tokenizer(rows.caches[number])
+        or (tokenizer and cache_tokenizer(rows.caches[number], tokenizer))
         or None
         for number in set(spans.source.tolist())
     }

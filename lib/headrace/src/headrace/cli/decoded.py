@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ import numpy as np
 from headrace.batch.masks import MASKS
 from headrace.cli.options import ID_LEAF
 from headrace.errors import ConfigError
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_tokenizer
+from headrace.ingest.tokenize import decode
 from headrace.order.permutation import Feistel
 
 if TYPE_CHECKING:
@@ -49,29 +48,6 @@ class Sample:
     runs: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
     tail_runs: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
     leaves: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
-def tokenizer_of(cache: TokenCache, instead: str | None = None) -> Tokenizer | None:
-    """The tokenizer that a cache was built with, if it has a copy, or the one named ``instead``; a cache may be made of
-    ready ids.
-
-    Raises:
-        ConfigError: ``instead`` is none.
-        CacheCorruptError: the copy is missing or damaged.
-    """
-    if instead is not None:
-        for bos, eos in (("auto", "auto"), ("none", "auto")):
-            with suppress(ConfigError):  # it has no such token
-                return load_tokenizer(TokenizerConfig(instead, bos, eos))
-        return load_tokenizer(TokenizerConfig(instead, "none", "none"))
-    record = cache.ledger.tokenizer
-    has_copy = record.get("path") == "bytes" or record.get("file") is not None
-    return recorded_tokenizer(cache.path, record) if has_copy else None
-
-
-def decode(tokenizer: Tokenizer | None, ids: np.ndarray) -> str:
-    """The text of ids; without a tokenizer the ids themselves."""
-    return " ".join(map(str, ids.tolist())) if tokenizer is None else tokenizer.decode(ids.tolist())
 
 
 def sample(cache: TokenCache, tokenizer: Tokenizer | None, document: int, *, whole: bool = False) -> Sample:

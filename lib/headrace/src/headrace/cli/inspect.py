@@ -69,7 +69,7 @@ def command(
     from rich.console import Console
     from rich.text import Text
 
-    from headrace.cli.decoded import drawn, sample, tokenizer_of
+    from headrace.cli.decoded import drawn, sample
     from headrace.cli.inspect_show import (
         length_statistics,
         show_lengths,
@@ -78,6 +78,7 @@ def command(
         show_tokens,
         token_statistics,
     )
+    from headrace.ingest.tokenize import cache_tokenizer
     from headrace.store.joined import open_cache
 
     console = Console(highlight=False, soft_wrap=False)
@@ -85,7 +86,7 @@ def command(
         typer.echo(json.dumps(state)) if as_json else show_unfinished(console, state)
         return
     opened = open_cache(cache)
-    decoder = tokenizer_of(opened, tokenizer)
+    decoder = cache_tokenizer(opened, tokenizer)
     chosen = _chosen(opened, document, by_id, id_leaf, quiet=as_json)
     every = chosen is None
     numbers = drawn(opened.num_documents, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]

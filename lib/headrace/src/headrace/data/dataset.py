@@ -20,7 +20,7 @@ from headrace.batch.packed_batch import PackedBatch, pack_rows
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.columns import columns_of, of_batch
 from headrace.data.rows import Rows, RowSource, read_columns, read_rows, segments_of
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, check_at_least, check_whole
 from headrace.metrics import ReadStats
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.braid.shuffle import PendingBraid
@@ -29,6 +29,7 @@ from headrace.order.seeds import ORDER_VERSION
 from headrace.store.arrays import ArrayList
 
 if TYPE_CHECKING:
+    from headrace.data.preview import Preview
     from headrace.store.cache import TokenCache
 
 
@@ -226,6 +227,21 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         segments = segments_of(self.sources, rows.source, rows.row)
         mask, extras = of_batch(await read_columns(self.sources, rows, stats))
         return pack_rows(tokens, rows.source.astype(np.int32), self.eos_id, segments, mask, self.pairs, extras)
+
+    def preview(self, rows: int = 3, first: int = 0) -> Preview:
+        """The text of a few examples, and the documents that they are cut from: print it.
+
+        Raises:
+            ConfigError: the dataset does not lie in token caches.
+            IndexOutOfRangeError: there is no such example.
+        """
+        from headrace.data.preview import preview  # it needs tokenizers, which training does not
+
+        for field, number in (("rows", rows), ("first", first)):
+            check_whole(field, number)
+        check_at_least("rows", rows)
+        stop = first + rows if self.length is None else min(first + rows, max(self.length, first + 1))
+        return preview(self, check_indices(np.arange(first, stop), self.length))
 
     def block_aligned(self, io_block_size: int) -> PlannedDataset:
         return self

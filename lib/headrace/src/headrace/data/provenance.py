@@ -13,7 +13,7 @@ begins or ends, all rows of a step at once: with 20 million documents 1 ms for a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -126,15 +126,33 @@ def rows_of_step(
             cure="Steps count from 0." if last is None else f"Steps run from 0 to {last}.",
         )
     begin, size = schedule.rows_at(step)
-    served, _ = dataset.at_step(step)
     example = np.arange(begin, begin + size if length is None else min(begin + size, length))
-    rows = served.locate(example)
+    rows = rows_of_examples(dataset.at_step(step)[0], example, row_order)
+    return replace(rows, step=step, batch_size=size)
+
+
+def rows_of_examples(
+    dataset: PlannedDataset, example: Int64[np.ndarray, " n"], row_order: RowOrder = "stream"
+) -> StepRows:
+    """The rows of examples, as if they were a batch. Pure, no I/O; numbers are not checked.
+
+    Raises:
+        ConfigError: the dataset does not lie in token caches.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace import TokenSeqDataset
+        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
+        >>> rows_of_examples(dataset, np.array([5, 2])).row.tolist()
+        [5, 2]
+    """
+    rows = dataset.locate(example)
     if row_order == "locality":
         order = np.argsort(rows.locality, kind="stable")
         example, rows = example[order], Rows(*(field[order] for field in rows))
-    names, component, ordinal, epoch = served.explain(example)
+    names, component, ordinal, epoch = dataset.explain(example)
     return StepRows(
-        step, size, served.seq_len, served.sources, served.caches(), names,
+        0, example.size, dataset.seq_len, dataset.sources, dataset.caches(), names,
         example, component, ordinal, epoch, rows.source, rows.row,
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -49,6 +49,7 @@ from headrace.ingest.hub import SCHEME as HUB
 from headrace.ingest.hub import find_hub_tokenizer
 from headrace.ingest.records import BadRecordError, one_line
 from headrace.store import files
+from headrace.store.cache import TokenCache
 from headrace.store.ledger import canonical_tokenizer, fingerprint_of, tokenizer_content
 
 PIECE_CHARS = 1 << 18
@@ -156,6 +157,29 @@ def recorded_tokenizer(root: str, record: dict[str, Any]) -> Tokenizer:
     if tokenizer.fingerprint != record["fingerprint"]:
         raise CacheCorruptError("is not the tokenizer that the cache was built with", field="tokenizer", value=url)
     return tokenizer
+
+
+def cache_tokenizer(cache: TokenCache, instead: str | None = None) -> Tokenizer | None:
+    """The tokenizer that a cache was built with, if it has a copy, or the one named ``instead``. None for a cache of
+    ready ids.
+
+    Raises:
+        ConfigError: ``instead`` is not a tokenizer.
+        CacheCorruptError: the copy is missing or damaged.
+    """
+    if instead is not None:
+        for bos, eos in (("auto", "auto"), ("none", "auto")):
+            with suppress(ConfigError):  # it has no such token
+                return load_tokenizer(TokenizerConfig(instead, bos, eos))
+        return load_tokenizer(TokenizerConfig(instead, "none", "none"))
+    record = cache.ledger.tokenizer
+    has_copy = record.get("path") == "bytes" or record.get("file") is not None
+    return recorded_tokenizer(cache.path, record) if has_copy else None
+
+
+def decode(tokenizer: Tokenizer | None, ids: np.ndarray) -> str:
+    """The text of ids; without a tokenizer the ids themselves."""
+    return " ".join(map(str, ids.tolist())) if tokenizer is None else tokenizer.decode(ids.tolist())
 
 
 class _Piece(NamedTuple):
