@@ -209,6 +209,32 @@ def test_the_examples_of_the_readme_run(tmp_path, monkeypatch, capsys):
     assert getattr(names["state"], "step", None) == 1200
 
 
+@pytest.mark.slow
+def test_the_commands_of_the_readme_train(tmp_path, monkeypatch):
+    """From a folder of text to a run that is killed, goes on, and has its report."""
+    block = next(
+        b for b in re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL) if "init" in b
+    )
+    install, *commands = block.strip().splitlines()
+    assert "pip install -c constraints.txt" in install
+    assert len(commands) == 2
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    for name, text in (("code", "def f(x):\n    return x + {}\n"), ("docs", "Water runs to wheel {}. ")):
+        (tmp_path / "texts" / name).mkdir(parents=True)
+        (tmp_path / "texts" / name / "one.txt").write_text("".join(text.format(k) for k in range(20_000)))
+    subprocess.run(["bash", "-c", commands[0]], check=True)
+    train = commands[1].replace("python", "exec python")  # the process that a signal is sent to
+    with subprocess.Popen(["bash", "-c", train], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("step     60"):
+                process.kill()
+    again = subprocess.run(["bash", "-c", commands[1]], check=True, capture_output=True, text=True)
+    assert "goes on from step 50" in again.stdout
+    assert (tmp_path / "first" / "runs" / "1" / "report.html").stat().st_size > 10_000
+
+
 def test_readme_shows_only_commands_that_exist():
     readme = (ROOT / "README.md").read_text() + (LIBRARY / "README.md").read_text()
     commands = sorted(set(re.findall(r"headrace (build|inspect|simulate|demo)\b", readme)))

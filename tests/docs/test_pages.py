@@ -29,14 +29,8 @@ _FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILIN
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts, and the caches and the config that the quickstart makes of them."""
-    root = tmp_path_factory.mktemp("docs")
-    for name, ending in (("code", ".py"), ("docs", ".txt")):
-        (root / "texts" / name).mkdir(parents=True)
-        for number in range(20):
-            text = "".join(f"{name} {number} line {line}: {'word ' * (line % 9)}\n" for line in range(200))
-            (root / "texts" / name / f"{number}{ending}").write_text(text)
-    return root
+    """Where the quickstart makes texts, caches and a config, which the other pages use."""
+    return tmp_path_factory.mktemp("docs")
 
 
 @pytest.mark.parametrize("page", [*PAGES, pytest.param("losses", marks=pytest.mark.slow)])

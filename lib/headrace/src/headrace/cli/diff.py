@@ -41,7 +41,7 @@ def command(
     """Compare two caches, or a run with an edited config.
 
     Of two token caches, their ledgers: tokenizer, layout, leaves, sources, parts, counts. Of a run and a config, the
-    fields that differ, and the amendment with which the run may go on so. Reads no tokens. Ends with status 1 if they
+    fields that differ, and the amendment that allows the change. Reads no tokens. Ends with status 1 if they
     differ.
 
     For example:
@@ -120,7 +120,7 @@ def _show_changes(console: Console, changes: RunChanges, run: str, step: int, re
     elif changes.first_step is not None:
         console.print(f"The run and the config differ by amendments, from step {changes.first_step:,} on.")
     elif changes.amendment is not None and not changes.refused:
-        console.print(f"The run may go on so from step {step:,} on. Leave its mixture as it was, and add:")
+        console.print(f"To make this change from step {step:,} on, leave the mixture as it was and add:")
         console.print(Text(_written(changes.amendment), "bold"))
     elif changes.refused:
         if changes.amendment is not None:

@@ -1,0 +1,86 @@
+"""What commands print on a terminal, as pictures for the docs: 80 and 120 columns wide.
+
+python scripts/figures/screens.py docs/images
+"""
+
+import fcntl
+import os
+import pty
+import shlex
+import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import termios
+from pathlib import Path
+from pydoc_data.topics import topics
+
+from rich.console import Console
+from rich.text import Text
+
+PREPARE = ("headrace init texts --output .",)
+SCREENS = {
+    "build_help": ("headrace build --help", 80),
+    "init": ("headrace init texts --output first", 80),
+    "inspect": ("headrace inspect caches/docs --samples 1", 80),
+    "check": ("headrace config check run.yaml", 80),
+    "simulate": ("headrace simulate run.yaml", 80),
+    "simulate_hosts": ("headrace simulate run.yaml --hosts 1,4,16", 120),
+    "cat": ("headrace cat run.yaml --step 20 batch_size=4", 120),
+    "where": ("headrace where run.yaml --step 20", 80),
+}
+
+
+def printed(command: str, columns: int, folder: str) -> str:
+    """What a command prints on a terminal of so many columns, with its colours."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    for name in ("NO_COLOR", "COLUMNS"):
+        env.pop(name, None)
+    with subprocess.Popen(
+        shlex.split(command), stdin=slave, stdout=slave, stderr=slave, cwd=folder, env=env
+    ) as process:
+        os.close(slave)
+        chunks: list[bytes] = []
+        while True:
+            try:
+                chunk = os.read(master, 65_536)
+            except OSError:  # Linux's way to say that the other end is closed
+                break
+            if not chunk:
+                break
+            chunks.append(chunk)
+    os.close(master)
+    assert process.returncode in (0, 1), b"".join(chunks).decode()
+    return b"".join(chunks).decode().replace("\r\n", "\n")
+
+
+def at_rest(output: str) -> str:
+    """The lines as they stand at the end: what a line held before it was written over is left out."""
+    lines = [line.rpartition("\r")[2] for line in output.split("\x1b[2K")[-1].split("\n")]
+    return "\n".join(lines)
+
+
+def main(folder: str) -> None:
+    """Draws every screen as an SVG file."""
+    with tempfile.TemporaryDirectory() as place:
+        for name in ("code", "docs"):
+            Path(place, "texts", name).mkdir(parents=True)
+        for source in sorted(Path(sysconfig.get_path("stdlib")).glob("a*.py")):
+            Path(place, "texts", "code", source.name).write_text(source.read_text())
+        for name, text in list(topics.items())[:30]:
+            Path(place, "texts", "docs", f"{name}.txt").write_text(text)
+        for command in PREPARE:
+            printed(command, 80, place)
+        for name, (command, columns) in SCREENS.items():
+            console = Console(record=True, width=columns, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
+            console.print(Text.assemble(("$ ", "bold green"), command))
+            console.print(Text.from_ansi(at_rest(printed(command, columns, place))), end="", soft_wrap=True)
+            Path(folder, f"screen_{name}.svg").write_text(console.export_svg(title="headrace", unique_id=name))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
