@@ -222,7 +222,7 @@ def test_the_commands_of_the_readme_train(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     for name, text in (("code", "def f(x):\n    return x + {}\n"), ("docs", "Water runs to wheel {}. ")):
         (tmp_path / "texts" / name).mkdir(parents=True)
-        (tmp_path / "texts" / name / "one.txt").write_text("".join(text.format(k) for k in range(20_000)))
+        (tmp_path / "texts" / name / "one.txt").write_text("".join(text.format(k) for k in range(8_000)))
     subprocess.run(["bash", "-c", commands[0]], check=True)
     train = commands[1].replace("python", "exec python")  # the process that a signal is sent to
     with subprocess.Popen(["bash", "-c", train], stdout=subprocess.PIPE, text=True) as process:
@@ -231,7 +231,7 @@ def test_the_commands_of_the_readme_train(tmp_path, monkeypatch):
             if line.startswith("step     60"):
                 process.kill()
     again = subprocess.run(["bash", "-c", commands[1]], check=True, capture_output=True, text=True)
-    assert "goes on from step 50" in again.stdout
+    assert "goes on from runs/1/checkpoints/step-00000050" in again.stdout
     assert (tmp_path / "first" / "runs" / "1" / "report.html").stat().st_size > 10_000
 
 

@@ -1,6 +1,7 @@
 """The page as a document: complete, closed, and nothing in it but what we wrote. How it looks: test_page_browser.py."""
 
 import base64
+import gzip
 import hashlib
 import importlib
 import json
@@ -72,8 +73,9 @@ def test_it_loads_nothing(outline):
 
 def test_its_policy_lets_its_own_scripts_run_and_no_others(outline):
     run = [text for kind, text in outline.scripts if kind is None]
-    assert len(run) == 2
-    for text in run:
+    compressed = [text for kind, text in outline.scripts if kind == "application/gzip"]
+    assert (len(run), len(compressed)) == (1, 1)
+    for text in [*run, gzip.decompress(base64.b64decode(compressed[0])).decode()]:
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"'sha256-{digest}'" in outline.policy
     assert "unsafe-inline" not in re.search(r"script-src[^;]*", outline.policy)[0]
@@ -88,13 +90,13 @@ def test_contents_lead_to_every_section_and_ids_are_unique(facts, outline):
 
 def test_what_a_report_has_to_have_is_in_it(facts, outline):
     assert [s.name for s in sections(facts)] == [
-        "summary", "mixture", "order", "documents", "forecast", "reads", "waiting", "stalls",
+        "summary", "mixture", "order", "documents", "forecast", "program", "reads", "waiting", "stalls",
         "provenance", "amendments", "config",
     ]  # fmt: skip
     figures = json.loads(next(text for kind, text in outline.scripts if kind == "application/json"))
     assert set(figures) == {f"chart-{n}" for n in (
         "mixture", "epochs", "quality", "lengths", "fill", "fetches", "bytes", "waiting", "waits", "loader-time",
-        "speed", "queue", "stalls",
+        "speed", "queue", "stalls", "own-0",
     )} - ({"chart-stalls"} if not facts.records.stalls else set())  # fmt: skip
     assert set(figures) <= set(outline.ids)
     text = " ".join(outline.text)
@@ -124,8 +126,8 @@ def test_figures_are_those_of_the_plan(facts):
     figure = next(s for s in sections(facts) if s.name == "mixture").figures()["chart-mixture"]
     traces = {trace["name"]: trace for trace in figure["data"]}
     np.testing.assert_allclose(traces["web"]["y"], mixture.drawn[:, 0] / mixture.drawn.sum(axis=1), rtol=1e-5)
-    np.testing.assert_allclose(traces["web, wanted"]["y"], mixture.wanted[:, 0] / mixture.wanted.sum(axis=1), rtol=1e-5)
-    assert traces["web, wanted"]["legendgroup"] == traces["web"]["legendgroup"]
+    np.testing.assert_allclose(traces["web, target"]["y"], mixture.wanted[:, 0] / mixture.wanted.sum(axis=1), rtol=1e-5)
+    assert traces["web, target"]["legendgroup"] == traces["web"]["legendgroup"]
     assert facts.plan.plan.components[0].epochs == pytest.approx(
         mixture.tokens[:, 0].sum() / facts.plan.plan.components[0].row_tokens
     )
@@ -143,7 +145,7 @@ def test_measured_figures_are_those_of_the_run(facts):
 def test_a_config_alone_says_what_is_not_measured(config_file):
     facts = gather(str(config_file))
     text = " ".join(Outline(render(facts)).text)
-    assert text.count("Nothing is measured yet") == 3
+    assert text.count("There are no measurements yet") == 3
     assert facts.plan.mixture.edge[-1] == 60
 
 
@@ -153,7 +155,7 @@ def test_caches_that_do_not_exist_are_planned(planned_file):
     assert facts.plan.fingerprint is None
     text = " ".join(Outline(render(facts)).text)
     assert "not built yet" in text
-    assert "no cache is there yet" in text
+    assert "no cache has been built yet" in text
     with pytest.raises((CacheError, ConfigError)):
         gather(str(planned_file), ["components.a.expected_tokens=null"])
 
@@ -194,7 +196,7 @@ def test_a_config_whose_caches_are_gone_leaves_what_was_measured(run_folder, tmp
 
 def test_another_config_than_the_runs_is_said(run_folder, config_file):
     facts = gather(str(config_file), ["seed=9"], run=str(run_folder))
-    assert "not that of the run" in " ".join(Outline(render(facts)).text)
+    assert "not the config of the run" in " ".join(Outline(render(facts)).text)
     amended = ["amendments=[{step: 50, weights: {web: 1, chat: 1}}]"]
     text = " ".join(Outline(render(gather(str(config_file), amended, run=str(run_folder)))).text)
     assert "differ by an amendment from step 50" in text
@@ -216,7 +218,7 @@ def test_only_a_report_is_written_over(facts, tmp_path):
     assert path.stat().st_size == size
     write_report(facts, str(path))
     path.write_text("<html>a page that somebody wrote</html>")
-    with pytest.raises(ConfigError, match="no report of headrace"):
+    with pytest.raises(ConfigError, match="not a headrace report"):
         write_report(facts, str(path))
 
 

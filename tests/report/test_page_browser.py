@@ -27,7 +27,7 @@ FLAGS = [
     "--disable-sync",
 ]
 CHARTS = ["mixture", "epochs", "quality", "lengths", "fill", "fetches", "bytes", "waiting", "waits", "loader-time",
-          "speed", "queue"]  # fmt: skip
+          "speed", "queue", "own-0"]  # fmt: skip
 
 WEB_HIDDEN = (  # a little after the click: plotly waits for a second one
     "document.getElementById('chart-mixture')._fullData.some(t => t.name === 'web' && t.visible === 'legendonly')"
@@ -107,7 +107,7 @@ def test_a_click_in_the_legend_hides_a_source_and_another_shows_it(opened):
     before = lines.count()
     entry.click()
     opened.until(WEB_HIDDEN)
-    assert visible()["web, wanted"] == "legendonly"  # the dots go with the line
+    assert visible()["web, target"] == "legendonly"  # the dots go with the line
     assert visible()["chat"] is True
     assert lines.count() == before - 2
     opened.page.wait_for_timeout(500)  # or it would be a double click

@@ -38,7 +38,7 @@ def test_figures_of_a_run_without_a_loader_reach_the_log_and_the_page(tmp_path):
     assert records.last_step == 4
     pytest.importorskip("plotly")
     page = render(gather(str(tmp_path)))
-    assert "Rollouts and losses" in page
+    assert "Logged: rollouts and losses" in page
     assert "rollout/reward_mean" in page
 
 

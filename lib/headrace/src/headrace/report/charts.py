@@ -65,7 +65,7 @@ def _bars(k: int, x: Any, y: Any, name: str, **more: Any) -> dict[str, Any]:
 
 
 def mixture_chart(facts: MixtureFacts) -> Figure:
-    """Share of each source that is drawn (line) and wanted (dots) over steps; a legend entry is a source."""
+    """Share of each source that is drawn (line) and asked for (dots) over steps; a legend entry is a source."""
     traces: list[dict[str, Any]] = []
     rows = facts.drawn.sum(axis=1), facts.wanted.sum(axis=1)
     for k, (name, drawn, planned) in enumerate(_grouped(facts, facts.drawn, facts.wanted)):
@@ -74,7 +74,7 @@ def mixture_chart(facts: MixtureFacts) -> Figure:
         more: dict[str, Any] = {"legendgroup": name, "hovertemplate": "%{y:.2%}"}
         traces.append(_line(k, facts.middle, _over(drawn, rows[0]), name, line=line, **more))
         share = _over(planned, rows[1])
-        traces.append(_line(k, facts.middle, share, f"{name}, wanted", line=dots, showlegend=False, **more))
+        traces.append(_line(k, facts.middle, share, f"{name}, target", line=dots, showlegend=False, **more))
     axis = {"tickformat": ".0%", "rangemode": "tozero"}
     return {"data": traces, "layout": layout("step", "share of rows", yaxis=axis, height=380)}
 
@@ -146,10 +146,7 @@ def measured_chart(
     expected: tuple[str, float] | None = None,
     **axis: Any,
 ) -> Figure:
-    """A measured figure over steps, a line a host, beside what was forecast.
-
-    Peaks far above the rest, those of cold starts, run out of the frame; who zooms out sees them whole.
-    """
+    """A measured figure over steps, a line per host, next to the forecast."""
     traces = [
         _line(
             k,
@@ -165,8 +162,9 @@ def measured_chart(
         ends = [min(int(h.step[0]) for h in series), max(int(h.step[-1]) for h in series)]
         line = {"color": GREY, "dash": "dash", "width": 1.5}
         traces.append(_line(0, ends, [expected[1]] * 2, expected[0], line=line))
-    framed = _framed(np.concatenate([np.zeros(0), *values]), 0.0 if expected is None else expected[1])
-    return {"data": traces, "layout": layout("step", y, yaxis={"rangemode": "tozero", **framed, **axis})}
+    steps = np.concatenate([np.zeros(0), *(host.step for host in series)])
+    peaks, frame = _peaks(steps, np.concatenate([np.zeros(0), *values]), 0.0 if expected is None else expected[1])
+    return {"data": traces + peaks, "layout": layout("step", y, yaxis={"rangemode": "tozero", **frame, **axis})}
 
 
 def lines_chart(lines: Mapping[str, Points]) -> Figure:
@@ -178,13 +176,19 @@ def lines_chart(lines: Mapping[str, Points]) -> Figure:
     return {"data": traces, "layout": layout("step", "", showlegend=True)}
 
 
-def _framed(values: np.ndarray, expected: float = 0.0) -> dict[str, Any]:
-    """The range of an axis that a few peaks would flatten; empty: all fit."""
-    values = values[np.isfinite(values)]
-    if values.size < 20:
-        return {}
-    usual = 2 * max(float(np.quantile(values, 0.9)), expected)
-    return {"range": [0, usual]} if 0 < usual < 0.5 * float(values.max()) else {}
+def _peaks(steps: np.ndarray, values: np.ndarray, expected: float = 0.0) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Triangles, with their values, for the few peaks that would flatten everything else, and the range of the axis
+    below them. Both empty if all values fit.
+    """
+    usual = 2 * max(float(np.nanquantile(values, 0.9)), expected) if np.isfinite(values).sum() >= 20 else 0.0
+    if not 0 < usual < 0.5 * float(np.nanmax(values)):
+        return [], {}
+    high = np.flatnonzero(np.nan_to_num(values) > usual)
+    texts = [f"{value:.3g}" for value in values[high]]
+    marker = {"symbol": "triangle-up", "color": GREY, "size": 9}
+    more: dict[str, Any] = {"mode": "markers+text", "marker": marker, "text": texts, "textposition": "bottom center"}
+    triangles = _line(0, steps[high], np.full(high.size, usual), "peak", hovertemplate="%{text}", **more)
+    return [triangles], {"range": [0, 1.04 * usual]}
 
 
 def waits_chart(series: HostSeries) -> Figure:
@@ -205,7 +209,9 @@ def loader_time_chart(series: HostSeries) -> Figure:
         if name != "map_s" or series.sums[name].any()  # few runs have such functions
     ]
     total = sum((trace["y"] for trace in traces), np.zeros(series.step.size))
-    return {"data": traces, "layout": layout("step", "ms a batch", yaxis={"rangemode": "tozero", **_framed(total)})}
+    peaks, frame = _peaks(series.step, total)
+    axis = {"rangemode": "tozero", **frame}
+    return {"data": traces + peaks, "layout": layout("step", "ms per batch", yaxis=axis)}
 
 
 def stalls_chart(stalls: Sequence[Stall]) -> Figure:

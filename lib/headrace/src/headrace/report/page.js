@@ -40,7 +40,7 @@
 
   function draw(name) {
     const place = document.getElementById(name);
-    if (!place) return null;
+    if (!place || !window.Plotly) return null;
     const shown = JSON.parse(JSON.stringify(figures[name])); // plotly keeps and changes what it is given
     return Plotly.react(place, shown.data, themed(shown.layout), { ...config, displayModeBar: !narrow.matches && "hover" });
   }
@@ -118,12 +118,22 @@
       said.textContent = "· live";
       said.className = "well";
     } catch {
-      said.textContent = "· the server is gone; these are its last figures";
+      said.textContent = "· the server does not answer; these are its last figures";
       said.className = "lost";
     }
   }
 
-  drawAll().then(async () => {
+  // --- the library of the charts, compressed ---------------------------------------------------------------------------
+  async function loadLibrary() {
+    const bytes = Uint8Array.from(atob(document.getElementById("library").textContent), (c) => c.charCodeAt(0));
+    const script = document.createElement("script");
+    script.textContent = await new Response(
+      new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))
+    ).text();
+    document.head.append(script);
+  }
+
+  loadLibrary().then(drawAll).then(async () => {
     root.dataset.drawn = "yes";
     const every = Number(root.dataset.live || 0) * 1000;
     while (every > 0) {

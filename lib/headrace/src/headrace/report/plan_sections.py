@@ -18,26 +18,30 @@ from headrace.report.charts import (
 from headrace.report.facts import PlanFacts
 
 _BARS = (
-    "Dashed: 1, a full shuffle. Bars above it mean batches that are more alike than chance; below it, batches that are"
-    " spread more evenly."
+    "The dashed line, 1, is a full shuffle. Above it, batches are more alike than by chance; below it, they are spread"
+    " more evenly."
 )
 
 
 def mixture_section(plan: PlanFacts) -> Section:
-    """Mixture wanted against realised, and epochs."""
+    """The mixture that weights ask for, the one that is drawn, and epochs."""
     facts, components = plan.mixture, plan.plan.components
     steps = int(facts.edge[-1])
     blocks: list[Block] = []
     if plan.assumed_steps:
-        blocks.append(Text(f"The config has no num_steps: the first {n.count(steps)} steps are shown.", quiet=True))
-    more = f" The {MOST_SOURCES - 1} largest sources are lines of their own." if len(facts.names) > MOST_SOURCES else ""
+        blocks.append(
+            Text(f"The config has no num_steps. This page shows the first {n.count(steps)} steps.", quiet=True)
+        )
+    more = (
+        f" The {MOST_SOURCES - 1} largest sources have lines of their own." if len(facts.names) > MOST_SOURCES else ""
+    )
     blocks.append(
         Chart(
             "mixture",
-            "Wanted and realised mixture",
+            "Target and actual mixture",
             mixture_chart(facts),
-            "Lines: the share of rows that are drawn. Dots: the share that the weights ask for. A click on a source in"
-            f" the legend hides it, a double click shows it alone.{more}",
+            "Lines: share of the rows. Dots: target, the share that the weights ask for. Click a source in the legend"
+            f" to hide it; double-click to show it alone.{more}",
         )
     )
     off = facts.off_quota
@@ -54,13 +58,15 @@ def mixture_section(plan: PlanFacts) -> Section:
         ]
         for d, name in enumerate(facts.names)
     ]
-    heads = columns("source", "wanted", "realised", "rows off, at most", "rows", "tokens", "epochs", left=1)
-    blocks.append(Table(heads, rows, f"The first {n.count(steps)} steps"))
+    heads = columns("source", "target", "actual", "largest error, rows", "rows", "tokens", "epochs", left=1)
+    blocks.append(Table(heads, rows, f"Planned for {n.count(steps)} steps"))
     if off is None:
-        blocks.append(Text("So many steps and sources are sampled, so rows off quota are not counted.", quiet=True))
+        blocks.append(
+            Text("With so many steps and sources only a sample is shown, so errors are not counted.", quiet=True)
+        )
     figure = epochs_chart(facts, [c.row_tokens for c in components])
-    blocks.append(Chart("epochs", "Epochs used", figure, "Passes over the rows of each source that are trained on."))
-    return Section("mixture", "Mixture and epochs", blocks)
+    blocks.append(Chart("epochs", "Epochs", figure, "Planned passes over the rows of each source."))
+    return Section("mixture", "Planned: mixture and epochs", blocks)
 
 
 def order_section(plan: PlanFacts) -> Section:
@@ -94,11 +100,11 @@ def order_section(plan: PlanFacts) -> Section:
         ]
         for c in plan.plan.components
     ]
-    heads = ("source", "shuffle", "strands", "rows of a block", "tokens of a chunk", "open, all hosts", "likeness")
+    heads = ("source", "shuffle", "strands", "rows per block", "tokens per chunk", "open, all hosts", "similarity")
     blocks.append(Table(columns(*heads, left=2), rows))
-    text = "Likeness: the share of losses' variance between blocks, and what the order makes of it over a full shuffle."
+    text = "Similarity: share of the variance of the loss between blocks (ICC), and the excess loss that follows."
     blocks.append(Text(f"{text} headrace icc CACHE --save measures it.", quiet=True))
-    return Section("order", "Quality of the order", blocks)
+    return Section("order", "Planned: order", blocks)
 
 
 def documents_section(plan: PlanFacts) -> Section:
@@ -118,21 +124,23 @@ def documents_section(plan: PlanFacts) -> Section:
             ]
             for name, histogram in plan.lengths.items()
         ]
-        heads = columns("source", "documents", "mean", "median", "longest seen", "looked at", left=1)
+        heads = columns("source", "documents", "mean", "median", "longest seen", "sampled", left=1)
         blocks.append(Table(heads, rows))
     else:
-        blocks.append(Text("Lengths of documents are not known: no cache is there yet.", quiet=True))
+        blocks.append(Text("The lengths of documents are unknown: no cache has been built yet.", quiet=True))
     if plan.fills:
         figure = fill_chart(plan.fills)
-        blocks.append(Chart("fill", "Fill of packs", figure, "Share of a row's places that hold a token."))
+        blocks.append(Chart("fill", "Fill of packed rows", figure, "Share of a row that holds tokens."))
         rows = [
             [name, fill.algorithm, n.count(fill.packs), n.percent(fill.mean), n.percent(fill.worst)]
             for name, fill in plan.fills.items()
         ]
-        blocks.append(Table(columns("source", "algorithm", "packs", "mean fill", "emptiest", left=2), rows))
+        blocks.append(Table(columns("source", "algorithm", "rows", "mean fill", "emptiest", left=2), rows))
     else:
-        blocks.append(Text("No source is packed: rows are cut from the stream of tokens, so all are full.", quiet=True))
-    return Section("documents", "Documents and packs", blocks)
+        blocks.append(
+            Text("No source is packed. Rows are cut from the stream of tokens, so all of them are full.", quiet=True)
+        )
+    return Section("documents", "Planned: documents and packing", blocks)
 
 
 def forecast_section(plan: PlanFacts) -> Section:
@@ -141,7 +149,7 @@ def forecast_section(plan: PlanFacts) -> Section:
     forecast = run.forecast or run.unlimited
     if run.refused is not None:
         blocks.append(Notes([("problem", "prefetch_bytes", run.refused)]))
-    memory = "all the memory that hosts want" if run.forecast is None else f"{n.size(run.prefetch_bytes)} a host"
+    memory = "as much memory as the hosts need" if run.forecast is None else f"{n.size(run.prefetch_bytes)} per host"
     blocks.append(
         Text(
             f"Counted from the order, with {memory}, over {_looked(forecast)}"
@@ -162,10 +170,10 @@ def forecast_section(plan: PlanFacts) -> Section:
         ]
         for h in forecast.by_hosts
     ]
-    reads = ("reads of a block, an epoch", "reads a host and step", "the busiest host", "read a host and step")
-    heads = ("hosts", *reads, "held by a host", "cold start", "burst")
+    reads = ("reads per block per epoch", "reads per host per step", "on the busiest host", "bytes per host per step")
+    heads = ("hosts", *reads, "memory per host", "read at the start", "burst")
     blocks.append(Table(columns(*heads), rows, "Forecast of reads"))
-    return Section("forecast", "Reads: forecast", blocks)
+    return Section("forecast", "Planned: reads", blocks)
 
 
 def config_section(plan: PlanFacts) -> Section:

@@ -34,7 +34,7 @@ def figures_section(figures: Mapping[str, Points]) -> Section:
         blocks.append(Text(f"Of {len(families)} charts the first {MOST_CHARTS} are shown.", quiet=True))
     heads = columns("figure", "steps", "last", "mean", "least", "most", left=1)
     blocks.append(Table(heads, [_row(name, *points) for name, points in sorted(figures.items())], "All, as logged"))
-    return Section("figures", "Rollouts and losses", blocks)
+    return Section("program", "Logged: rollouts and losses", blocks)
 
 
 def _family(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -16,26 +17,28 @@ from headrace.report.plan_sections import forecast_for, largest_epochs
 from headrace.report.run_records import HostSeries, RunRecords
 
 WAITING_BAR = 0.02
-"""Share of waiting above which the data holds up training; see docs/metrics.md."""
+"""Share of waiting above which data delays training; see docs/metrics.md."""
 MOST_STALLS = 100
 MOST_HOSTS = 10
 _HELP = {
-    "start": "Nothing: it happens once for each start.",
-    "store": "Hedged requests, more prefetch_bytes, a nearer store.",
-    "decode": "Free CPU cores, caches without compression.",
-    "check": "A faster disk, fewer other readers.",
-    "budget": "More prefetch_bytes.",
+    "start": "Nothing. It happens once per start.",
+    "store": "Use hedged requests, more prefetch_bytes, or a store that is closer.",
+    "decode": "Free CPU cores, or use caches without compression.",
+    "check": "Use a faster disk, or run fewer readers on it.",
+    "budget": "Increase prefetch_bytes.",
     "plan": "Free CPU cores.",
     "gather": "Free CPU cores.",
-    "transfer": "Fewer small devices a process, a faster link.",
-    "dataset": "A faster function.",
-    "hosts": "Look at the host that is named; its own report says what it waited for.",
-    "trainer ahead": "Fewer Python threads beside the loader.",
+    "transfer": "Use fewer small devices per process, or a faster link.",
+    "dataset": "Make the function faster.",
+    "hosts": "Look at the named host; its own report says what it waited for.",
+    "trainer ahead": "Run fewer Python threads next to the loader.",
 }
 _NOT_MEASURED = (
-    "Nothing is measured yet. In the training loop, RunLog(loader, folder, config=config) writes the loader's counters"
-    " into the run's folder; see docs/report.md."
+    "There are no measurements yet. In the training loop, RunLog(loader, folder, config=config) writes the loader's"
+    " counters into the run's folder; see docs/report.md."
 )
+_PEAKS = "Triangles mark peaks that are higher than the chart, with their values."
+_WHERE: list[tuple[str, Kind]] = [("where", "code"), ("its rows", "code")]
 
 
 def summary_section(facts: ReportFacts) -> Section:
@@ -125,17 +128,17 @@ def _plan_tiles(plan: PlanFacts, facts: ReportFacts) -> list[tuple[str, str, str
     steps, last_step = int(plan.mixture.edge[-1]), facts.records.last_step
     rows = n.short(float(plan.mixture.drawn.sum()))
     lengths = " → ".join(n.count(length) for _, length in run.phases)
-    note = "planned" if last_step is None else f"done, of {n.count(steps)}"
-    if plan.assumed_steps:
-        note = "shown; the config has no num_steps" if last_step is None else "done; the config has no num_steps"
+    note = "the config has no num_steps" if plan.assumed_steps else "in the config"
     batch = n.count(run.batch_size)
     if run.largest_batch > run.batch_size:
         batch += f" to {n.count(run.largest_batch)}"
+    done = [] if last_step is None else [("Steps done", n.count(last_step + 1), f"of {n.count(steps)}")]
     return [
-        ("Steps", n.count(steps if last_step is None else last_step + 1), note),
-        ("Tokens", n.short(float(plan.mixture.tokens.sum())), f"{rows} rows of {lengths}"),
+        ("Planned steps", n.count(steps), note),
+        ("Planned tokens", n.short(float(plan.mixture.tokens.sum())), f"{rows} rows of {lengths}"),
         ("Batch", batch, "rows"),
         ("Sources", n.count(len(run.components)), f"most epochs: {n.digits(name[1])}, {name[0]}"),
+        *done,
     ]
 
 
@@ -149,9 +152,9 @@ def _measured_tiles(records: RunRecords) -> list[tuple[str, str, str]]:
     if records.hosts > 1:
         sessions = f"{records.hosts} hosts, {records.sessions} starts"
     return [
-        ("Waiting", n.percent(share), "of the time; the bar is 2%" if share is not None else "not known yet"),
-        ("Read", n.size(read), f"{n.digits(reads / rows) if rows else n.NOTHING} block reads a row"),
-        ("Stalls", n.count(len(records.stalls)), n.duration(sum(s.wait_s for s in records.stalls)) + " together"),
+        ("Waiting", n.percent(share), "of the time; good below 2%" if share is not None else "not known yet"),
+        ("Read", n.size(read), f"{n.digits(reads / rows) if rows else n.NOTHING} block reads per row"),
+        ("Stalls", n.count(len(records.stalls)), n.duration(sum(s.wait_s for s in records.stalls)) + " in total"),
         ("Measured", n.duration(took), sessions),
     ]
 
@@ -163,13 +166,13 @@ def _notes(facts: ReportFacts) -> list[tuple[str, str, str]]:
         notes += _mismatch(plan, facts)
     share = records.waiting_share
     if share is not None and share > WAITING_BAR:
-        what = f"The trainer waited {n.percent(share)} of the time: the data holds up training. See Waiting and Stalls."
+        what = f"The trainer waited for data {n.percent(share)} of the time. See the sections on waiting and stalls."
         notes.append(("warning", "", what))
     if records.left_out:
-        cut = f"{n.count(records.left_out)} lines of the log are no records (cut off by a kill?) and were left out."
+        cut = f"{n.count(records.left_out)} lines of the log are damaged (by a kill?) and were ignored."
         notes.append(("warning", "", cut))
     if not notes:
-        notes.append(("good", "", "Nothing was found that will hurt."))
+        notes.append(("good", "", "No problems were found."))
     return notes
 
 
@@ -179,10 +182,10 @@ def _mismatch(plan: PlanFacts, facts: ReportFacts) -> list[tuple[str, str, str]]
     step = plan.manifest.amends(facts.manifest)
     step = facts.manifest.amends(plan.manifest) if step is None else step
     if step is not None:
-        what = f"Config and run differ by an amendment from step {n.count(step)} on: the plan shown is the config's."
+        what = f"Config and run differ by an amendment from step {n.count(step)} on. The plan shown is the config's."
         return [("warning", "", what)]
-    what = "The config is not that of the run: their fingerprints differ."
-    return [("problem", "", f"{what} What is planned here is not what was measured.")]
+    what = "This is not the config of the run: their fingerprints differ."
+    return [("problem", "", f"{what} The plan on this page is not the plan of the measured run.")]
 
 
 def _stages(facts: ReportFacts) -> tuple[Sequence[dict[str, Any]], int]:
@@ -227,7 +230,7 @@ def reads_section(facts: ReportFacts) -> Section:
     """Measured reads beside the forecast."""
     records = facts.records
     if not records.series:
-        return Section("reads", "Reads: measured", [Text(_NOT_MEASURED, quiet=True)])
+        return Section("reads", "Measured: reads", [Text(_NOT_MEASURED, quiet=True)])
     series = _shown_hosts(records)
     expected = forecast_for(facts.plan, records.hosts)
     hosts = f"{records.hosts} hosts" if records.hosts > 1 else "1 host"
@@ -239,25 +242,25 @@ def reads_section(facts: ReportFacts) -> Section:
             expected=None if expected is None else (f"forecast, {hosts}", expected[k] / unit),
         )
         for k, (name, unit, title) in enumerate(
-            (("block_fetches", 1, "block fetches a step"), ("bytes_read", 2**20, "MiB a step"))
+            (("block_fetches", 1, "block reads per step"), ("bytes_read", 2**20, "MiB per step"))
         )
     ]
-    ahead = "Reading runs ahead of the batches: the steps after a start read more. Peaks may run out of the frame."
-    heads = columns("host", "steps", "rows", "blocks read", "read", "reads a row", "from memory", "retries", "hedges")
+    ahead = f"The loader reads ahead, so the first steps after a start read more. {_PEAKS}"
+    heads = columns("host", "steps", "rows", "blocks read", "read", "reads per row", "from memory", "retries", "hedges")
     blocks: list[Block] = [
         *_shown_note(records),
         Chart("fetches", "Blocks read by a host in a step", charts[0], ahead),
         Chart("bytes", "Bytes read by a host in a step", charts[1], "Decoded bytes of the blocks that were read."),
         Table(heads, [_reads_row(s) for s in records.series], "In all"),
     ]
-    return Section("reads", "Reads: measured", blocks)
+    return Section("reads", "Measured: reads", blocks)
 
 
 def waiting_section(facts: ReportFacts) -> Section:
     """How long the trainer waited, and where the loader spent its time."""
     records = facts.records
     if not records.series:
-        return Section("waiting", "Waiting", [Text(_NOT_MEASURED, quiet=True)])
+        return Section("waiting", "Measured: waiting", [Text(_NOT_MEASURED, quiet=True)])
     series = _shown_hosts(records)
     worst = max(records.series, key=lambda s: s.total("wait_s"))
     of = f"host {worst.host}, which waited longest" if len(records.series) > 1 else "the only host"
@@ -265,10 +268,10 @@ def waiting_section(facts: ReportFacts) -> Section:
         series,
         [s.per_second("wait_s") for s in series],
         "share of time",
-        expected=(f"{n.percent(WAITING_BAR)}, the bar", WAITING_BAR),
+        expected=(f"{n.percent(WAITING_BAR)}, the threshold", WAITING_BAR),
         tickformat=".2~%",
     )
-    speed = measured_chart(series, [s.per_second("batches") for s in series], "batches a second")
+    speed = measured_chart(series, [s.per_second("batches") for s in series], "batches per second")
     queue = measured_chart(
         series, [s.levels["queue_occupancy"] for s in series], "ready / room", tickformat=".0%", range=[0, 1.05]
     )
@@ -276,35 +279,36 @@ def waiting_section(facts: ReportFacts) -> Section:
         *_shown_note(records),
         Chart(
             "waiting",
-            "Share of the time that the trainer waited",
+            "Share of the time that the trainer waited for data",
             share,
-            "Below the bar the loader is not what holds up training. Peaks may run out of the frame.",
+            "Below 2%, a loader without any delay would make training at most a fiftieth faster. Above it, look at the"
+            f" charts below for the cause. {_PEAKS}",
         ),
         Chart("waits", "Wait for a batch", waits_chart(worst), f"Of the last 10,000 batches of {of}."),
         Chart(
             "loader-time",
             "Where the loader's thread spent its time",
             loader_time_chart(worst),
-            f"On {of}. Most of it overlaps with training; it matters where the trainer waits.",
+            f"On {of}. Most of this time overlaps with training. It matters only while the trainer waits.",
         ),
-        Chart("speed", "Speed", speed, "Batches that training took."),
+        Chart("speed", "Speed", speed, "Batches that the trainer received."),
         Chart(
             "queue",
             "Ready batches when the trainer asks",
             queue,
-            "Near 100%: the loader is ahead. Near 0: the trainer waits.",
+            "Near 100%, the loader is ahead. Near 0%, the trainer waits.",
         ),
     ]
-    return Section("waiting", "Waiting", blocks)
+    return Section("waiting", "Measured: waiting", blocks)
 
 
 def stalls_section(facts: ReportFacts) -> Section:
-    """Waits far above the usual, and what they are put down to."""
+    """Waits that were much longer than usual, and their causes."""
     stalls = facts.records.stalls
     if not facts.records.series:
-        return Section("stalls", "Stalls", [Text(_NOT_MEASURED, quiet=True)])
+        return Section("stalls", "Measured: stalls", [Text(_NOT_MEASURED, quiet=True)])
     if not stalls:
-        return Section("stalls", "Stalls", [Text("None: no wait was far above the usual.")])
+        return Section("stalls", "Measured: stalls", [Text("None. No wait was much longer than usual.")])
     causes = sorted({s.cause for s in stalls}, key=lambda cause: -sum(s.wait_s for s in stalls if s.cause == cause))
     by_cause = [
         [cause, n.count(len(of)), n.duration(sum(of)), n.duration(max(of)), _HELP.get(cause, "")]
@@ -319,11 +323,12 @@ def stalls_section(facts: ReportFacts) -> Section:
             n.duration(s.wait_s),
             s.cause,
             "" if s.array is None else f"chunk {s.block} of {s.array}",
+            _rows_of(s.step, facts),
             s.detail,
         ]
         for s in sorted(longest, key=lambda s: (s.step, s.host))
     ]
-    which = "All that were kept"
+    which = "All recorded stalls"
     if len(stalls) > MOST_STALLS:
         which = f"The {MOST_STALLS} longest of {n.count(len(stalls))}"
     blocks: list[Block] = [
@@ -331,18 +336,20 @@ def stalls_section(facts: ReportFacts) -> Section:
             "stalls",
             "Stalls by step",
             stalls_chart(stalls),
-            "Waits far above the usual; by default those above 50 ms and five times the median.",
+            "A stall is a wait of more than 50 ms and more than five times the median (the defaults).",
         ),
+        Table([*columns("cause", "stalls", "total", "longest", left=1), ("what helps", "prose")], by_cause, "By cause"),
         Table(
-            [*columns("cause", "stalls", "together", "longest", left=1), ("what helps", "prose")], by_cause, "By cause"
-        ),
-        Table(
-            [*columns("step", "host", "waited"), *columns("cause", left=1), ("where", "code"), ("detail", "prose")],
-            rows,
-            which,
+            [*columns("step", "host", "waited"), *columns("cause", left=1), *_WHERE, ("detail", "prose")], rows, which
         ),
     ]
-    return Section("stalls", "Stalls", blocks)
+    return Section("stalls", "Measured: stalls", blocks)
+
+
+def _rows_of(step: int, facts: ReportFacts) -> str:
+    """The command that shows the rows of a step."""
+    run = [] if facts.folder is None else ["--run", facts.folder]
+    return shlex.join(["headrace", "cat", facts.config_path or "run.yaml", "--step", str(step), *run])
 
 
 def _shown_hosts(records: RunRecords) -> tuple[HostSeries, ...]:
@@ -356,7 +363,7 @@ def _shown_hosts(records: RunRecords) -> tuple[HostSeries, ...]:
 def _shown_note(records: RunRecords) -> list[Block]:
     if len(records.series) <= MOST_HOSTS:
         return []
-    return [Text(f"Charts show the {MOST_HOSTS} of {len(records.series)} hosts that waited longest.", quiet=True)]
+    return [Text(f"Charts show the {MOST_HOSTS} hosts of {len(records.series)} that waited longest.", quiet=True)]
 
 
 def _reads_row(s: HostSeries) -> list[str]:
