@@ -28,7 +28,7 @@ from typing import Any, TypedDict, Unpack
 
 from msgspec import structs
 
-from headrace.errors import SourceError, check_at_least, redact
+from headrace.errors import ConfigError, SourceError, check_at_least, check_whole, redact
 from headrace.ingest.base_tokenizer import FILE_NAME, Tokenizer
 from headrace.ingest.choices import Engine, TokenizerEngine
 from headrace.ingest.documents import described, split_file, with_mask_settled
@@ -225,7 +225,13 @@ def plan_build(
     source: SourceConfig, tokenizer: TokenizerConfig, output: str, part_bytes: int, options: BuildOptions
 ) -> tuple[_Work, Ledger, Counter[str]]:
     """What a build has in hand, the ledger that it begins with, and the endings of files that are left out."""
-    check_at_least("chunk_tokens", options.get("chunk_tokens"))
+    if not isinstance(source, SourceConfig):
+        raise ConfigError("is not a source", field="source", value=source, cure="Give SourceConfig([PATH]).")
+    if not isinstance(tokenizer, TokenizerConfig):
+        cure = f"Give TokenizerConfig({tokenizer!r})." if isinstance(tokenizer, str) else "Give TokenizerConfig(PATH)."
+        raise ConfigError("is not a tokenizer's config", field="tokenizer", value=tokenizer, cure=cure)
+    check_whole("chunk_tokens", options.get("chunk_tokens"))
+    check_at_least("chunk_tokens", options.get("chunk_tokens"), cure=f"Leave it out for {DEFAULT_CHUNK:,}.")
     loaded = load_tokenizer(tokenizer).reading_special(source.special_tokens_in_text)
     layout = CacheLayout(
         options.get("dtype") or loaded.dtype.name,
