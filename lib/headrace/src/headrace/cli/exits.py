@@ -103,8 +103,8 @@ def _usage(error: Any) -> int:
     flag, unknown = max(options, key=len, default=""), getattr(error, "option_name", "")
     if (value := _typed_value(options)) is not None:
         message = str(_wrong_value(flag, value, message))
-    elif unknown and error.ctx is not None and "=" in f"{unknown}{_typed_value([unknown]) or ''}":
-        message = f"{message} Settings go without dashes: {unknown.lstrip('-')}."
+    elif setting := next((word for word in sys.argv if unknown and word.startswith(f"{unknown}=")), ""):
+        message = f"{message} Settings go without dashes: {setting.lstrip('-')}."
     return _say("error", f"{' '.join(message.replace('Value error, ', '').split())} See: {command} --help", REFUSED)
 
 

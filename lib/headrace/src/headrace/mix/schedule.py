@@ -218,6 +218,7 @@ def weight_from_config(obj: object, path: str = "weight") -> Weight:
     for key in keys:
         if key not in ("step", "linear", "scale"):
             cure = did_you_mean(key, ("step", "linear", "scale"))
+            cure = f"Write {{step: {obj}}} or {{linear: {obj}}}." if key.isdecimal() else cure
             raise ConfigError(f"unknown key {key!r}", field=path, value=obj, cure=cure)
     kinds = [k for k in ("step", "linear") if k in keys]
     if len(kinds) != 1:

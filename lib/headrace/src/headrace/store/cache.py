@@ -138,6 +138,8 @@ class TokenCache:
             CacheCorruptError: its ledger is none, or of another version.
             CacheError: its ledger cannot be read.
         """
+        if not isinstance(path, str | Path):
+            raise ConfigError("is not a path", field="cache", value=path, cure="Give the folder of a cache.")
         path = str(path)
         root = files.absolute(path)
         ledger = read(root)
