@@ -221,10 +221,7 @@ class LmDataConfig:
             component.build_caches(name, self.tokenizer or TokenizerConfig(), progress=progress)
 
     def open_caches(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, TokenCache]:
-        """The caches of all components.
-
-        Args:
-            instead: Open caches to take in place of those at the components' paths, by name.
+        """The caches of all components; ``instead``: open caches to take in place of those at their paths, by name.
 
         Raises:
             CacheError: one is missing, unfinished or unreadable.

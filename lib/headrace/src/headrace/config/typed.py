@@ -6,13 +6,12 @@ import dataclasses
 import typing
 from collections.abc import Mapping
 from numbers import Integral, Real
-from os import PathLike
 from typing import Any, Union, cast
 
 from headrace.config.parsing import Slot, fields_of
 from headrace.errors import ConfigError
 
-_SCALARS: dict[Any, tuple[type, ...]] = {int: (Integral,), float: (Real,), str: (str, PathLike), bool: (bool,)}
+_SCALARS: dict[Any, tuple[type, ...]] = {int: (Integral,), float: (Real,), str: (str,), bool: (bool,)}
 
 
 def check_fields(config: Any, path: str = "") -> None:

@@ -391,9 +391,6 @@ class BatchOrder:
     ) -> None:
         if row_order not in get_args(RowOrder):
             raise ConfigError("is not an order", field="row_order", value=row_order, cure="Use 'locality' or 'stream'.")
-        if not isinstance(dataset, AsyncDataset):
-            cure = "Give a TokenSeqDataset, a MixtureDataset or config.dataset()."
-            raise ConfigError("is not a dataset", field="dataset", value=dataset, cure=cure)
         own_schedule = dataset.own_schedule
         schedule = batch_size if isinstance(batch_size, BatchSchedule | None) else BatchSchedule(batch_size)
         if own_schedule is not None and schedule is not None and schedule != own_schedule:

@@ -124,6 +124,9 @@ class DataLoader(BatchOrder):
         row_order: RowOrder = "locality",
         **options: Unpack[LoaderOptions],
     ) -> None:
+        if not isinstance(dataset, AsyncDataset):
+            cure = "Give a TokenSeqDataset, a MixtureDataset or config.dataset()."
+            raise ConfigError("is not a dataset", field="dataset", value=dataset, cure=cure)
         super().__init__(dataset, batch_size, row_order)
         if unknown := options.keys() - LoaderOptions.__annotations__.keys():
             raise TypeError(f"DataLoader got an unexpected keyword argument {min(unknown)!r}")

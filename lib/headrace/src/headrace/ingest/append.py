@@ -25,10 +25,11 @@ from headrace.ingest.shuffle_plan import ReshuffleConfig
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
-from headrace.store.cache import TokenCache, what_is_there
+from headrace.store.cache import TokenCache
 from headrace.store.generations import add_generation, cache_of_generation, generation_path, generations_of
 from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
 from headrace.store.levanter.layout import is_levanter
+from headrace.store.missing import what_is_there
 
 _FLAGS = {"chunk_elements": "chunk_tokens"}  # what a setting of the layout is called where it is given
 

@@ -39,10 +39,10 @@ from headrace.ingest.kinds import LOSS_MASK, make_kind, template_of
 from headrace.ingest.plan import (
     DEFAULT_PART_BYTES,
     PartTask,
+    began_in_vain,
     changed_sources,
     check_same_build,
     content_hashes,
-    differences,
     plan_parts,
     source_records,
     tasks_from_records,
@@ -300,7 +300,7 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
     if files.is_local(output):  # what a kill within an atomic write left; object stores have no such thing
         for name in (LEDGER_NAME, TABLE_NAME, FILE_NAME):
             files.remove_tree(files.join(output, f"{name}.tmp"))
-    if old_ledger is not None and (work.restart or _began_in_vain(output, old_ledger, wanted)):
+    if old_ledger is not None and (work.restart or began_in_vain(output, old_ledger, wanted)):
         _clear(output, old_ledger)
         old_ledger = None
     files.remove_tree(files.join(output, ATTEMPTS_FOLDER))  # a builder was killed while a part was built twice
@@ -378,12 +378,6 @@ def _begin(
         ledger = structs.replace(begun, finished=False, parts=[], sources=sources)
         write_ledger(output, ledger)
     return ledger, tasks_from_records(sources, listed), records
-
-
-def _began_in_vain(output: str, begun: Ledger, wanted: Ledger) -> bool:
-    """Whether a build with other settings ended before its first part: a wrong text field, say, that is mended now."""
-    names = {str(source["part"]) for source in begun.sources}
-    return bool(differences(begun, wanted)) and all(read_part_record(output, name) is None for name in names)
 
 
 def _clear(output: str, begun: Ledger) -> None:

@@ -363,9 +363,7 @@ def open_run(folder: str | os.PathLike[str], loader: Described, step: int | None
     if not isinstance(folder, str | os.PathLike):
         raise ConfigError("is not a path", field="folder", value=folder, cure="Give a folder of the run's own: runs/1.")
     if not hasattr(loader, "describe"):
-        raise ConfigError(
-            "is not a loader", field="loader", value=loader, cure="Give config.loader(), or a DataLoader."
-        )
+        raise ConfigError("is not a loader", field="loader", value=loader, cure="Give config.loader().")
     step = None if step is None else steps_done(step)
     folder = os.fspath(folder)
     manifest = _opened(folder, _as_begun(folder, loader), step)

@@ -33,7 +33,6 @@ from headrace.store.chunk_pages import ChunkPages
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.leaf import CacheLeaf, LeafPart, OwnParts, check_range, spans, starts
 from headrace.store.ledger import (
-    LEDGER_NAME,
     Ledger,
     ShuffleRecord,
     open_ledger,
@@ -42,7 +41,8 @@ from headrace.store.ledger import (
     whole_ledger,
 )
 from headrace.store.ledger_table import ColumnTable
-from headrace.store.levanter.layout import levanter_splits, read_levanter
+from headrace.store.levanter.layout import read_levanter
+from headrace.store.missing import what_is_there
 from headrace.store.parts import Name, PartRecord, PartTable
 
 
@@ -398,34 +398,3 @@ def same_ledger(a: TokenCache, b: TokenCache) -> bool:
     if isinstance(tables[0], ColumnTable) and isinstance(tables[1], ColumnTable):
         return tables[0].head.ledger == tables[1].head.ledger
     return a.whole_ledger == b.whole_ledger
-
-
-def what_is_there(path: str) -> tuple[str, str]:
-    """What lies where there is no cache, as far as it can be told, and what to do: text is built from, into a folder
-    beside it.
-    """
-    if not path.strip():
-        return "it is an empty text", "Give the folder of a cache."
-    if not files.exists(path):
-        scheme, slash, rest = path.partition(":/")
-        if slash and not rest.startswith("/") and scheme.isalnum():
-            return "there is no such folder", f"URLs have two slashes: {scheme}://{rest}."
-        return "there is no such folder", f"Build one: headrace build SOURCE --tokenizer FILE --output {path}"
-    output = f"{path.rstrip('/')}-cache"
-    if not files.is_local(path):
-        return "there is no ledger.json", f"Build one: headrace build {path} --tokenizer FILE --output {output}"
-    root = files.local_path(path)
-    if root.is_file():
-        output = f"{path.removesuffix(''.join(root.suffixes))}-cache"
-        cure = "Name one of the caches in it." if root.suffix in (".yaml", ".yml") else ""
-        return "it is a file", cure or f"Build one: headrace build {path} --tokenizer FILE --output {output}"
-    if splits := levanter_splits(path):
-        return f"it holds Levanter's {' and '.join(splits)}", f"Name {files.join(path, splits[0])}."
-    inside = sorted(str(ledger.parent.relative_to(root)) for ledger in root.glob(f"*/{LEDGER_NAME}"))
-    if inside:
-        names = ", ".join(files.join(path, name) for name in inside[:8])
-        return "the folder holds several", f"Name one of them: {names}."
-    if (root / "manifest.json").exists():
-        return "it is the folder of a run", "Name a cache of its config."
-    text = path if any(root.iterdir()) else "SOURCE"
-    return "the folder holds no ledger.json", f"Build one: headrace build {text} --tokenizer FILE --output {output}"

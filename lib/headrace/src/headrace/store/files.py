@@ -257,9 +257,7 @@ def not_written(output: str, error: OSError) -> CacheError:
 
 def _reason(url: str, error: OSError) -> str:
     """Why the system refused, with the free space where that is what there is too little of."""
-    reason = error.strerror or str(error)
-    if isinstance(error, FileExistsError | NotADirectoryError):
-        return "a folder on the way to it is a file"
+    reason = "a file is in the way" if error.errno in (errno.EEXIST, errno.ENOTDIR) else error.strerror or str(error)
     if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not is_local(url):
         return reason
     there = next(folder for folder in (local_path(url), *local_path(url).absolute().parents) if folder.exists())

@@ -18,10 +18,11 @@ from headrace.config.lm_data import LmDataConfig
 from headrace.data.columns import NO_LEAF
 from headrace.errors import CacheError, ConfigError, check_at_least, check_choice, did_you_mean
 from headrace.ingest.tokenize import load_tokenizer
-from headrace.store.cache import TokenCache, what_is_there
+from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.ledger import Ledger, read_ledger
 from headrace.store.levanter.layout import CHUNK, SHARD_CHUNKS, is_levanter
+from headrace.store.missing import what_is_there
 from headrace.store.parts import LeafRecord, PartRecord
 
 UNKNOWN_VOCABULARY = 1 << 17
