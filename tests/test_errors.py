@@ -72,7 +72,7 @@ def test_errors_can_be_copied_and_pickled(cls, clone):
     [
         ("seqlen", ["seq_len", "shuffle"], "Did you mean 'seq_len'?"),
         ("zzz", ["b", "a"], "Known names: 'a', 'b'."),
-        ("zzz", [], "There are no known names."),
+        ("zzz", [], "There are none."),
         ("weight_1", ["weight_2", "weight_3", "weight_4"], "Did you mean 'weight_4' or 'weight_3'?"),
     ],
 )

@@ -111,7 +111,7 @@ def test_json(headrace: Run, corpus: Path, tmp_path: Path):
         ("", ["corpus", "--text-field", "body"], "1.jsonl, line 1: has no field 'body' (it has 'text')"),
         ("", ["corpus", "--chunk-tokens", "0"], "chunk_tokens = 0"),
         ("", ["corpus/1.jsonl", "--format", "text", "--text-field", "body"], "text_field = 'body': names a field"),
-        ("", ["corpus", "--engine", "dask"], "'--engine': 'dask' is not one of 'auto'"),
+        ("", ["corpus", "--engine", "dask"], "--engine = 'dask': is not a choice here. Known names: 'auto'"),
         ("{", ["corpus"], "1.jsonl, line 1: is not valid JSON"),
         ('{"text": "\udcff"}', ["corpus"], "1.jsonl, line 1: is not UTF-8"),
         ("", ["corpus/[0].txt"], "matches no file"),

@@ -36,7 +36,7 @@ def test_there_and_back(headrace, tmp_path):
     assert "60" in headrace("inspect", f"{tmp_path}/consolidated/train").out
     done = headrace("inspect", f"{tmp_path}/consolidated")
     assert done.code == 2
-    assert f"name {tmp_path}/consolidated/train" in done.err
+    assert f"Name {tmp_path}/consolidated/train" in done.err
 
 
 def test_consolidate(headrace, tmp_path):
@@ -84,6 +84,6 @@ def test_a_cache_of_levanter_is_given_its_tokenizer(headrace, corpus, tmp_path):
 def test_what_cannot_be(headrace, tmp_path):
     cache = write_cache(tmp_path / "a", [random_documents(20)])
     done = headrace("convert", cache.path, cache.path)
-    assert (done.code, "holds other things" in done.err) == (2, True)
+    assert (done.code, "holds a token cache already" in done.err) == (2, True)
     done = headrace("convert", cache.path, f"{tmp_path}/b", "--layout", "headrace", "--dtype", "float32")
-    assert (done.code, "is not a token dtype" in done.err) == (2, True)
+    assert (done.code, "is not a dtype of tokens" in done.err) == (2, True)

@@ -66,7 +66,7 @@ def test_a_list_of_nothing_names_no_amendment(cache, tmp_path):
         (("9" * 5000,), "is not a document: "),
         (("--file", "missing.txt"), "--file = 'missing.txt': does not exist"),
         (("--file", ""), "--file = '': does not exist"),
-        (("--file", "/"), "--file = '/': is not to be read (Is a directory). Give document numbers"),
+        (("--file", "/"), "--file = '/': cannot be read (Is a directory). Give document numbers"),
     ],
 )
 def test_wrong_input_is_named(cache, arguments, expected):

@@ -48,7 +48,7 @@ def test_json_and_table(plan):
         (["--tokens", "web"], "E.g. web=1e12"),
         (["--hosts", "one"], "E.g. 1,8,64"),
         (["batchsize=3"], "Did you mean 'batch_size'"),
-        ([], "does not exist, and there is no size to plan with. Add components.web.expected_tokens"),
+        ([], "To plan before it is built: components.web.expected_tokens"),
     ],
 )
 def test_mistakes_get_one_line(plan, args, said):

@@ -113,5 +113,5 @@ def test_as_a_user_types_it(tmp_path: Path):
     assert "32,000 tokens in 4,000 rows" in table.stdout
     wrong = run("num_steps=5", "--step", "6")
     assert wrong.returncode != 0
-    assert "The run has 5 steps" in wrong.stderr
+    assert "Give 0 to 5" in wrong.stderr
     assert "Traceback" not in wrong.stderr

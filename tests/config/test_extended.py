@@ -221,11 +221,15 @@ def numbers(*documents: int) -> Intervals:
         ([{"step": 5, "extend": {"web": 2}}], {"generations": 2}, "is not later than generation 2"),
         ([{"step": 5, "extend": {"web": [2, 2]}}], {}, "does not say it of its 1 caches"),
         ([{"step": 5, "extend": {"web": 2}}], {"max_tokens": 4096}, "does not go with components.web.max_tokens"),
-        ([{"step": 5, "extend": {"web": 4}}], {}, "components.web.generations = 3: is not how many"),
+        ([{"step": 5, "extend": {"web": 4}}], {}, "components.web.generations = 3: is more than there are"),
         ([{"step": 5, "drop": ["web"]}, {"step": 6, "extend": {"web": 2}}], {}, "extend.web: is not in the mixture"),
-        ([], {"generations": 0}, "components.web.generations = 0: is not how many generations its 1 caches have"),
-        ([], {"generations": [1, 1]}, "is not how many generations its 1 caches have"),
-        ([], {"generations": 7}, "components.web.generations = 7: is not how many"),
+        (
+            [],
+            {"generations": 0},
+            "components.web.generations = 0: is more than there are generations its 1 caches have",
+        ),
+        ([], {"generations": [1, 1]}, "is more than there are generations its 1 caches have"),
+        ([], {"generations": 7}, "components.web.generations = 7: is more than there are"),
     ],
 )
 def test_bad_input_is_named(root: str, tmp_path: Path, amendments: Any, web: Any, expected: str):

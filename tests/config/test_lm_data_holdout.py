@@ -117,6 +117,6 @@ def test_shares():
 def test_what_cannot_be_split_is_named(cache):
     with pytest.raises(ConfigError, match="is not set"):
         config(cache).validation_datasets()
-    with pytest.raises(ConfigError, match="does not fit component 'a'") as caught:
+    with pytest.raises(ConfigError, match="component 'a'") as caught:
         config(cache, validation=ValidationConfig(one_in=10**6)).dataset()
     assert caught.value.field == "validation"

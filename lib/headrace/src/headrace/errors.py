@@ -19,14 +19,17 @@ The command line prints ``str(error)`` and exits with status 2; Python users cat
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
+import operator
 import os
 import re
 import shlex
 import shutil
 from collections.abc import Collection, Iterable
 from numbers import Integral
+from typing import Any
 
 __all__ = [
     "CacheCorruptError",
@@ -167,7 +170,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if close:
         return "Did you mean " + " or ".join(repr(c) for c in close) + "?"
     if not names:
-        return "There are no known names."
+        return "There are none."
     listed = ", ".join(repr(n) for n in names[:12])
     return f"Known names: {listed}" + ("." if len(names) <= 12 else ", ...")
 
@@ -195,6 +198,20 @@ def check_whole(field: str, value: object) -> None:
     """Raises ConfigError unless a value is an integer, also one of numpy's; None passes."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
         raise ConfigError("must be a whole number", field=field, value=value, cure="Give an int.")
+
+
+def as_whole(field: str, value: Any) -> int:
+    """A number of any integer type, such as a checkpoint gives back, as an int; ConfigError if it is none.
+
+    Example:
+        >>> as_whole("step", "3")
+        Traceback (most recent call last):
+        headrace.errors.ConfigError: step = '3': must be a whole number. Give an int.
+    """
+    with contextlib.suppress(TypeError):
+        if not isinstance(value, bool):
+            return operator.index(value)
+    raise ConfigError("must be a whole number", field=field, value=value, cure="Give an int.")
 
 
 def check_choice(field: str, value: object, choices: Collection[str], problem: str = "is not one of those") -> None:

@@ -149,7 +149,7 @@ def source_excess(
         return {}
     for name in icc:
         if name not in mixture.names:
-            raise ConfigError("is not a component", field=name, cure=did_you_mean(name, mixture.names))
+            raise ConfigError("is not a component", field="icc", value=name, cure=did_you_mean(name, mixture.names))
     with ThreadPoolExecutor(16) as pool:
         saved = pool.map(saved_shares, mixture.components)
     weight = mixture.weights_at(np.asarray([(steps or 1) - 1]))[0]

@@ -112,7 +112,8 @@ def probe_cache(
         (6659, False)
     """
     for name, size in (("seq_len", seq_len), ("batch_size", batch_size), ("max_blocks", max_blocks)):
-        check_at_least(name, size)
+        check_at_least(name, size, cure="Leave it out for the default.")
+    check_at_least("block", block, 2, "Leave it out for one stored chunk.")
     rows = cache.num_tokens // seq_len
     block = max(cache.layout.chunk_elements // seq_len, 1) if block is None else block
     units = neighbourhoods(rows, block)

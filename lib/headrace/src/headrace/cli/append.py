@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import typer
 
 from headrace.cli.exits import kept_when_interrupted
+from headrace.cli.options import typed_options
 from headrace.ingest.choices import TokenizerEngine
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def append_as_typed(
     if repair:
         cure = "Leave it out: headrace verify CACHE --repair mends a cache and all that was appended to it."
         raise ConfigError("does not go with --append", field="--repair", value=True, cure=cure)
-    typed = {name for name in context.params if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
+    typed = typed_options(context)
     reading = {field: getattr(source, field) for field, names in _SOURCE.items() if typed.intersection(names)}
     tokens = {field: text for (field, name), text in zip(_TOKENIZER.items(), encoder, strict=True) if name in typed}
     settings = {name: value for name, value in options.items() if name in typed or name not in _OF_CACHE}

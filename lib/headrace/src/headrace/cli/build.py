@@ -45,7 +45,7 @@ from headrace.cli.build_options import (
     WorkersOption,
 )
 from headrace.cli.exits import kept_when_interrupted
-from headrace.cli.options import AsJson
+from headrace.cli.options import AsJson, refuse_typed
 from headrace.cli.panels import HelpAll
 from headrace.cli.shown import counted, in_bytes
 
@@ -120,6 +120,17 @@ def command(
     """
     from headrace.ingest.source import ChatConfig, FimConfig, SourceConfig
 
+    if fim is None:
+        refuse_typed(
+            context,
+            ("fim_rate", "fim_spm_rate", "fim_seed"),
+            "has no effect without --fim",
+            "Add --fim PREFIX SUFFIX MIDDLE.",
+        )
+    if mask != "roles":
+        refuse_typed(context, ("mask_role",), f"has no effect with --mask {mask}", "Add --mask roles.")
+    if kind not in ("auto", "chat", "preference", "prompts"):
+        refuse_typed(context, ("mask", "chat_template"), f"has no effect with --kind {kind}")
     files = (sources, format, text_field, on_bad_line, extension or [])
     source = SourceConfig(
         *files,
@@ -216,25 +227,14 @@ def memory_bytes(text: str | None) -> int | None:
         >>> memory_bytes("1.5GiB"), memory_bytes("2000000000")
         (1610612736, 2000000000)
     """
+    from headrace.config.wording import number_in
     from headrace.errors import ConfigError
 
     if text is None:
         return None
-    number, unit = text.strip(), 1
-    for name, size in _UNITS.items():
-        if number.lower().endswith(name):
-            number, unit = number[: -len(name)].strip(), size
-            break
-    try:
-        size = int(float(number) * unit)
-        if size > 0:
-            return size
-    except (ValueError, OverflowError):
-        pass
+    if (size := int(number_in(text) or 0)) > 0:
+        return size
     raise ConfigError("must be a positive number of bytes", field="memory", value=text, cure="Write e.g. 4GiB.")
-
-
-_UNITS = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
 def cost_in_words(cost: ReshuffleCost) -> str:

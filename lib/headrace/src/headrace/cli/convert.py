@@ -55,6 +55,8 @@ def command(
     from headrace.store.layout import CacheLayout
     from headrace.store.levanter.export import write_levanter
 
+    if dtype is not None:
+        CacheLayout(dtype).check_tokens()
     source = open_cache(cache)
     stated = None if tokenizer is None else _stated(source, layout, tokenizer)
     with _copying("converting", source, show=not as_json) as advance:
@@ -62,7 +64,6 @@ def command(
             write_levanter(source, output, form=form, dtype=dtype or "int32", advance=advance)
         else:
             target = CacheLayout(dtype or source.dtype.name)
-            target.check_tokens()
             consolidate(source, output, layout=target, tokenizer=stated, advance=advance)
     facts = {"path": output, "layout": layout, "documents": source.num_documents, "tokens": source.num_tokens}
     typer.echo(

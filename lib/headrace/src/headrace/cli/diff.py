@@ -79,9 +79,11 @@ def _compare_run(
     from rich.console import Console
 
     from headrace.cli.options import load_as_begun
+    from headrace.errors import check_at_least
     from headrace.mix.stage_config import AmendmentConfig
     from headrace.run.changes import last_anchor, newer_generations, newer_tombstones, run_changes
 
+    check_at_least("--step", step, 0, "Give the number of steps that are done.")
     steps_done = last_anchor(run, manifest) if step is None else step
     edited = load_as_begun(config, settings, run)
     changes, newer = run_changes(manifest, edited, steps_done), newer_tombstones(manifest, edited)

@@ -16,6 +16,7 @@ No traceback is shown unless ``--debug`` or ``HEADRACE_DEBUG=1`` asks for it.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from typing import Any
 
 import typer
 
-from headrace.errors import HeadraceError, redact
+from headrace.errors import ConfigError, HeadraceError, did_you_mean, redact
 
 OK, FOUND, REFUSED, UNFORESEEN, INTERRUPTED = 0, 1, 2, 3, 130
 EPILOG = (
@@ -93,9 +94,43 @@ def _say(what: str, text: str, status: int) -> int:
 
 def _usage(error: Any) -> int:
     """A command line that cannot be read: one line, and where to look."""
-    message = error.format_message().replace("Value error, ", "")  # pydantic's words before ours
+    message = error.format_message()
     if message.startswith("Usage:"):  # a group that was called without a command
         typer.echo(message, err=True)
         return REFUSED
-    command = error.ctx.command_path if error.ctx is not None else "headrace"
-    return _say("error", f"{' '.join(message.split())} See: {command} --help", REFUSED)
+    command = error.ctx.command_path if error.ctx is not None else " ".join(_typed_command())
+    options: list[str] = getattr(getattr(error, "param", None), "opts", [])
+    flag, unknown = max(options, key=len, default=""), getattr(error, "option_name", "")
+    if (value := _typed_value(options)) is not None:
+        message = str(_wrong_value(flag, value, message))
+    elif setting := next((word for word in sys.argv if unknown and word.startswith(f"{unknown}=")), ""):
+        message = f"{message} Settings go without dashes: {setting.lstrip('-')}."
+    return _say("error", f"{' '.join(message.replace('Value error, ', '').split())} See: {command} --help", REFUSED)
+
+
+def _typed_command() -> list[str]:
+    """The command that was typed, without what follows it."""
+    return ["headrace", *(word for word in sys.argv[1:2] if not word.startswith("-"))]
+
+
+def _typed_value(options: list[str]) -> str | None:
+    """What was typed for an option; None: nothing, or it is not one."""
+    for word, following in zip(sys.argv, [*sys.argv[1:], None], strict=True):
+        name, equals, value = word.partition("=")
+        if name.startswith("-") and name in options:
+            return value if equals else following
+    return None
+
+
+def _wrong_value(flag: str, value: str, message: str) -> ConfigError:
+    """What is wrong with a value, which typer says in pydantic's words."""
+    said = message.partition("': ")[2]
+    if choices := re.findall(r"'([^']+)'", said.partition("is not one of")[2]):
+        return ConfigError("is not a choice here", field=flag, value=value, cure=did_you_mean(value, choices))
+    if bound := re.search(r"(greater|less) than or equal to (\S+)", said):
+        least = "least" if bound[1] == "greater" else "most"
+        return ConfigError(
+            f"must be at {least} {bound[2]}", field=flag, value=value, cure=f"Give {bound[2]}, for example."
+        )
+    kind = "whole number" if "integer" in said else "number"
+    return ConfigError(f"is not a {kind}", field=flag, value=value, cure=f"Give a {kind}.")

@@ -23,7 +23,7 @@ _FEWEST_STEPS, _MOST_STEPS = 100, 1000
 
 
 def command(
-    folder: Annotated[str, typer.Argument(help="Folder of texts; each folder in it becomes a source.")],
+    folder: Annotated[str, typer.Argument(help="Folder of texts; each folder in it is a source.", metavar="FOLDER")],
     tokenizer: TokenizerOption = "bytes",
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for caches, config and program.", metavar="FOLDER")
@@ -49,6 +49,8 @@ def command(
     from headrace.store import files
     from headrace.store.joined import open_cache
 
+    if output.exists() and not output.is_dir():
+        raise ConfigError("is a file", field="--output", value=str(output), cure="Give a folder: --output FOLDER.")
     for name in (CONFIG, PROGRAM):
         if (output / name).exists():
             cure = f"Give another folder: --output FOLDER, or delete {output / name}."

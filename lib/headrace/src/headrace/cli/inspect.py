@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import CONFIG_SUFFIXES, ID_LEAF, AsJson, CacheOrConfig, Decoder, IdLeaf, Settings
+from headrace.cli.options import (
+    CONFIG_SUFFIXES,
+    ID_LEAF,
+    AsJson,
+    CacheOrConfig,
+    Decoder,
+    IdLeaf,
+    Settings,
+    refuse_typed,
+)
 from headrace.cli.shown import counting
 
 if TYPE_CHECKING:
@@ -23,10 +32,12 @@ if TYPE_CHECKING:
     from headrace.store.ledger import Ledger
 
 _SHOWN_MATCHES = 8
+_OF_CACHE = ("samples", "document", "by_id", "id_leaf", "seed", "tokenizer", "remove")
 _COUNTERS = ("text_bytes", "empty_documents", "skipped_lines", "trained_tokens", "untrained_documents")
 
 
 def command(
+    context: typer.Context,
     cache: CacheOrConfig,
     settings: Settings = None,
     samples: Annotated[int, typer.Option(help="Documents to show, drawn at random.", min=0)] = 3,
@@ -64,8 +75,9 @@ def command(
 
         headrace inspect run/rollouts
     """
-    if _is_no_cache(cache, settings or [], as_json):
+    if _is_no_cache(context, cache, settings or [], as_json):
         return
+    refuse_typed(context, ("settings",), "have no effect on a cache", "Leave them out.")
     from rich.console import Console
     from rich.text import Text
 
@@ -112,11 +124,12 @@ def command(
         console.print(Text(f"{len(chosen) - len(all_samples):,} more have this id (all with --json)", "dim"))
 
 
-def _is_no_cache(path: str, settings: list[str], as_json: bool) -> bool:
+def _is_no_cache(context: typer.Context, path: str, settings: list[str], as_json: bool) -> bool:
     """Whether there is a config or a folder of rollouts, which is shown then."""
     from headrace.store.ledger import read_ledger
 
     if path.endswith(CONFIG_SUFFIXES):
+        refuse_typed(context, _OF_CACHE, "has no effect on a config", "Name a cache, or leave it out.")
         inspect_run(path, settings, as_json)
         return True
     if read_ledger(path) is not None:

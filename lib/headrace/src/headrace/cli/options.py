@@ -103,6 +103,21 @@ def _numbers(
     return numbers
 
 
+def typed_options(context: typer.Context) -> set[str]:
+    """Parameters of a command that were typed, by name."""
+    return {name for name in context.params if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
+
+
+def refuse_typed(context: typer.Context, names: Sequence[str], problem: str, cure: str = "Leave it out.") -> None:
+    """Raises ConfigError for the first of some options that was typed and would have no effect."""
+    from headrace.errors import ConfigError
+
+    for name in names:
+        if name in typed_options(context):
+            field = name if name == "settings" else f"--{name.replace('_', '-')}"
+            raise ConfigError(problem, field=field, value=context.params[name], cure=cure)
+
+
 def load_as_begun(path: str, settings: list[str] | None, run: str | None) -> LmDataConfig:
     """A config, with what a run began with where it leaves that open."""
     from headrace.config.lm_data import load_config

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import CONFIG_SUFFIXES, AsJson, CacheOrConfig, Settings
+from headrace.cli.options import CONFIG_SUFFIXES, AsJson, CacheOrConfig, Settings, refuse_typed
 from headrace.cli.shown import bar, facts_table
 
 if TYPE_CHECKING:
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from headrace.pack.spec import PackingConfig
     from headrace.store.cache import TokenCache
 
+_OF_CACHE = ("seq_len", "algorithm", "long", "min_fill", "max_documents", "unit", "remove", "plans", "compare")
 _EDGES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
 def command(
+    context: typer.Context,
     cache: CacheOrConfig,
     settings: Settings = None,
     seq_len: Annotated[int, typer.Option("--seq-len", "-s", help="Tokens of a row.")] = 2048,
@@ -75,13 +77,18 @@ def command(
     from headrace.store.joined import open_cache
 
     console = Console(highlight=False)
+    if ranks is None:
+        refuse_typed(context, ("drop_last",), "has no effect without --ranks", "Add --ranks N.")
     if cache.endswith(CONFIG_SUFFIXES):
+        problem, cure = "has no effect on a config", "Leave it out, or write a setting: seq_len=4096."
+        refuse_typed(context, _OF_CACHE, problem, cure)
         facts = {name: _facts(d, ranks, drop_last) for name, d in _of_config(cache, settings or []).items()}
         if as_json:
             typer.echo(json.dumps(facts))
         for name, one in ({} if as_json else facts).items():
             _show(console, f"{name}: {one['path']}", one)
         return
+    refuse_typed(context, ("settings",), "have no effect on a cache", "Leave them out.")
     opened = open_cache(cache)
     how = PackingConfig(algorithm, long, min_fill, unit, plans, max_documents)
     opened.check_unit(unit)

@@ -275,6 +275,6 @@ def _load(path: str) -> np.ndarray:
     try:
         return np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"cannot be read as an array ({error})", field="--losses", value=path, cure="numpy.save(FILE, losses)"
-        ) from error
+        why = error.strerror if isinstance(error, OSError) else "it is not a .npy file of numbers"
+        cure = "Write it with numpy.save(FILE, losses), one loss a row."
+        raise ConfigError(f"cannot be read ({why})", field="--losses", value=path, cure=cure) from error

@@ -49,8 +49,10 @@ def command(
     from headrace.run.where import where
 
     resolved = load_as_begun(config, settings, run)
+    if run is not None:
+        check_run(run, resolved, resolved.dataset(), max(step - 1, 0))
     if document is not None or component is not None:
-        _find(resolved, step, document or [], component, run, as_json)
+        _find(resolved, step, document or [], component, as_json)
         return
     position = where(resolved, step)
     if as_json:
@@ -59,9 +61,7 @@ def command(
         _show(Console(highlight=False), position)
 
 
-def _find(
-    config: LmDataConfig, step: int, documents: list[int], component: str | None, run: str | None, as_json: bool
-) -> None:
+def _find(config: LmDataConfig, step: int, documents: list[int], component: str | None, as_json: bool) -> None:
     """Shows in which steps documents were seen."""
     import numpy as np
 
@@ -78,8 +78,6 @@ def _find(
         cure = f"Name one of {names}: --component {next(iter(config.components))}."
         raise ConfigError("is missing: documents are numbered in each source", field="--component", cure=cure)
     dataset = config.dataset()
-    if run is not None:
-        check_run(run, config, dataset, max(step - 1, 0))
     order = "locality" if config.row_order == "locality" else "stream"
     name = component or next(iter(config.components))
     all_sightings = sightings(dataset, name, Intervals.of_numbers(np.array(documents)), step, order)

@@ -246,6 +246,12 @@ def left_out(
     return without_others(caches, buckets, removed) if buckets else {**removed}
 
 
+def check_any(components: Mapping[str, ComponentConfig]) -> None:
+    """Raises ConfigError if there is no component."""
+    if not components:
+        raise ConfigError("is missing or empty", field="components", cure="Name at least one: {code: {cache: PATH}}.")
+
+
 def open_caches(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> dict[str, TokenCache]:
     """The caches of a config's components by name, which one tokenizer must have made; of those that are extended as
     they begin. ``instead`` has open caches, by name, to take in place of those at the components' paths.
@@ -253,8 +259,7 @@ def open_caches(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> dict
     Raises what ``LmDataConfig.open_caches`` does.
     """
     components = config.components
-    if not components:
-        raise ConfigError("is empty", field="components", cure="Name at least one: {code: {cache: PATH}}.")
+    check_any(components)
     for name in instead:
         if name not in components:
             raise ConfigError("is not a component", field=name, cure=did_you_mean(name, components))

@@ -37,6 +37,7 @@ from headrace.config.component import (
 from headrace.config.extended import extended
 from headrace.config.parsing import decode, read_mapping, with_overrides
 from headrace.config.removal import components_as_begun, dataset_as_begun, erase_removed
+from headrace.config.typed import check_fields
 from headrace.config.writing import dump
 from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
 from headrace.errors import ConfigError, check_choice
@@ -51,7 +52,7 @@ from headrace.mix.stages import Stage
 from headrace.order import shuffle_config
 from headrace.order.holdout import ValidationConfig
 from headrace.order.residency import checked_budget
-from headrace.order.seeds import derive
+from headrace.order.seeds import check_seed
 from headrace.order.shuffle_config import BraidShuffleConfig, Shuffle, check_shuffle, shuffle_of
 from headrace.order.subset import SubsetConfig
 from headrace.pack.spec import check_packing
@@ -137,6 +138,7 @@ class LmDataConfig:
     compat: CompatConfig | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.compat is not None:
             self.compat.apply(self)
         check_strategy(self.phases, self.stop_strategy)
@@ -150,7 +152,7 @@ class LmDataConfig:
             check_choice(name, getattr(self, name), names)
         check_choice("row_exchange", self.exchange_setting, get_args(ExchangeSetting))
         BatchSchedule(self.batch_size)
-        derive(self.seed)
+        check_seed(self.seed)
         check_shuffle(self.shuffle, "shuffle")
         packing = {name: component.packing for name, component in self.components.items()}
         check_packing(packing, phases=len(self.phases), split_documents=self.split_documents)
@@ -219,10 +221,7 @@ class LmDataConfig:
             component.build_caches(name, self.tokenizer or TokenizerConfig(), progress=progress)
 
     def open_caches(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, TokenCache]:
-        """The caches of all components.
-
-        Args:
-            instead: Open caches to take in place of those at the components' paths, by name.
+        """The caches of all components; ``instead``: open caches to take in place of those at their paths, by name.
 
         Raises:
             CacheError: one is missing, unfinished or unreadable.

@@ -17,10 +17,12 @@ import functools
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
 from typing import Any, NamedTuple, TypeVar, Union, cast
 
 import yaml
 
+from headrace.config.wording import describe_entry, describe_record, join_choices, number_in
 from headrace.errors import ConfigError, HeadraceError, did_you_mean
 from headrace.mix.schedule import whole_number
 from headrace.store import files
@@ -40,20 +42,23 @@ def read_mapping(path: str, *, foreign: bool = False) -> dict[str, Any]:
 
 def _read_mapping(path: str, including: tuple[str, ...] | None) -> dict[str, Any]:
     """As :func:`read_mapping`; ``including``: the files that include this one, outermost first; None: not foreign."""
+    if not isinstance(path, str | PathLike):
+        raise ConfigError("is not a path", field="config", value=path, cure="Give the path of a YAML file.")
+    raw, problem = None, "does not exist"
     try:
         raw = files.read_bytes(path)
     except OSError as error:
         folder = isinstance(error, IsADirectoryError)
         problem = "is a folder" if folder else f"cannot be read ({error.strerror or error})"
-        raise ConfigError(problem, field="config", value=path, cure="Give the path of a YAML file.") from error
     if raw is None:
-        raise ConfigError("does not exist", field="config", value=path, cure="Give the path of a YAML file.")
+        raise ConfigError(problem, field="config", value=path, cure="Give the path of a YAML file.")
     loader = None if including is None else type("_Including", (_ForeignLoader,), {"files": (*including, path)})
     value = _yaml(raw.decode(errors="replace"), path, loader)
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ConfigError("is not a mapping of names to values", field="config", value=path)
+        cure = "Write lines of NAME: VALUE, such as seq_len: 2048."
+        raise ConfigError("is not a mapping of names to values", field="config", value=path, cure=cure)
     return cast("dict[str, Any]", value)
 
 
@@ -67,6 +72,8 @@ def with_overrides(config: Mapping[str, Any], overrides: Sequence[str], cls: typ
         >>> with_overrides({"a": {"b": 1}}, ["--a.b", "2", "c=[1, 2]"])
         {'a': {'b': 2}, 'c': [1, 2]}
     """
+    if isinstance(overrides, str):
+        raise ConfigError("is not a list", field="overrides", value=overrides, cure=f"Give [{overrides!r}].")
     result = dict(config)
     items = list(overrides)
     while items:
@@ -88,6 +95,7 @@ def with_overrides(config: Mapping[str, Any], overrides: Sequence[str], cls: typ
                     f"goes into {'.'.join(parents[: depth + 1])}, which is {child!r} and not a mapping",
                     field="override",
                     value=item,
+                    cure=f"Set {parent} as a whole, or leave one of the settings out.",
                 )
             target[key] = target = dict(cast("dict[Any, Any]", child))  # copied: the config itself stays as it is
         target[_key_in(target, last)] = _yaml(text, name)
@@ -118,7 +126,9 @@ def _yaml(text: str, where: str, loader: type[yaml.SafeLoader] | None = None) ->
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"is not YAML ({problem}{line})", field="config", value=where) from error
+        cure = "Write lines of NAME: VALUE, indented with spaces; a text with special characters in quotes."
+        cure = "Keep one of them." if "twice" in problem else cure
+        raise ConfigError(f"is not YAML ({problem}{line})", field="config", value=where, cure=cure) from error
 
 
 def _load(text: str) -> Any:
@@ -236,24 +246,21 @@ def slot_of(hint: Any) -> Slot:
     if hint is Any:
         return Slot(Any, "a value", optional=True)
     if dataclasses.is_dataclass(hint):
-        return Slot(hint, f"a mapping with {', '.join(f.name for f in dataclasses.fields(hint))}")
+        return Slot(hint, describe_record(hint))
     if origin is typing.Literal:
         return Slot(origin, " or ".join(map(repr, arguments)), choices=arguments)
     if origin in (list, dict):
         parts = tuple(map(slot_of, arguments))
-        return Slot(origin, "a list" if origin is list else f"a mapping{_entry_in_words(parts[1])}", parts)
+        return Slot(
+            origin,
+            "a list" if origin is list else f"a mapping such as {describe_entry(parts[0].form, parts[1].form)}",
+            parts,
+        )
     if origin not in (Union, types.UnionType):
         raise TypeError(f"a config cannot hold a {hint}")
     members = tuple(slot_of(a) for a in arguments if a is not type(None))
-    words = dict.fromkeys(member.expected for member in members)
-    return Slot(Union, " or ".join(words), members, optional=type(None) in arguments)
-
-
-def _entry_in_words(slot: Slot) -> str:
-    """What to say of the entries of a mapping whose values are mappings too."""
-    if not dataclasses.is_dataclass(slot.form):
-        return ""
-    return f" such as {{NAME: {{{next(iter(fields_of(slot.form)))}: ...}}}}"
+    expected = join_choices([(m.form, m.parts[1].form if m.form is dict else None, m.expected) for m in members])
+    return Slot(Union, expected, members, optional=type(None) in arguments)
 
 
 @functools.cache
@@ -334,7 +341,7 @@ def _read_record(slot: Slot, values: Mapping[Any, Any], path: str) -> Any:
             raise _unknown_key(name, value, prefix, fields)
     for name, field in fields.items():
         if field.required and name not in values:
-            raise ConfigError("is missing", field=f"{prefix}{name}", cure="It has no default.")
+            raise ConfigError("is missing", field=f"{prefix}{name}", cure=f"Give {field.slot.expected}.")
     arguments = {name: read(fields[name].slot, value, f"{prefix}{name}") for name, value in values.items()}
     try:
         return slot.form(**arguments)
@@ -368,13 +375,15 @@ def _meant(slots: Sequence[Slot], values: Mapping[Any, Any], path: str) -> Slot:
     if "kind" in values:
         kind = str(values["kind"])
         if kind not in kinds:
-            problem, cure = "is not one of those that there are", did_you_mean(kind, kinds)
+            problem, cure = "is not a known kind", did_you_mean(kind, kinds)
             raise ConfigError(problem, field=f"{path}.kind", value=values["kind"], cure=cure)
         for key in values:
             others = [other for other, slot in kinds.items() if key in fields_of(slot.form)]
             if others and kind not in others:
-                cure = f"That is a field of kind: {' and of kind: '.join(others)}."
-                raise ConfigError(f"is no field of kind: {kind}", field=f"{path}.{key}", value=values[key], cure=cure)
+                cure = f"It is a field of kind: {' and of kind: '.join(others)}."
+                raise ConfigError(
+                    f"is not a field of kind: {kind}", field=f"{path}.{key}", value=values[key], cure=cure
+                )
         return kinds[kind]
     names = {kind: fields_of(slot.form).keys() for kind, slot in kinds.items()}
     all_names = {name for fields in names.values() for name in fields}
@@ -389,8 +398,14 @@ def _meant(slots: Sequence[Slot], values: Mapping[Any, Any], path: str) -> Slot:
 
 
 def _wrong_type(slot: Slot, value: Any, path: str) -> ConfigError:
-    unquoted = isinstance(value, bool) and str in (slot.form, *(part.form for part in slot.parts))
-    cure = "Write the text in quotes." if unquoted else f"Give {slot.expected}."  # YAML 1.1 reads yes and no as bools
+    forms = (slot.form, *(part.form for part in slot.parts))
+    cure = f"Give {slot.expected}."
+    if isinstance(value, bool) and str in forms:  # YAML 1.1 reads yes and no as bools
+        cure = "Write the text in quotes."
+    elif isinstance(value, str) and any(part.form is list and part.parts[0].form is str for part in slot.parts):
+        cure = f"Write [{value}]."
+    elif isinstance(value, str) and (number := number_in(value)) is not None and {int, float} & {*forms}:
+        cure = f"Write {number}."
     return ConfigError("is of the wrong type", field=path, value=value, cure=cure)
 
 

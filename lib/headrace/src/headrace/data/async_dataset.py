@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.errors import ConfigError, check_not_negative, check_whole
+from headrace.errors import ConfigError, check_at_least, check_whole
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
 from headrace.order.braid.shuffle import BraidShuffle, PendingBraid
 from headrace.order.holdout import TrainSplit, ValidationSplit
 from headrace.order.order import MAX_LENGTH, Identity, Order, Repeat, Slice
 from headrace.order.permutation import Feistel
+from headrace.order.seeds import check_seed
 
 if TYPE_CHECKING:
     from headrace.mix.schedule import BatchSchedule
@@ -105,15 +106,19 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
 
         Raises:
             IndexOutOfRangeError: no such example.
-            ConfigError: counted from the end of a dataset that has none.
+            ConfigError: not an index; counted from the end of a dataset that has none.
         """
-        if isinstance(index, slice):
-            n = self.length
-            if n is None and (index.stop is None or min(index.start or 0, index.stop, index.step or 1) < 0):
-                n = self._finite_length("a slice that is counted from the end")
-            return self.read(np.arange(*index.indices(MAX_LENGTH if n is None else n)))
-        number = operator.index(index)
-        return self.read([number + self._finite_length("an index from the end") if number < 0 else number])
+        try:
+            bounds = index.indices(MAX_LENGTH) if isinstance(index, slice) else (operator.index(index),)
+        except (TypeError, ValueError):
+            cure = "Give a number or a slice: ds[3], ds[3:8]; for rows of any numbers ds.read([3, 8])."
+            raise ConfigError("is not an index", field="index", value=index, cure=cure) from None
+        if not isinstance(index, slice):
+            return self.read([bounds[0] + self._finite_length("an index from the end") if bounds[0] < 0 else bounds[0]])
+        n = self.length
+        if n is None and (index.stop is None or min(index.start or 0, index.stop, index.step or 1) < 0):
+            n = self._finite_length("a slice that is counted from the end")
+        return self.read(np.arange(*(bounds if n is None else index.indices(n))))
 
     def __iter__(self) -> Iterator[T_co]:
         """Batches of one example, in order, without end where the dataset has none. A loader is faster."""
@@ -122,6 +127,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
 
     def shuffle(self, seed: int, *, perm_type: str = "feistel") -> AsyncDataset[T_co]:
         """A full shuffle: best mixing, one random read an example."""
+        check_seed(seed)
         return self.reordered(Feistel(self._finite_length("shuffle"), seed, perm_type))
 
     def block_shuffle(
@@ -136,6 +142,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             seed: Integer seed.
             perm_type: ``"feistel"`` or ``"linear"``.
         """
+        check_seed(seed)
         check_whole("io_block_size", io_block_size)
         check_whole("window_blocks", window_blocks)
         n = self._finite_length("block_shuffle")
@@ -172,6 +179,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             io_block_size: Examples in a block; None: one stored chunk.
             version: Of the order: 2, or 1 to go on with a run that began with it.
         """
+        check_seed(seed)
         counts = {"batch_size": batch_size, "strands": strands, "first_strand": first_strand}
         for name, value in {**counts, "io_block_size": io_block_size}.items():
             check_whole(name, value)
@@ -208,6 +216,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
 
     def era_shuffle(self, era_length: int, *, seed: int, perm_type: str = "feistel") -> AsyncDataset[T_co]:
         """Permutes examples within consecutive eras."""
+        check_seed(seed)
         check_whole("era_length", era_length)
         n = self._finite_length("era_shuffle")
         return self.reordered(EraShuffle(n, era_length=era_length, seed=seed, perm_type=perm_type))
@@ -253,12 +262,14 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
 
     def slice(self, start: int | None = None, stop: int | None = None) -> AsyncDataset[T_co]:
         """Examples ``start .. stop``, by Python's rules for slices."""
+        check_whole("start", start)
+        check_whole("stop", stop)
         return self.reordered(Slice(self._finite_length("slice"), start, stop))
 
     def take(self, n: int) -> AsyncDataset[T_co]:
         """The first ``n`` examples (all, if there are fewer)."""
         check_whole("n", n)
-        check_not_negative("n", n)
+        check_at_least("n", n, 0, "E.g. 100 examples.")
         return self.slice(None, n)
 
     def repeat(self, epochs: int | None = None) -> AsyncDataset[T_co]:
@@ -317,6 +328,8 @@ class MappedDataset(AsyncDataset[U]):
     """
 
     def __init__(self, base: AsyncDataset[Any], fn: Callable[[Any], U]) -> None:
+        if not callable(fn):
+            raise ConfigError("is not a function", field="fn", value=fn, cure="Give one that takes and gives a batch.")
         self.base, self.fn = base, fn
         if (as_begun := base.as_begun) is not None:
             self.as_begun = partial(_mapped_as_begun, as_begun, fn)

@@ -266,9 +266,8 @@ def open_columns(
 def check_column_name(name: str) -> None:
     """Raises ConfigError if a column cannot have this name in a batch."""
     if name in _RESERVED or not name.isidentifier():
-        cure = (
-            "Say which tokens are trained on with loss_mask." if name in _RESERVED[:2] else "Use letters, digits and _."
-        )
+        cure = "Batches have a field of this name: use another." if name in _RESERVED else "Use letters, digits and _."
+        cure = "Say which tokens are trained on with loss_mask." if name in _RESERVED[:2] else cure
         raise ConfigError("cannot be the name of a column", field="columns", value=name, cure=cure)
 
 

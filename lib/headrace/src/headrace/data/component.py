@@ -119,8 +119,9 @@ def component_sides(
     try:
         return split_sides(dataset, split, block_tokens=block_tokens, seq_len=seq_len)
     except ConfigError as error:
-        problem, cure = f"does not fit component {name!r} ({error})", "Hold out more of everything, or nothing."
-        raise ConfigError(problem, field="validation", cure=cure) from error
+        field = f"validation.{error.field}" if error.field else "validation"
+        problem = f"{error.problem.rstrip('.')} (component {name!r})"
+        raise ConfigError(problem, field=field, value=error.value, cure=error.cure) from error
 
 
 def subset_side(name: str, train: PlannedDataset, subset: SubsetConfig | None, path: str) -> PlannedDataset:

@@ -184,11 +184,11 @@ class DocumentFilter:
         Raises:
             ConfigError: there is no such file, it cannot be read, or it is neither; the line is named.
         """
-        field = name or url
+        field = name or "file"
         try:
             raw = files.read_bytes(url) if url else None
         except (IsADirectoryError, PermissionError) as error:
-            raise ConfigError(f"is not to be read ({error.strerror})", field=field, value=url, cure=_CURE) from error
+            raise ConfigError(f"cannot be read ({error.strerror})", field=field, value=url, cure=_CURE) from error
         if raw is None:
             raise ConfigError("does not exist", field=field, value=url, cure=_CURE)
         if url.endswith(".npy"):
@@ -248,8 +248,8 @@ class DocumentFilter:
                 f"is not a document: the cache has {num_documents:,}",
                 field=self.name,
                 value=int(self._documents.stop[-1]) - 1,
-                cure="Documents count from 0. Make the list from this cache: numbers belong to one build"
-                " (remove_not_found: count lets them pass, counted).",
+                cure="Documents count from 0. Make the list from this cache: numbers belong to one build."
+                + (" Or let them pass, counted: remove_not_found: count." if "." in self.name else ""),
             )
         return self._documents
 

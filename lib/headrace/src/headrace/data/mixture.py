@@ -21,7 +21,7 @@ from headrace.data.dataset import Explained, PlannedDataset, WrappingDataset
 from headrace.data.row_tokens import MixtureTokens, measured_plan
 from headrace.data.rows import Rows, RowSource
 from headrace.data.strands import share_strands
-from headrace.errors import ConfigError, IndexOutOfRangeError, check_choice
+from headrace.errors import ConfigError, IndexOutOfRangeError, check_at_least, check_choice, check_whole
 from headrace.metrics import ReadStats
 from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
@@ -83,8 +83,15 @@ class MixtureDataset(WrappingDataset):
         policy: str = "quota",
         num_steps: int | None = None,
     ) -> None:
-        if not components:
-            raise ConfigError("has no components", field="components", cure="Give at least one dataset.")
+        if not isinstance(components, Mapping) or not components:
+            cure = "Give datasets by name: {'web': TokenSeqDataset(CACHE, seq_len=2048)}."
+            raise ConfigError("is not a mapping of names to datasets", field="components", value=components, cure=cure)
+        for name, dataset in components.items():
+            if not isinstance(dataset, AsyncDataset):
+                cure = "Give a dataset, e.g. TokenSeqDataset(CACHE, seq_len=2048)."
+                raise ConfigError("is not a dataset", field=f"components.{name}", value=dataset, cure=cure)
+        check_whole("num_steps", num_steps)
+        check_at_least("num_steps", num_steps, cure="Leave it out for a run without an end.")
         check_choice("stop_strategy", stop_strategy, STOP_STRATEGIES, "is no stop strategy")
         self.names = tuple(components)
         self.batch_schedule = batch_size if isinstance(batch_size, BatchSchedule) else BatchSchedule(batch_size)

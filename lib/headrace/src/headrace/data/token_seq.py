@@ -28,7 +28,7 @@ from headrace.data.columns import Column, ColumnConfig, describe_columns, open_c
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter, RemovedDocuments, warn_of_parted
 from headrace.data.rows import Pieces, Rows, RowSource
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, check_at_least, check_whole
 from headrace.metrics import ReadStats
 from headrace.order.holdout import held_out
 from headrace.order.intervals import Intervals, Removal, clean_borders
@@ -68,8 +68,13 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         columns: Mapping[str, str | ColumnConfig | Column] | None,
     ) -> None:
         self.cache = cache if isinstance(cache, TokenCache) else open_cache(cache)
-        if not isinstance(seq_len, int | np.integer) or seq_len < 2:
-            raise ConfigError("must be at least 2", field="seq_len", value=seq_len, cure="E.g. 2048 tokens.")
+        check_whole("seq_len", seq_len)
+        check_at_least("seq_len", seq_len, 2, "E.g. 2048 tokens.")
+        if not isinstance(removed, DocumentFilter | RemovedDocuments | None):
+            cure = "Give DocumentFilter([3, 17]) or DocumentFilter.load(FILE)."
+            raise ConfigError("is not a filter of documents", field="removed", value=removed, cure=cure)
+        if not isinstance(columns, Mapping | None):
+            raise ConfigError("is not a mapping", field="columns", value=columns, cure="Give {NAME: LEAF}.")
         if not isinstance(removed, RemovedDocuments):
             removed = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(self.cache)
         self.removal = removed

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from headrace.batch.context_parallel import SequenceLayout, sequence_layout
 from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.dataset import BatchOrder
-from headrace.errors import ConfigError, HeadraceError, IndexOutOfRangeError, check_at_least
+from headrace.errors import ConfigError, HeadraceError, IndexOutOfRangeError, as_whole, check_at_least, check_whole
 from headrace.feed.async_reader import BatchReader
 from headrace.feed.exchange import PooledRows, RowExchange, check_exchange, exchange_rows, holders_of
 from headrace.feed.host_gate import HostBarrier, open_gate
@@ -125,11 +124,16 @@ class DataLoader(BatchOrder):
         row_order: RowOrder = "locality",
         **options: Unpack[LoaderOptions],
     ) -> None:
+        if not isinstance(dataset, AsyncDataset):
+            cure = "Give a TokenSeqDataset, a MixtureDataset or config.dataset()."
+            raise ConfigError("is not a dataset", field="dataset", value=dataset, cure=cure)
         super().__init__(dataset, batch_size, row_order)
         if unknown := options.keys() - LoaderOptions.__annotations__.keys():
             raise TypeError(f"DataLoader got an unexpected keyword argument {min(unknown)!r}")
         if sharding is not None and (mesh is not None or batch_axis is not None):
-            raise ConfigError("goes without mesh and batch_axis", field="sharding", cure="Give one or the other.")
+            raise ConfigError(
+                "cannot be combined with mesh or batch_axis", field="sharding", cure="Give one or the other."
+            )
         self.placement = Placement(sharding if sharding is not None else batch_sharding(mesh, batch_axis))
         self.prefetch_bytes = checked_budget(prefetch_bytes)
         for size in self.schedule.unique_sizes:
@@ -216,7 +220,8 @@ class DataLoader(BatchOrder):
             >>> bool((batches[0].tokens == batches[4].tokens).all()), loader.stats().replayed_batches
             (True, 5)
         """
-        check_at_least("batches", batches)
+        check_whole("batches", batches)
+        check_at_least("batches", batches, cure="E.g. 8.")
         return self._iterate(self._checked_step(step), replayed=batches)
 
     def _iterate(self, step: int, replayed: int) -> Prefetched[Any]:
@@ -259,7 +264,7 @@ class DataLoader(BatchOrder):
         if self._check_hosts and jax.process_count() > 1:
             seq_lens = self.dataset.seq_lens
             first = {
-                "step": operator.index(step),
+                "step": step,
                 "seq_len": seq_lens[0] if len(seq_lens) == 1 else seq_lens,
                 "row_exchange": self.row_exchange,
             }
@@ -368,10 +373,7 @@ class DataLoader(BatchOrder):
         return int(np.clip(self.prefetch_bytes // 8 // batch_bytes, 1, _MAX_READY))
 
     def _checked_step(self, step: int) -> int:
-        try:
-            step = operator.index(step)  # a number that a checkpoint gave back, whatever its type
-        except TypeError:
-            raise ConfigError("must be a whole number", field="step", value=step, cure="Give an int.") from None
+        step = as_whole("step", step)
         last = self.num_steps
         if step < 0 or (last is not None and step >= last):
             raise IndexOutOfRangeError(

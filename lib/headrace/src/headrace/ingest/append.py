@@ -25,10 +25,11 @@ from headrace.ingest.shuffle_plan import ReshuffleConfig
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
-from headrace.store.cache import TokenCache, build_command
+from headrace.store.cache import TokenCache
 from headrace.store.generations import add_generation, cache_of_generation, generation_path, generations_of
 from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
 from headrace.store.levanter.layout import is_levanter
+from headrace.store.missing import what_is_there
 
 _FLAGS = {"chunk_elements": "chunk_tokens"}  # what a setting of the layout is called where it is given
 
@@ -106,7 +107,7 @@ def _finished(output: str) -> tuple[TokenCache, Ledger]:
         raise ConfigError("is a generation of a cache", field="output", value=output, cure=cure)
     ledger = read_ledger(output)
     if ledger is None:
-        problem, cure = "there is no cache to append to", f"To build one, leave out --append: {build_command(output)}"
+        problem, cure = "there is no cache to append to", f"Leave out --append. {what_is_there(output)[1]}"
         if is_levanter(output):
             problem = "is a cache of Levanter, which has no generations"
             cure = f"Make one of headrace's of it first: headrace consolidate {output} --output NEW."

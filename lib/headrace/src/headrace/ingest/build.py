@@ -28,7 +28,7 @@ from typing import Any, TypedDict, Unpack
 
 from msgspec import structs
 
-from headrace.errors import SourceError, check_at_least, redact
+from headrace.errors import ConfigError, SourceError, check_at_least, check_whole, redact
 from headrace.ingest.base_tokenizer import FILE_NAME, Tokenizer
 from headrace.ingest.choices import Engine, TokenizerEngine
 from headrace.ingest.documents import described, split_file, with_mask_settled
@@ -39,6 +39,7 @@ from headrace.ingest.kinds import LOSS_MASK, make_kind, template_of
 from headrace.ingest.plan import (
     DEFAULT_PART_BYTES,
     PartTask,
+    began_in_vain,
     changed_sources,
     check_same_build,
     content_hashes,
@@ -225,7 +226,13 @@ def plan_build(
     source: SourceConfig, tokenizer: TokenizerConfig, output: str, part_bytes: int, options: BuildOptions
 ) -> tuple[_Work, Ledger, Counter[str]]:
     """What a build has in hand, the ledger that it begins with, and the endings of files that are left out."""
-    check_at_least("chunk_tokens", options.get("chunk_tokens"))
+    if not isinstance(source, SourceConfig):
+        raise ConfigError("is not a source", field="source", value=source, cure="Give SourceConfig([PATH]).")
+    if not isinstance(tokenizer, TokenizerConfig):
+        cure = f"Give TokenizerConfig({tokenizer!r})." if isinstance(tokenizer, str) else "Give TokenizerConfig(PATH)."
+        raise ConfigError("is not a tokenizer's config", field="tokenizer", value=tokenizer, cure=cure)
+    check_whole("chunk_tokens", options.get("chunk_tokens"))
+    check_at_least("chunk_tokens", options.get("chunk_tokens"), cure=f"Leave it out for {DEFAULT_CHUNK:,}.")
     loaded = load_tokenizer(tokenizer).reading_special(source.special_tokens_in_text)
     layout = CacheLayout(
         options.get("dtype") or loaded.dtype.name,
@@ -293,7 +300,7 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
     if files.is_local(output):  # what a kill within an atomic write left; object stores have no such thing
         for name in (LEDGER_NAME, TABLE_NAME, FILE_NAME):
             files.remove_tree(files.join(output, f"{name}.tmp"))
-    if old_ledger is not None and work.restart:
+    if old_ledger is not None and (work.restart or began_in_vain(output, old_ledger, wanted)):
         _clear(output, old_ledger)
         old_ledger = None
     files.remove_tree(files.join(output, ATTEMPTS_FOLDER))  # a builder was killed while a part was built twice

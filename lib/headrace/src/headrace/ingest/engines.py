@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import get_args
 
-from headrace.errors import check_at_least, check_choice
+from headrace.errors import check_at_least, check_choice, check_whole
 from headrace.ingest.choices import Engine
 from headrace.ingest.pool import PoolWorkers, workers_for
 from headrace.ingest.progress import Progress, Spent
@@ -22,6 +22,7 @@ _ONLY_HERE = ("memory://", "local-memory://")
 def check_engine(engine: Engine, workers: int | None) -> None:
     """Raises ConfigError if there is no such engine, or no such number of workers."""
     check_choice("engine", engine, get_args(Engine), "is no engine")
+    check_whole("workers", workers)
     check_at_least("workers", workers, cure="Leave it out: one a core.")
 
 

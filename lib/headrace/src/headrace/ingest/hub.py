@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, did_you_mean
 from headrace.ingest.records import one_line
 from headrace.store import files
 
@@ -71,7 +71,7 @@ def find_hub_tokenizer(path: str) -> HubTokenizer | None:
 
 @cache
 def _fetch(path: str, repo: str, revision: str | None) -> str:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     if re.fullmatch("[0-9a-f]{40}", revision or ""):  # a commit stays what it is: if it is here, nobody is asked
@@ -92,6 +92,9 @@ def _fetch(path: str, repo: str, revision: str | None) -> str:
     except RevisionNotFoundError as error:
         problem, cause = "has no such revision on the Hugging Face hub", error
     except (OSError, ValueError, HFValidationError) as error:  # no connection, offline, an answer that is none
-        problem = f"is not here, and the Hugging Face hub cannot be asked ({one_line(error)[:200]})"
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else one_line(error)[:200]
+        problem = f"is not here, and the Hugging Face hub cannot be asked ({why})"
+        if (known := did_you_mean(repo, ("bytes", "ids:50257"))).startswith("Did"):
+            cure = f"{known} {cure}"
         cause = error
     raise ConfigError(problem, field="tokenizer", value=path, cure=cure) from cause

@@ -30,7 +30,7 @@ from headrace.errors import PlanMismatchError, SourceError, check_at_least
 from headrace.ingest.records import Slice
 from headrace.ingest.source import SourceFile
 from headrace.store import files
-from headrace.store.ledger import Ledger
+from headrace.store.ledger import Ledger, read_part_record
 
 DEFAULT_PART_BYTES = 64 << 20
 MAX_PARTS = 4096
@@ -139,6 +139,12 @@ def check_same_build(output: str, begun: Ledger, wanted: Ledger) -> None:
             cure="Give the settings that it was begun with, choose another output, or pass --restart to delete it and"
             " begin anew.",
         )
+
+
+def began_in_vain(output: str, begun: Ledger, wanted: Ledger) -> bool:
+    """Whether a build with other settings ended before its first part: a wrong text field, say, that is mended now."""
+    names = {str(source["part"]) for source in begun.sources}
+    return bool(differences(begun, wanted)) and all(read_part_record(output, name) is None for name in names)
 
 
 def differences(begun: Ledger, wanted: Ledger) -> list[str]:

@@ -89,6 +89,10 @@ class TokenizerConfig:
     eos: str | None = "auto"
     engine: TokenizerEngine = "auto"
 
+    def __post_init__(self) -> None:
+        if not self.path or not isinstance(self.path, str):
+            raise ConfigError("is no path", field="path", value=self.path, cure="Give a tokenizer.json, or `bytes`.")
+
 
 def batch_chars() -> int:
     """Characters to encode at once: enough to keep all cores busy, little enough to bound memory (0.25 Mi a core)."""

@@ -166,7 +166,8 @@ def blend_of(weights: Sequence[Weight] | Mapping[str, object] | Blend) -> Blend:
 
 def _read(obj: object, path: str, above: tuple[Weight, ...]) -> _Node:
     if not isinstance(obj, Mapping) or not obj:
-        raise ConfigError("needs at least one source", field=path, value=obj, cure="Write name: weight lines.")
+        cure = "Name at least one: {code: {cache: PATH}}." if path == "components" else "Write {NAME: WEIGHT}."
+        raise ConfigError("needs at least one source", field=path, value=obj, cure=cure)
     entries: list[tuple[str, Weight, _Node | None]] = []
     for key, value in cast(Mapping[object, object], obj).items():
         name, entry_path = str(key), f"{path}.{key}"

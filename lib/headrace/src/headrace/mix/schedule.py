@@ -218,6 +218,7 @@ def weight_from_config(obj: object, path: str = "weight") -> Weight:
     for key in keys:
         if key not in ("step", "linear", "scale"):
             cure = did_you_mean(key, ("step", "linear", "scale"))
+            cure = f"Write {{step: {obj}}} or {{linear: {obj}}}." if key.isdecimal() else cure
             raise ConfigError(f"unknown key {key!r}", field=path, value=obj, cure=cure)
     kinds = [k for k in ("step", "linear") if k in keys]
     if len(kinds) != 1:
@@ -302,11 +303,11 @@ class BatchSchedule:
             points: tuple[tuple[int, float], ...] = tuple(sizes.points)
         elif isinstance(sizes, int | np.integer) and not isinstance(sizes, bool):
             points = ((0, int(sizes)),)
-        elif isinstance(sizes, Mapping | list | tuple):
-            points = sorted_points(sizes, name)
+        elif isinstance(sizes, Mapping) or (isinstance(sizes, list | tuple) and not np.isscalar(next(iter(sizes), 0))):
+            points = sorted_points(sizes, name) if sizes else ()
         else:
             raise ConfigError("is not a batch size", field=name, value=sizes, cure=cure)
-        if points[0][0] != 0:
+        if not points or points[0][0] != 0:
             raise ConfigError("must start at step 0", field=name, value=sizes, cure=cure)
         for _, size in points:
             is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)

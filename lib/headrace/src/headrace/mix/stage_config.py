@@ -348,7 +348,7 @@ def run_steps(config: MixtureConfig) -> int | None:
     for path, points in (("seq_len", config.phases), ("batch_size", config.batch.points)):
         for step, value in points:
             if step >= end:
-                problem = f"begins at step {step}, and the run ends before step {end}"
-                cure = "Prolong the run, or leave it out."
+                problem = f"begins at step {step}, and the run ends with step {end - 1}"
+                cure = "Prolong the run (num_steps), or leave it out."
                 raise ConfigError(problem, field=f"{path}[{step}]", value=value, cure=cure)
     return end

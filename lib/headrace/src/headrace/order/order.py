@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from headrace.errors import ConfigError, IndexOutOfRangeError, check_at_least
+from headrace.errors import ConfigError, IndexOutOfRangeError, check_at_least, check_whole
 
 MAX_LENGTH = 1 << 62
 _BELOW_ONE = np.nextafter(1.0, 0.0)  # a row above 2**53 over a length as large may round to 1
@@ -247,7 +247,8 @@ class Repeat(Order):
     def __init__(self, base: Order, epochs: int | None = None) -> None:
         if len(base) == 0:
             raise ConfigError("cannot repeat an empty dataset", field="repeat", cure="Give it at least one example.")
-        check_at_least("epochs", epochs)
+        check_whole("epochs", epochs)
+        check_at_least("epochs", epochs, cure="Leave it out to repeat without end.")
         super().__init__(min(len(base) * epochs, MAX_LENGTH) if epochs else MAX_LENGTH, base.rows)
         self.base, self.epochs = base, epochs
         self._shuffle_like(base)

@@ -58,7 +58,7 @@ def checked_budget(prefetch_bytes: int) -> int:
     """The budget; ConfigError unless it is a whole number of bytes from 1 on."""
     if not isinstance(prefetch_bytes, int | np.integer) or prefetch_bytes is True or prefetch_bytes < 1:
         raise ConfigError(
-            "is no number of bytes", field="prefetch_bytes", value=prefetch_bytes, cure="E.g. 1 << 30 for 1 GiB."
+            "must be a positive number of bytes", field="prefetch_bytes", value=prefetch_bytes, cure="E.g. 1073741824."
         )
     return int(prefetch_bytes)
 

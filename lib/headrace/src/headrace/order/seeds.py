@@ -55,6 +55,14 @@ def _word(part: int | str) -> int:
     return int(part) & _MASK
 
 
+def check_seed(seed: int) -> None:
+    """Raises ConfigError unless a user's seed is an integer of 64 bits: larger ones would give the orders of others."""
+    derive(seed)
+    if not -(1 << 63) <= seed <= _MASK:
+        cure = f"Write {int(seed) & _MASK}, which gives the same order."
+        raise ConfigError("has more than 64 bits", field="seed", value=seed, cure=cure)
+
+
 def derive(seed: int, *path: int | str) -> int:
     """The key at ``path`` under ``seed``, as a Python int in [0, 2**64).
 

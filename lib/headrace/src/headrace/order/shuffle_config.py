@@ -212,7 +212,10 @@ def check_shuffle(shuffle: object, path: str) -> None:
         return
     if not isinstance(shuffle, int | np.integer) or shuffle < 1:
         raise ConfigError(
-            "is not an era length", field=path, value=shuffle, cure="false: no shuffle; true: full; N > 0: era of N."
+            "is not an era length",
+            field=path,
+            value=shuffle,
+            cure="Give false (none), true (full), or the examples of an era, from 1.",
         )
 
 

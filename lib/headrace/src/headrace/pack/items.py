@@ -156,7 +156,7 @@ def cut_documents(
             f"is longer than a pack of {capacity} tokens, as {long_at.size} of {lengths.size} documents are",
             field=f"lengths[{first_document + at}]",
             value=int(lengths[at]),
-            cure='Use a larger capacity, or long="split", "truncate" or "drop".',
+            cure="Use longer rows, or another policy for long documents: split, truncate or drop.",
         )
     if long_at.size and long == "drop":
         fits = size <= capacity

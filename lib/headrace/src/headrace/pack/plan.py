@@ -169,7 +169,7 @@ class AlignedPlan:
 
     def __post_init__(self) -> None:
         packs = len(self.raw)
-        check_at_least("world_size", self.world_size)
+        check_at_least("ranks", self.world_size, cure="Give the number of ranks.")
         if packs == 0:
             raise no_packs(self.raw.counts)
         if len(self) == 0:

@@ -158,6 +158,9 @@ def write_report(facts: ReportFacts, output: str) -> int:
 
 
 def _check_replaceable(output: str) -> None:
+    if files.is_local(output) and files.local_path(output).is_dir():
+        cure = f"Give a file: {files.join(output, 'report.html')}."
+        raise ConfigError("is a folder", field="--output", value=output, cure=cure)
     content = files.read_bytes(output) if files.exists(output) else None
     if content is not None and _MARK.encode() not in content[:2000]:
         raise ConfigError(

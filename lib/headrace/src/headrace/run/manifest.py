@@ -24,7 +24,14 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from headrace.config.writing import given_fields
-from headrace.errors import ConfigError, HeadraceError, IndexOutOfRangeError, PlanMismatchError
+from headrace.errors import (
+    ConfigError,
+    HeadraceError,
+    IndexOutOfRangeError,
+    PlanMismatchError,
+    as_whole,
+    check_at_least,
+)
 from headrace.mix.draws import Draws
 from headrace.mix.policy import Anchor
 from headrace.mix.schedule import MAX_STEP, weight_from_config
@@ -149,6 +156,7 @@ class RunManifest:
 
     def state(self, step: int) -> LoaderState:
         """The state to save after ``step`` steps are done. In an opened run, an anchor is left in its folder."""
+        step = steps_done(step)
         if self.anchors is not None:
             self.anchors.save(step)
         return LoaderState(step, self.fingerprint)
@@ -352,11 +360,23 @@ def open_run(folder: str | os.PathLike[str], loader: Described, step: int | None
         ...     open_run(folder, loader).state(20).step
         20
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise ConfigError("is not a path", field="folder", value=folder, cure="Give a folder of the run's own: runs/1.")
+    if not hasattr(loader, "describe"):
+        raise ConfigError("is not a loader", field="loader", value=loader, cure="Give config.loader().")
+    step = None if step is None else steps_done(step)
     folder = os.fspath(folder)
     manifest = _opened(folder, _as_begun(folder, loader), step)
     anchors = Anchors(folder, manifest, loader)
     anchors.use(step)
     return replace(manifest, anchors=anchors)
+
+
+def steps_done(step: int) -> int:
+    """A number of steps, whatever its integer type; ConfigError if it is none."""
+    step = as_whole("step", step)
+    check_at_least("step", step, 0, "Give the number of steps that are done.")
+    return step
 
 
 def _as_begun(folder: str, loader: Described) -> RunManifest:

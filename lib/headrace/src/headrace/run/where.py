@@ -17,7 +17,7 @@ from jaxtyping import Int64
 
 from headrace.data.dataset import BatchOrder
 from headrace.data.mixture import MixtureDataset, mixture_of
-from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.errors import ConfigError, IndexOutOfRangeError, as_whole
 from headrace.run.manifest import RunManifest
 from headrace.store.cache import TokenCache
 
@@ -103,11 +103,12 @@ def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | N
         >>> here.tokens, here.sources["a"].rows, here.sources["b"].weight
         (3200, 300, 0.25)
     """
+    step = as_whole("step", step)
     dataset = config.dataset(instead)
     order = BatchOrder(dataset, row_order=config.row_order)
     last = order.num_steps
     if step < 0 or (last is not None and step > last):
-        end = "Steps count from 0." if last is None else f"The run has {last} steps."
+        end = "Steps count from 0." if last is None else f"Give 0 to {last}, the end of the run."
         raise IndexOutOfRangeError("is not a step of this run", field="step", value=step, cure=end)
     over = step == last
     served, _ = dataset.at_step(step - 1 if over and step else step)

@@ -32,9 +32,17 @@ from headrace.store.arrays import ArrayList, ArrayRun, MadeList, data_of
 from headrace.store.chunk_pages import ChunkPages
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.leaf import CacheLeaf, LeafPart, OwnParts, check_range, spans, starts
-from headrace.store.ledger import Ledger, ShuffleRecord, open_ledger, prepare_types, shuffle_record, whole_ledger
+from headrace.store.ledger import (
+    Ledger,
+    ShuffleRecord,
+    open_ledger,
+    prepare_types,
+    shuffle_record,
+    whole_ledger,
+)
 from headrace.store.ledger_table import ColumnTable
-from headrace.store.levanter.layout import levanter_splits, read_levanter
+from headrace.store.levanter.layout import read_levanter
+from headrace.store.missing import what_is_there
 from headrace.store.parts import Name, PartRecord, PartTable
 
 
@@ -130,16 +138,16 @@ class TokenCache:
             CacheCorruptError: its ledger is none, or of another version.
             CacheError: its ledger cannot be read.
         """
+        if not isinstance(path, str | Path):
+            raise ConfigError("is not a path", field="cache", value=path, cure="Give the folder of a cache.")
         path = str(path)
         root = files.absolute(path)
         ledger = read(root)
         if ledger is None:
             if (of_levanter := read_levanter(root)) is not None:
                 return cls(path, of_levanter.ledger, of_levanter.part)
-            cure = f"Build one: {build_command(path)}"
-            raise CacheMissingError(
-                f"is not a token cache ({_what_is_there(path)})", field="cache", value=path, cure=cure
-            )
+            problem, cure = what_is_there(path)
+            raise CacheMissingError(f"is not a token cache ({problem})", field="cache", value=path, cure=cure)
         if not ledger.finished:
             raise CacheUnfinishedError(
                 "was not finished building",
@@ -390,18 +398,3 @@ def same_ledger(a: TokenCache, b: TokenCache) -> bool:
     if isinstance(tables[0], ColumnTable) and isinstance(tables[1], ColumnTable):
         return tables[0].head.ledger == tables[1].head.ledger
     return a.whole_ledger == b.whole_ledger
-
-
-def build_command(path: str) -> str:
-    """What makes the cache that is not at ``path``; a folder that is there is taken for its text."""
-    text, output = (path, f"{path.rstrip('/')}-cache") if files.exists(path) else ("SOURCE", path)
-    return f"headrace build {text} --tokenizer FILE --output {output}"
-
-
-def _what_is_there(path: str) -> str:
-    """What a folder without a ledger is, as far as it can be told."""
-    if not files.exists(path):
-        return "there is no such folder"
-    if splits := levanter_splits(path):
-        return f"it holds Levanter's {' and '.join(splits)}: name {files.join(path, splits[0])}"
-    return "the folder holds no ledger.json"

@@ -251,13 +251,13 @@ def check_writable(output: str) -> None:
 
 def not_written(output: str, error: OSError) -> CacheError:
     """What to say of an output that the system does not let be written."""
-    cure = "Check permissions and free space, then run the same command again: finished parts are kept."
+    cure = "Check the path, permissions and free space, then run the same command again: finished parts are kept."
     return CacheError(f"cannot be written ({_reason(output, error)})", field="output", value=output, cure=cure)
 
 
 def _reason(url: str, error: OSError) -> str:
     """Why the system refused, with the free space where that is what there is too little of."""
-    reason = error.strerror or str(error)
+    reason = "a file is in the way" if error.errno in (errno.EEXIST, errno.ENOTDIR) else error.strerror or str(error)
     if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not is_local(url):
         return reason
     there = next(folder for folder in (local_path(url), *local_path(url).absolute().parents) if folder.exists())
@@ -293,7 +293,7 @@ def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = 
             path, [data] if isinstance(data, bytes) else data, temporary=path.with_name(f"{path.name}{writer}.tmp")
         )
     except OSError as error:
-        cure = "Check permissions and free space, then run the same command again."
+        cure = "Check the path, permissions and free space, then run the same command again."
         raise CacheError(f"cannot be written ({_reason(url, error)})", field="file", value=url, cure=cure) from error
 
 

@@ -124,7 +124,7 @@ def wanted_generations(cache: TokenCache, wanted: int | None, read: Callable[[st
     if wanted is not None and not 1 <= wanted <= len(generations):
         cure = f"Give 1 to {len(generations)}" if generations[1:] else "Give 1"
         raise ConfigError(
-            f"is not how many {cache.path} has: {len(generations)}",
+            f"is more than there are: {cache.path} has {len(generations)}",
             field="generations",
             value=wanted,
             cure=f"{cure}; headrace build SOURCE --output {cache.path} --append makes another.",

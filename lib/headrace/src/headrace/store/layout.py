@@ -26,6 +26,7 @@ Compression: TypeAlias = Literal["none", "zstd", "other"]
 LeafKind: TypeAlias = Literal["ragged", "fixed"]
 
 TOKENS = "input_ids"
+_DTYPE_CURE = "Use uint16, or uint32 for more than 65,536 ids; left out, the narrowest that holds them."
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 LEAF_DTYPES = (*TOKEN_DTYPES, "bool", "int8", "int16", "uint64", "float32", "float64")
 DEFAULT_CHUNK = 65_536
@@ -122,9 +123,9 @@ class CacheLayout:
 
     def __post_init__(self) -> None:
         if self.dtype not in LEAF_DTYPES:
-            raise ConfigError("is not a token dtype", field="layout.dtype", value=self.dtype, cure="Use uint16.")
+            raise ConfigError("is not a dtype of tokens", field="dtype", value=self.dtype, cure=_DTYPE_CURE)
         for name, largest in (("chunk_elements", LARGEST_CHUNK), ("shard_chunks", LARGEST_SHARD)):
-            check_at_least(f"layout.{name}", getattr(self, name))
+            check_at_least(f"layout.{name}", getattr(self, name), cure="Leave it out for the default.")
             if getattr(self, name) > largest:
                 cure = f"Use at most {largest:,}."
                 raise ConfigError(
@@ -144,7 +145,7 @@ class CacheLayout:
     def check_tokens(self) -> None:
         """Raises ConfigError unless the dtype is one of token ids."""
         if self.dtype not in TOKEN_DTYPES:
-            raise ConfigError("is not a token dtype", field="layout.dtype", value=self.dtype, cure="Use uint16.")
+            raise ConfigError("is not a dtype of tokens", field="dtype", value=self.dtype, cure=_DTYPE_CURE)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises ConfigError if an id below ``vocab_size`` does not fit the dtype."""

@@ -229,7 +229,7 @@ def fitting(values: np.ndarray, dtype: np.dtype[Any], url: str) -> np.ndarray:
 def check_range(start: int, stop: int, length: int, what: str, path: str) -> None:
     """Raises IndexOutOfRangeError unless ``0 <= start <= stop <= length``."""
     if not 0 <= start <= stop <= length:
-        problem, cure = f"is not within 0 .. {length}", f"{path} has {length}."
+        problem, cure = f"is not within {path}", f"Give 0 to {length}, as many as it has."
         raise IndexOutOfRangeError(problem, field=what, value=(start, stop), cure=cure)
 
 

@@ -390,6 +390,8 @@ def check_vacant(output: str, *, but: str = "") -> None:
     if not fs.isdir(path):
         raise CacheError("is a file", field="output", value=output, cure=cure)
     names = {str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False)}
+    if LEDGER_NAME in names:
+        raise CacheError("holds a token cache already", field="output", value=output, cure=cure)
     others = sorted(names - {LEASE_NAME, f"{LEASE_NAME}.tmp", f"{LEDGER_NAME}.tmp", but})
     if others:
         listed = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")

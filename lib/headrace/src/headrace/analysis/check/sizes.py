@@ -13,16 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from headrace.batch.masks import MASKS
-from headrace.config.component import ComponentConfig
+from headrace.config.component import ComponentConfig, check_any
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.columns import NO_LEAF
 from headrace.errors import CacheError, ConfigError, check_at_least, check_choice, did_you_mean
 from headrace.ingest.tokenize import load_tokenizer
-from headrace.store import files
-from headrace.store.cache import TokenCache, build_command
+from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.ledger import Ledger, read_ledger
 from headrace.store.levanter.layout import CHUNK, SHARD_CHUNKS, is_levanter
+from headrace.store.missing import what_is_there
 from headrace.store.parts import LeafRecord, PartRecord
 
 UNKNOWN_VOCABULARY = 1 << 17
@@ -65,10 +65,12 @@ def planned_caches(
         >>> planned_caches(config).caches["web"].num_tokens
         2000000000
     """
+    check_any(config.components)
     token_counts = dict(sizes or {})
     for name in token_counts:
         if name not in config.components:
-            raise ConfigError("is not a component", field=name, cure=did_you_mean(name, config.components))
+            cure = did_you_mean(name, config.components)
+            raise ConfigError("is not a component", field="tokens", value=name, cure=cure)
     check_choice("layout", layout, LAYOUTS, "is not a layout")
     declared = {
         name: _whole(f"components.{name}.expected_tokens", token_counts.get(name, component.expected_tokens))
@@ -82,13 +84,13 @@ def planned_caches(
     for name in missing:
         if name not in declared:
             path = config.components[name].caches[0]
-            what = "is a folder without a cache" if files.exists(path) else "does not exist"
+            problem, cure = what_is_there(path)
+            planned = f"To plan before it is built: components.{name}.expected_tokens, or --tokens {name}=2.5e11. "
             raise ConfigError(
-                f"{what}, and there is no size to plan with",
+                f"is not a token cache ({problem})",
                 field=f"components.{name}.cache",
                 value=config.components[name].cache,
-                cure=f"Add components.{name}.expected_tokens (or --tokens {name}=2.5e11), or build it:"
-                f" {build_command(path)}",
+                cure=(planned if "headrace build" in cure else "") + cure,
             )
     if not missing:
         return PlannedCaches({}, declared, config)

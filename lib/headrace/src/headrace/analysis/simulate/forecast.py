@@ -176,7 +176,8 @@ def simulate(
 def _check_hosts(hosts: Sequence[int], size: int) -> None:
     for number in hosts:
         if not 1 <= number <= size:
-            raise ConfigError(f"must be 1 to the {size} rows of a batch", field="hosts", value=number)
+            cure = f"Give 1 to {size}, the rows of a batch."
+            raise ConfigError("cannot share a batch", field="hosts", value=number, cure=cure)
 
 
 def _check_end(dataset: PlannedDataset, num_steps: int, watch: Watch | None) -> None:

@@ -90,4 +90,7 @@ def plan_of(
     if isinstance(weights, Mapping):
         weights = Blend(weights)
     stages = [Stage(0, weights)] if isinstance(weights, Blend) else weights
+    if not all(isinstance(stage, Stage) for stage in stages):
+        cure = "Give a weight for each component: {'web': 3, 'code': 1}."
+        raise ConfigError("is neither a mapping nor a list of stages", field="weights", value=weights, cure=cure)
     return MixturePlan(tuple(stages), policy_kind(policy).make)

@@ -1,0 +1,33 @@
+"""What is said of a path without a cache, by what lies there."""
+
+import pytest
+
+from headrace.store.missing import what_is_there
+from headrace.testing import tiny_cache
+
+
+@pytest.mark.parametrize(
+    ("path", "problem", "cure"),
+    [
+        ("", "it is an empty text", "Give the folder of a cache."),
+        ("nowhere", "there is no such folder", "headrace build SOURCE --tokenizer FILE --output nowhere"),
+        ("s3:/bucket/web", "there is no such folder", "s3://bucket/web"),
+        ("texts", "holds no ledger.json", "headrace build texts --tokenizer FILE --output texts-cache"),
+        ("empty", "holds no ledger.json", "headrace build SOURCE --tokenizer FILE --output empty-cache"),
+        ("texts/a.txt.gz", "it is a file", "--output texts/a-cache"),
+        ("run.yaml", "it is a file", "Name one of the caches in it."),
+        ("run", "it is the folder of a run", "Name a cache of its config."),
+        ("caches", "the folder holds several", "Name one of them: caches/a, caches/b."),
+    ],
+)
+def test_what_is_said(tmp_path, monkeypatch, path, problem, cure):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("texts", "empty", "run"):
+        (tmp_path / folder).mkdir()
+    for file in ("texts/a.txt.gz", "run/manifest.json", "run.yaml"):
+        (tmp_path / file).touch()
+    for name in "ab":
+        tiny_cache(tmp_path / "caches" / name, documents=2)
+    said = what_is_there(path)
+    assert problem in said[0]
+    assert cure in said[1]
