@@ -26,6 +26,8 @@ Compression: TypeAlias = Literal["none", "zstd", "other"]
 LeafKind: TypeAlias = Literal["ragged", "fixed"]
 
 TOKENS = "input_ids"
+FILTERS_FOLDER = "filters"
+"""Where what filters leave out of a cache is saved, in its own folder."""
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 LEAF_DTYPES = (*TOKEN_DTYPES, "bool", "int8", "int16", "uint64", "float32", "float64")
 DEFAULT_CHUNK = 65_536

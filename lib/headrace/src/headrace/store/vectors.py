@@ -40,6 +40,21 @@ def damaged(url: str, problem: str, what: str) -> CacheCorruptError:
     return CacheCorruptError(problem, field=what, value=url, cure=f"Delete the {what}'s folder; it is made again.")
 
 
+def names_in(folder: str) -> list[str]:
+    """What lies in a folder or below a URL; nothing if there is none.
+
+    Example:
+        >>> names_in("nowhere")
+        []
+    """
+    fs, path = files.filesystem(folder)
+    try:
+        with files.client_errors(folder):
+            return sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 class VectorWriter:
     """Writes a vector; a complete one replaces what is there when it is finished.
 
