@@ -27,7 +27,6 @@ from headrace.data.saved_filters import ReadOnce, RemovedDocuments, removed_once
 from headrace.errors import ConfigError
 from headrace.order.bits import Bits, NumberSet
 from headrace.order.intervals import Intervals, Removal
-from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import OFFSETS_CHUNK, TOKENS
 from headrace.store.leaf import starts
@@ -36,7 +35,7 @@ from headrace.store.pending import ArrayFuture
 
 _READS_IN_FLIGHT = 32
 _RUN_CHUNKS = 16  # 2 MiB of offsets a read
-_TELL_S = 2.0
+_TELL_S, _TELL_AGAIN_S = 2.0, 10.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -51,17 +50,16 @@ def remove(
     which = documents
     if isinstance(which, Intervals) and which.start.size * RANGE_BITS > cache.num_documents:
         which = Bits.of_masks(which.mask, cache.num_documents)
-    told = time.monotonic()
-    reads = 0
+    tell_at, reads = time.monotonic() + _TELL_S, 0
 
     def tokens() -> Iterator[Intervals]:
-        nonlocal told, reads
+        nonlocal tell_at, reads
         for some in which.ranges():
             reads += np.unique(some.start // OFFSETS_CHUNK).size
-            if some.start.size and time.monotonic() - told > _TELL_S:
-                told = time.monotonic()
-                share = int(some.start[0]) / max(cache.num_documents, 1)
-                _LOG.info("%s: where removed documents lie is looked up: %.0f%%", cache.path, 100 * share)
+            if some.start.size and time.monotonic() > tell_at:
+                tell_at = time.monotonic() + _TELL_AGAIN_S
+                share = int(some.start[0]) / cache.num_documents
+                _LOG.warning("%s: looking up where %d documents lie: %.0f%%", cache.path, which.total, 100 * share)
             yield token_ranges(cache, some)
 
     left = Removal(cache.num_tokens, tokens()) if which.total else None
@@ -264,26 +262,26 @@ def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
     tokens = np.full(ends.size, cache.num_tokens, np.int64)
     first_document, first_token = starts(cache.part_documents), starts(cache.part_tokens)
     bounds = np.searchsorted(ends, first_document)
+    flying: deque[tuple[slice, np.ndarray, int, ArrayFuture]] = deque()
+
+    def take() -> None:
+        places, at, before, read = flying.popleft()
+        tokens[places] = read.result()[at] + before
+
     for number in np.flatnonzero(np.diff(bounds)).tolist():
         low, high = bounds[number : number + 2].tolist()
         offsets = cache.leaf(TOKENS).parts[number].offsets
         assert offsets is not None  # tokens are ragged
-        tokens[low:high] = _elements(offsets, ends[low:high] - first_document[number]) + first_token[number]
+        at = ends[low:high] - first_document[number]
+        for run in _chunk_runs(at, offsets.chunk_elements):
+            first, last = int(at[run.start]), int(at[run.stop - 1])
+            places = slice(low + run.start, low + run.stop)
+            flying.append((places, at[run] - first, int(first_token[number]), offsets.read(first, last + 1)))
+            if len(flying) > _READS_IN_FLIGHT:
+                take()
+    while flying:
+        take()
     return Intervals(tokens[0::2], tokens[1::2])
-
-
-def _elements(array: StoredArray, at: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-    """Elements of an array at rising positions, some chunks at a time."""
-    out = np.empty(at.size, np.int64)
-    flying: deque[tuple[slice, int, ArrayFuture]] = deque()
-    for run in _chunk_runs(at, array.chunk_elements):
-        first, last = int(at[run.start]), int(at[run.stop - 1])
-        flying.append((run, first, array.read(first, last + 1)))
-        if len(flying) > _READS_IN_FLIGHT:
-            _take(flying.popleft(), at, out)
-    for read in flying:
-        _take(read, at, out)
-    return out
 
 
 def _chunk_runs(at: Int64[np.ndarray, " n"], chunk: int) -> Iterator[slice]:
@@ -297,8 +295,3 @@ def _chunk_runs(at: Int64[np.ndarray, " n"], chunk: int) -> Iterator[slice]:
     begins = first[nth % _RUN_CHUNKS == 0].tolist()
     for low, high in zip(begins, [*begins[1:], at.size], strict=True):
         yield slice(low, high)
-
-
-def _take(read: tuple[slice, int, ArrayFuture], at: np.ndarray, out: np.ndarray) -> None:
-    run, first, future = read
-    out[run] = future.result()[at[run] - first]

@@ -33,7 +33,7 @@ from headrace.order.intervals import Intervals, Removal
 from headrace.order.rising import RunningSums
 from headrace.store import files
 from headrace.store.layout import FILTERS_FOLDER
-from headrace.store.vectors import PiecedVector, VectorWriter, damaged, names_in
+from headrace.store.vectors import RUN_BYTES, PiecedVector, VectorWriter, damaged, names_in
 
 _LOG = logging.getLogger(__name__)
 _RECORD, _VERSION, _WHAT = "filter.json", 1, "filter"
@@ -213,7 +213,10 @@ def _opened(cache: str, raw: bytes, request: Mapping[str, Any] | None = None) ->
         digests = dict(record["digests"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    requests = 1 + 2 * len(vectors)  # the record; of each vector its digests and what is loaded or asked for first
+    in_pieces = {name.replace("first", "more") for name in vectors if name.endswith("first")}
+    in_pieces |= {"documents"} if length is not None else set()
+    loaded = [one.size * one.dtype.itemsize for name, one in vectors.items() if name not in in_pieces]
+    requests = 2 + len(vectors) + sum(-(-size // RUN_BYTES) for size in loaded)  # the record, and that of stretches
     return RemovedDocuments(which, left, listed, repeated, not_found, folder, requests, digests)
 
 

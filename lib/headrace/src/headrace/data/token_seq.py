@@ -15,7 +15,8 @@ with blocks of k chunks, ``io_block_size: k x chunk / seq_len``. Measured: scrip
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
 
@@ -29,7 +30,7 @@ from headrace.data.documents import DocumentFilter, remove, remove_others
 from headrace.data.kept_sums import kept
 from headrace.data.pairs import warn_of_parted
 from headrace.data.rows import Pieces, Rows, RowSource
-from headrace.data.saved_filters import RemovedDocuments
+from headrace.data.saved_filters import RemovedDocuments, removed_once
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
 from headrace.order.holdout import held_out
@@ -98,6 +99,9 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
     def caches(self) -> list[TokenCache]:
         return [self.cache]
 
+    def opening_requests(self, hosts: int) -> int:
+        return hosts * self.removal.requests
+
     @property
     def removed_documents(self) -> int:
         """Documents of the cache that are left out."""
@@ -150,23 +154,40 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
             [10, 90]
         """
         documents, unit = self.cache.num_documents, self.unit
-        what = "documents" if unit == 1 else f"units of {unit} documents"
-        units = held_out(documents // unit, one_in, seed, what=what)
-        units_held = (units[:, None] * unit + np.arange(unit)).reshape(-1)
-        validation = Intervals.of_numbers(self.cache.stored_at(units_held))
-        return self._without(validation), self._without(validation.complement(documents))
 
-    def _without(self, documents: Intervals) -> Self:
-        removal = self.removal
-        if isinstance(removal.which, Intervals):
-            return self._with(self.seq_len, remove(self.cache, Intervals.union([removal.which, documents])))
-        return self._with(self.seq_len, remove_others(self.cache, removal, documents.mask))
+        @functools.cache
+        def validation() -> Intervals:
+            what = "documents" if unit == 1 else f"units of {unit} documents"
+            units = held_out(documents // unit, one_in, seed, what=what)
+            units_held = (units[:, None] * unit + np.arange(unit)).reshape(-1)
+            return Intervals.of_numbers(self.cache.stored_at(units_held))
+
+        made_from = {"one_in": one_in, "seed": seed, "unit": unit}
+        train = self._without(validation, {**made_from, "side": "train"})
+        return train, self._without(lambda: validation().complement(documents), {**made_from, "side": "validation"})
+
+    def _without(self, documents: Callable[[], Intervals], made_from: Mapping[str, Any]) -> Self:
+        removal, cache = self.removal, self.cache
+
+        def work_out() -> RemovedDocuments:
+            if isinstance(removal.which, Intervals):
+                return remove(cache, Intervals.union([removal.which, documents()]))
+            return remove_others(cache, removal, documents().mask)
+
+        if cache.num_documents < _MANY:
+            return self._with(self.seq_len, work_out())
+
+        def all_made_from() -> dict[str, Any]:
+            return {**made_from, "cache": cache.fingerprint, "removed": removal.documents_digest}
+
+        return self._with(self.seq_len, removed_once(cache.path, all_made_from, work_out))
 
     @abc.abstractmethod
     def _with(self, seq_len: int, removed: RemovedDocuments) -> Self:
         """The same with rows of another length, or other documents left out."""
 
 
+_MANY = 1 << 20  # documents of a cache beside which it is saved which of them are held out
 _STRETCHES_VERSION = 1  # of what is kept of them
 
 

@@ -33,6 +33,8 @@ _DIGEST = hashlib.sha256().digest_size
 _KEPT_BYTES = 1 << 26  # of one vector that is no local file
 _RUN = 16  # neighbouring pieces that are read with one request
 _REQUESTS = 32  # at a time
+RUN_BYTES = _RUN * _PIECE_BYTES
+"""Bytes that are read with one request."""
 
 
 def damaged(url: str, problem: str, what: str) -> CacheCorruptError:
