@@ -111,6 +111,7 @@ def removed_once(
         remove: Works it out. Errors are passed on, and nothing is saved.
         read_once: What reads the record; see :data:`ReadOnce`.
     """
+    opened: list[RemovedDocuments] = []
     worked_out: list[RemovedDocuments] = []
 
     def record(root: str) -> bytes:
@@ -118,7 +119,8 @@ def removed_once(
         folder = files.join(root, FILTERS_FOLDER, _digest(request)[:32])
         with contextlib.suppress(OSError, HeadraceError):
             raw = files.read_bytes(files.join(folder, _RECORD)) or b""
-            if _opened(root, raw, request) is not None:
+            if (removed := _opened(root, raw, request)) is not None:
+                opened.append(removed)
                 return raw
         worked_out.append(remove())
         with contextlib.suppress(OSError, HeadraceError):  # a run must not fail for want of room for it
@@ -126,6 +128,8 @@ def removed_once(
         return b""
 
     raw = record(cache) if read_once is None else read_once(cache, record)
+    if opened:
+        return opened[0]
     with contextlib.suppress(OSError, HeadraceError):
         if (removed := _opened(cache, raw)) is not None:
             return removed
