@@ -302,7 +302,9 @@ def _runs(length: int, removed: Iterable[Intervals]) -> tuple[Integer[np.ndarray
         last, end = Intervals(last_runs.start[-1:], last_runs.stop[-1:]), int(ends[-2:][0])
     tail = np.append(end, last.stop)[-1:]
     kept_runs += [_narrow(last.start - end), _narrow(length - tail)]
-    return np.concatenate(kept_runs), np.concatenate([*gap_runs, _narrow(last.stop - last.start)])
+    every_kept_run = np.concatenate(kept_runs)
+    kept_runs.clear()  # there may be gigabytes of them
+    return every_kept_run, np.concatenate([*gap_runs, _narrow(last.stop - last.start)])
 
 
 def _narrow(sizes: Int64[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
