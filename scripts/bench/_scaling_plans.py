@@ -8,6 +8,7 @@ corpus. What is measured runs in a process of its own, from the files on this di
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import re
@@ -46,8 +47,9 @@ def forge_cache(root: Path, documents: int) -> TokenCache:
     """A cache of so many documents: one part of 10,000 under many names."""
     rng = np.random.default_rng(1)
     texts = (json.dumps({"input_ids": rng.integers(1, 250, n).tolist()}) for n in draw(PART).tolist())
-    (root / "ids.jsonl").write_text("\n".join(texts))
-    build_cache(SourceConfig([str(root / "ids.jsonl")], kind="tokens"), TokenizerConfig("ids:256"), str(root / "one"))
+    source = root / "ids.jsonl.gz"  # which is not cut into several parts
+    source.write_bytes(gzip.compress("\n".join(texts).encode(), 1))
+    build_cache(SourceConfig([str(source)], kind="tokens"), TokenizerConfig("ids:256"), str(root / "one"))
     ledger = TokenCache.open(root / "one").ledger
     (record,) = ledger.parts
     parts, many = documents // PART, root / "many"

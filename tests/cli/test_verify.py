@@ -99,6 +99,24 @@ def test_saved_plans_are_checked_and_dropped(headrace, corpus, tmp_path):
     assert (done.code, f"repaired {plan}: deleted" in done.out, plan.exists()) == (0, True, False)
 
 
+def test_saved_filters_are_checked_and_dropped(headrace, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.data.filter_files._WORTH_SAVING", 1)
+    cache = build(headrace, corpus, tmp_path / "cache")
+    (tmp_path / "ids.txt").write_text("0\n2\n")
+    counts = [
+        json.loads(headrace("inspect", str(cache), "--remove", f"{tmp_path}/ids.txt", "--json").out)["removal"]
+        for _ in range(2)
+    ]
+    assert (counts[0], counts[0]["removed_documents"]) == (counts[1], 2)
+    assert headrace("verify", str(cache)).code == 0
+    (saved,) = (cache / "filters").iterdir()
+    (saved / "gaps-more.bin").write_bytes(b"short")
+    done = headrace("verify", str(cache))
+    assert (done.code, f"{saved}/gaps-more.bin: has 5 bytes instead of" in done.out) == (1, True)
+    done = headrace("verify", str(cache), "--repair")
+    assert (done.code, f"repaired {saved}: deleted" in done.out, saved.exists()) == (0, True, False)
+
+
 def test_the_copy_of_the_tokenizer_is_checked_and_mended(headrace, corpus, tmp_path):
     model = {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"}
     parts = dict.fromkeys(["truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"])

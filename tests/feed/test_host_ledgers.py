@@ -5,10 +5,13 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 
+from headrace.data import filter_files
+from headrace.data.documents import DocumentFilter
 from headrace.errors import CacheCorruptError, CacheMissingError
 from headrace.feed.host_ledgers import SharedLedgers, ledger_reader
 from headrace.order.intervals import Intervals
@@ -87,6 +90,26 @@ def test_one_reads_for_all(served):
     assert all(np.array_equal(tokens[0], other) for other in tokens)
     assert caches[9].parts[7].record == caches[0].parts[7].record  # which reads the digests
     assert len(opened(proxy)) == 3 + 2
+
+
+def test_one_works_out_a_filter_for_all(served, root, monkeypatch):
+    url, proxy = served
+    monkeypatch.setattr(filter_files, "_WORTH_SAVING", 1)
+    numbers = np.arange(0, 20 * PARTS, 3)
+    DocumentFilter(numbers).of(TokenCache.open(root / "b"))  # a cache on the web cannot have it written beside it
+    cache, store = TokenCache.open(f"{url}/b"), KeyValueStore()
+    before, records = len(proxy.log), []
+    for _ in range(3):
+        removed = DocumentFilter(numbers).of(cache, partial(SharedLedgers(store).filter, "ids.npy"))
+        records.append((removed.num_documents, removed.num_tokens, removed.folder))
+    assert records == [records[0]] * 3
+    assert records[0][:2] == (numbers.size, int(cache.lengths()[numbers].sum()))
+    assert [entry.path.rpartition("/")[2] for entry in proxy.log[before:]].count("filter.json") == 1
+    # nothing is saved of another list, so that each works it out
+    others = [
+        DocumentFilter(numbers[1:]).of(cache, partial(SharedLedgers(store).filter, "others.npy")) for _ in range(3)
+    ]
+    assert [(one.num_documents, one.folder) for one in others] == [(numbers.size - 1, "")] * 3
 
 
 def test_all_have_the_tombstones_that_the_first_has_read(served, root):

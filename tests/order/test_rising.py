@@ -9,7 +9,7 @@ from headrace.order import rising
 from headrace.order.rising import RunningSums, bisect
 
 
-@given(st.integers(0, 700), st.sampled_from([0, 1, 3, 1 << 20, 1 << 33]), st.integers(0, 9), st.data())
+@given(st.integers(0, 700), st.sampled_from([0, 1, 3, 1 << 20, 1 << 33, 1 << 52]), st.integers(0, 9), st.data())
 def test_sums_and_searches_are_numpys(size, most, seed, data):
     steps = np.random.default_rng(seed).integers(0, most + 1, size)
     steps[: data.draw(st.integers(0, size))] = 0
@@ -20,7 +20,7 @@ def test_sums_and_searches_are_numpys(size, most, seed, data):
         sums = RunningSums(steps)
     assert (sums.size, sums.total) == (size + 1, expected[-1])
     assert sums.between(0, size + 1).tolist() == expected.tolist()
-    values = np.concatenate([expected, expected - 1, expected + 1, [0, 1 << 50]])
+    values = np.concatenate([expected, expected - 1, expected + 1, [0, 1 << 62]])
     for side in ("left", "right"):
         assert sums.search(values, side).tolist() == np.searchsorted(expected, values, side).tolist()
         low, high = np.zeros_like(values), np.full_like(values, size + 1)
@@ -33,4 +33,6 @@ def test_many_take_four_bytes_each(monkeypatch):
     steps = np.random.default_rng(0).integers(0, 2000, 300_000).astype(np.uint32)
     sums = RunningSums(steps)
     assert sum(array.nbytes for array in vars(sums).values() if isinstance(array, np.ndarray)) < 4.1 * steps.size
+    again = RunningSums.of_blocks(sums.size, sums.total, sums.first, sums.more)
+    assert again.search(np.array([777]), "left") == sums.search(np.array([777]), "left")
     assert sums[np.array([300_000])] == steps.sum()

@@ -68,6 +68,7 @@ def _checked(cache: str, deep: bool, repair: bool, as_json: bool) -> tuple[dict[
     """Checks one generation of a cache, mends it if that is asked for, and says what it found; whether it is sound."""
     from rich.console import Console
 
+    from headrace.data.saved_filters import filter_findings
     from headrace.ingest.repair import repair as repair_cache
     from headrace.pack.plan_file import plan_findings
     from headrace.pack.saved_plans import PLANS_FOLDER
@@ -76,8 +77,9 @@ def _checked(cache: str, deep: bool, repair: bool, as_json: bool) -> tuple[dict[
 
     with counting("checking", show=not as_json and (deep or repair)) as (expect, advance):
         report = verify(cache, deep=deep or repair, expect=expect, advance=advance)
-    plans = [Damage("", problem, file=file) for file, problem in plan_findings(files.join(cache, PLANS_FOLDER))]
-    report = replace(report, damages=[*report.damages, *plans])
+    beside = [*plan_findings(files.join(cache, PLANS_FOLDER)), *filter_findings(cache)]
+    saved = [Damage("", problem, file=file) for file, problem in beside]
+    report = replace(report, damages=[*report.damages, *saved])
     repaired = repair_cache(cache, report.damages) if repair and report.damages else None
     is_damaged = bool(report.damages) if repaired is None else bool(repaired.left)
     command = _repair_command(cache) if is_damaged else ""
@@ -97,7 +99,7 @@ def _show_repair(console: Console, done: RepairReport, command: str) -> None:
     for file in done.restored:
         console.print(Text.assemble(("repaired ", "green"), f"{file}: written anew"))
     for folder in done.dropped:
-        console.print(Text.assemble(("repaired ", "green"), f"{folder}: deleted; a plan is made again when asked for"))
+        console.print(Text.assemble(("repaired ", "green"), f"{folder}: deleted; it is made again when asked for"))
     for what, why in done.left.items():
         console.print(Text.assemble(("left ", "bold red"), f"{what}: {why}"))
     if command:

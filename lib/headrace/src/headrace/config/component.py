@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from headrace.data.buckets import BucketsConfig, without_others
-from headrace.data.documents import DocumentFilter, RemovedDocuments
+from headrace.data.documents import DocumentFilter
+from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean
-from headrace.feed.host_ledgers import generation_reader, ledger_reader
+from headrace.feed.host_ledgers import filter_reader, generation_reader, ledger_reader
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
 from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
@@ -239,11 +240,14 @@ def subsets_of(
 
 def left_out(
     components: Mapping[str, ComponentConfig], caches: Mapping[str, TokenCache]
-) -> dict[str, DocumentFilter | RemovedDocuments | None]:
+) -> dict[str, RemovedDocuments | None]:
     """The documents that each component leaves out of its cache; see :func:`~headrace.data.buckets.without_others`."""
-    removed = {name: component.document_filter(name) for name, component in components.items()}
+    removed: dict[str, RemovedDocuments | None] = {}
+    for name, component in components.items():
+        listed = component.document_filter(name)
+        removed[name] = None if listed is None else listed.of(caches[name], filter_reader(component.remove or ""))
     buckets = {n: c.buckets for n, c in components.items() if c.buckets is not None}
-    return without_others(caches, buckets, removed) if buckets else {**removed}
+    return without_others(caches, buckets, removed) if buckets else removed
 
 
 def check_any(components: Mapping[str, ComponentConfig]) -> None:

@@ -29,7 +29,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8
 
-from headrace.data.documents import DocumentFilter, RemovedDocuments, read_npy
+from headrace.data.documents import DocumentFilter, remove_others
+from headrace.data.filter_files import read_npy
+from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean
 from headrace.order.intervals import Intervals
 from headrace.order.seeds import derive, derive_keys
@@ -252,8 +254,8 @@ def _sidecar(cache: TokenCache, url: str, path: str) -> np.ndarray:
 def without_others(
     caches: Mapping[str, TokenCache],
     buckets: Mapping[str, BucketsConfig],
-    removed: Mapping[str, DocumentFilter | None],
-) -> dict[str, DocumentFilter | RemovedDocuments | None]:
+    removed: Mapping[str, DocumentFilter | RemovedDocuments | None],
+) -> dict[str, RemovedDocuments | None]:
     """What is left out of each component: what ``removed`` says, and the documents of buckets that it does not keep.
 
     Components over one cache that are told apart in the same way look at its numbers once.
@@ -261,7 +263,7 @@ def without_others(
     Raises:
         ConfigError: as :func:`buckets_of`; a bucket without documents.
     """
-    left_out: dict[str, DocumentFilter | RemovedDocuments | None] = dict(removed)
+    left_out = {name: one.of(caches[name]) if isinstance(one, DocumentFilter) else one for name, one in removed.items()}
     looked: list[tuple[TokenCache, BucketsConfig, UInt8[np.ndarray, " n"]]] = []
     for name, config in buckets.items():
         cache, path = caches[name], f"components.{name}.buckets"
@@ -276,8 +278,8 @@ def without_others(
             problem = f"leaves no document: the buckets of {cache.path} by {config.by} hold {sizes}"
             cure = "Leave out the edge, quantile or level that no document reaches."
             raise ConfigError(problem, field=f"{path}.keep", value=config.keep, cure=cure)
-        own_filter = (removed[name] or DocumentFilter(Intervals.empty())).of(cache)
-        left_out[name] = own_filter.with_others(cache, partial(_is_other, is_kept, of_document))
+        filtered = left_out[name] or DocumentFilter(Intervals.empty()).of(cache)
+        left_out[name] = remove_others(cache, filtered, partial(_is_other, is_kept, of_document))
     return left_out
 
 

@@ -15,9 +15,10 @@ import numpy as np
 from headrace.batch.masks import mask_leaf
 from headrace.data.columns import Column, ColumnConfig
 from headrace.data.dataset import PlannedDataset
-from headrace.data.documents import DocumentFilter, RemovedDocuments
+from headrace.data.documents import DocumentFilter
 from headrace.data.packed import PackedTokenDataset
 from headrace.data.rows import segments_of
+from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
 from headrace.order.holdout import ValidationConfig

@@ -165,6 +165,10 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         """
         raise ConfigError("does not lie in a token cache", field="dataset", value=type(self).__name__)
 
+    def opening_requests(self, hosts: int) -> int:
+        """Requests that it takes so many hosts to open it on a store over HTTP, beside those of its caches."""
+        return 0
+
     def passes(self, ordinal: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Passes over the data that were complete before each example."""
         return np.zeros_like(ordinal)
@@ -285,6 +289,9 @@ class WrappingDataset(PlannedDataset):
     def caches(self) -> list[TokenCache]:
         return self.base.caches()
 
+    def opening_requests(self, hosts: int) -> int:
+        return self.base.opening_requests(hosts)
+
 
 class ReorderedDataset(WrappingDataset):
     """A planned dataset seen through an index map."""
@@ -311,6 +318,10 @@ class ReorderedDataset(WrappingDataset):
 
     def describe(self) -> dict[str, Any]:
         return {"order": self.order.describe(), "of": self.base.describe()}
+
+    def opening_requests(self, hosts: int) -> int:
+        """Requests that it takes so many hosts to open it on a store over HTTP, beside those of its caches."""
+        return 0
 
     def passes(self, ordinal: np.ndarray) -> np.ndarray:
         first = np.zeros_like(ordinal)

@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from headrace.data.columns import Column, ColumnConfig, describe_columns
-from headrace.data.documents import RemovedDocuments
 from headrace.data.rows import Pieces
+from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import CacheDataset, end_of_text
 from headrace.errors import ConfigError
 from headrace.store.array import StoredArray

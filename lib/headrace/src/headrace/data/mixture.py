@@ -184,6 +184,9 @@ class MixtureDataset(WrappingDataset):
     def caches(self) -> list[TokenCache]:
         return [cache for component in self.components for cache in component.caches()]
 
+    def opening_requests(self, hosts: int) -> int:
+        return sum(component.opening_requests(hosts) for component in self.components)
+
     def explain(self, example: Int64[np.ndarray, " n"]) -> Explained:
         component, ordinal = self.draws.route(example)
         epoch = np.empty_like(ordinal)

@@ -24,8 +24,10 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from headrace.data.columns import Column, ColumnConfig, describe_columns
-from headrace.data.documents import DocumentFilter, RemovedDocuments, is_of_pairs
+from headrace.data.documents import DocumentFilter
+from headrace.data.pairs import is_of_pairs
 from headrace.data.rows import Pieces
+from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import CacheDataset
 from headrace.errors import ConfigError
 from headrace.pack.plan import PackPlan
@@ -122,10 +124,11 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         self.packing = PackingConfig(**packing, plans=plans and str(plans))  # pyright: ignore[reportCallIssue]
         self.unit = unit = self.packing.unit
         self.cache.check_unit(unit)
-        spec, documents = self.packing.spec(int(seq_len), self.cache.layout.chunk_elements), self.removal.documents
-        self.plan, self.plan_path = plan_of_cache(self.cache, spec, documents, self.packing.plans, unit)
+        spec, removed = self.packing.spec(int(seq_len), self.cache.layout.chunk_elements), self.removal
+        digest = removed.documents_digest if removed.num_documents else ""
+        self.plan, self.plan_path = plan_of_cache(self.cache, spec, removed.which, self.packing.plans, unit, digest)
         if self.incomplete_tokens:
-            self.incomplete_documents = incomplete_documents(self.cache, documents, unit)
+            self.incomplete_documents = incomplete_documents(self.cache, self.removal.which, unit)
             _LOG.info(
                 f"packed {self.cache.path}: {self.incomplete_documents:,} documents with {self.incomplete_tokens:,}"
                 f" tokens are in no pack, as others of their units of {unit} are removed or empty"

@@ -15,8 +15,8 @@ with blocks of k chunks, ``io_block_size: k x chunk / seq_len``. Measured: scrip
 from __future__ import annotations
 
 import abc
-import hashlib
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
 
@@ -26,12 +26,15 @@ from jaxtyping import Int64
 from headrace.batch.masks import mask_leaf
 from headrace.data.columns import Column, ColumnConfig, describe_columns, open_columns
 from headrace.data.dataset import PlannedDataset
-from headrace.data.documents import DocumentFilter, RemovedDocuments, warn_of_parted
+from headrace.data.documents import DocumentFilter, remove, remove_others
+from headrace.data.kept_sums import kept
+from headrace.data.pairs import warn_of_parted
 from headrace.data.rows import Pieces, Rows, RowSource
+from headrace.data.saved_filters import RemovedDocuments, removed_once
 from headrace.errors import ConfigError, check_at_least, check_whole
 from headrace.metrics import ReadStats
 from headrace.order.holdout import held_out
-from headrace.order.intervals import Intervals, Removal, clean_borders
+from headrace.order.intervals import Intervals, clean_borders
 from headrace.order.windows import BlockAligned, Windows
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
@@ -40,7 +43,6 @@ from headrace.store.layout import TOKENS
 from headrace.store.leaf import starts
 from headrace.store.levanter.layout import UNNAMED
 
-_CHUNK = 1 << 20  # ranges of tokens that are looked at together
 RowsT = TypeVar("RowsT", bound=RowSource)
 
 
@@ -102,6 +104,9 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
     def caches(self) -> list[TokenCache]:
         return [self.cache]
 
+    def opening_requests(self, hosts: int) -> int:
+        return hosts * self.removal.requests
+
     @property
     def removed_documents(self) -> int:
         """Documents of the cache that are left out."""
@@ -154,19 +159,41 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
             [10, 90]
         """
         documents, unit = self.cache.num_documents, self.unit
-        what = "documents" if unit == 1 else f"units of {unit} documents"
-        units = held_out(documents // unit, one_in, seed, what=what)
-        units_held = (units[:, None] * unit + np.arange(unit)).reshape(-1)
-        validation = Intervals.of_numbers(self.cache.stored_at(units_held))
-        return self._without(validation), self._without(validation.complement(documents))
 
-    def _without(self, documents: Intervals) -> Self:
-        every = Intervals.union([self.removal.documents, documents])
-        return self._with(self.seq_len, RemovedDocuments(self.cache, every))
+        @functools.cache
+        def validation() -> Intervals:
+            what = "documents" if unit == 1 else f"units of {unit} documents"
+            units = held_out(documents // unit, one_in, seed, what=what)
+            units_held = (units[:, None] * unit + np.arange(unit)).reshape(-1)
+            return Intervals.of_numbers(self.cache.stored_at(units_held))
+
+        made_from = {"one_in": one_in, "seed": seed, "unit": unit}
+        train = self._without(validation, {**made_from, "side": "train"})
+        return train, self._without(lambda: validation().complement(documents), {**made_from, "side": "validation"})
+
+    def _without(self, documents: Callable[[], Intervals], made_from: Mapping[str, Any]) -> Self:
+        removal, cache = self.removal, self.cache
+
+        def work_out() -> RemovedDocuments:
+            if isinstance(removal.which, Intervals):
+                return remove(cache, Intervals.union([removal.which, documents()]))
+            return remove_others(cache, removal, documents().mask)
+
+        if cache.num_documents < _MANY:
+            return self._with(self.seq_len, work_out())
+
+        def all_made_from() -> dict[str, Any]:
+            return {**made_from, "cache": cache.fingerprint, "removed": removal.documents_digest}
+
+        return self._with(self.seq_len, removed_once(cache.path, all_made_from, work_out))
 
     @abc.abstractmethod
     def _with(self, seq_len: int, removed: RemovedDocuments) -> Self:
         """The same with rows of another length, or other documents left out."""
+
+
+_MANY = 1 << 20  # documents of a cache beside which it is saved which of them are held out
+_STRETCHES_VERSION = 1  # of what is kept of them
 
 
 class RowCuts(TypedDict, total=False):
@@ -223,9 +250,7 @@ class TokenSeqDataset(CacheDataset["TokenRows"]):
     ) -> None:
         super().__init__(cache, seq_len, removed, loss_mask, columns)
         warn_of_parted(self.cache)
-        self._rows = TokenRows(
-            self.cache, seq_len, name or self.cache.path, self.removal.left, columns=self._opened, **cuts
-        )
+        self._rows = TokenRows(self.cache, seq_len, name or self.cache.path, self.removal, columns=self._opened, **cuts)
         self._check_not_empty()
         self._eos_id = end_of_text(self.cache) if split_documents else None
 
@@ -275,15 +300,10 @@ class TokenSeqDataset(CacheDataset["TokenRows"]):
 
     def _describe_removed(self) -> dict[str, Any]:
         """Equal for filters that leave the same tokens."""
-        digest, kept_runs = hashlib.sha256(), self.removal.left
-        assert kept_runs is not None
-        for end in ("start", "stop"):
-            for at in range(0, kept_runs.ranges, _CHUNK):
-                digest.update(getattr(kept_runs.removed(at, at + _CHUNK), end).astype("<i8").tobytes())
         return {
             "documents": self.removed_documents,
             "tokens": self.removed_tokens,
-            "digest": digest.hexdigest()[:32],
+            "digest": self.removal.tokens_digest[:32],
             "clean_run": self._rows.clean_run,
         }
 
@@ -354,8 +374,7 @@ class TokenRows:
     (see :func:`~headrace.order.intervals.clean_borders`).
 
     Args:
-        removed: What is left of the tokens of all parts end to end; None: all. Rows close up over the gaps: one that
-            runs over a gap has a piece on either side.
+        removed: What is left out. Rows close up over the gaps: one that runs over a gap has a piece on either side.
         block_tokens: See :class:`~headrace.order.windows.Windows`.
         clean_run: Tokens without a gap from which on rows begin anew; None: 256 rows. To cut the same blocks into rows
             of another length, give the same number.
@@ -372,7 +391,7 @@ class TokenRows:
         cache: TokenCache,
         seq_len: int,
         name: str,
-        removed: Removal | None,
+        removed: RemovedDocuments,
         block_tokens: int | None = None,
         clean_run: int | None = None,
         columns: Mapping[str, Column] | None = None,
@@ -382,13 +401,18 @@ class TokenRows:
         self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
         self.columns = columns or {}
         self.clean_run = CLEAN_ROWS * seq_len if clean_run is None else clean_run
-        self._removal = removed
+        self._removal = left = removed.left
         self.stretch_tokens = cache.part_tokens
-        if removed is not None:
+        if left is not None:
             ends = starts(cache.part_tokens)
-            borders = clean_borders(removed, ends, cache.layout.chunk_elements, self.clean_run)
-            stretches = np.sort(np.concatenate([ends, borders]))
-            tokens_left = removed.kept_before(stretches)
+
+            def find() -> Int64[np.ndarray, " n"]:
+                borders = clean_borders(left, ends, cache.layout.chunk_elements, self.clean_run)
+                stretches = np.sort(np.concatenate([ends, borders]))
+                return np.concatenate([stretches, left.kept_before(stretches)])
+
+            made_from = {"stretches": self.clean_run, "version": _STRETCHES_VERSION}
+            stretches, tokens_left = np.split(kept(removed.folder or None, made_from, find), 2)
             self._array_of = np.searchsorted(ends, stretches[:-1], side="right") - 1
             self._first_stored, self._first_left = ends[self._array_of], tokens_left[:-1]
             self.stretch_tokens = np.diff(tokens_left)

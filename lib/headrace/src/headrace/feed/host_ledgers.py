@@ -1,4 +1,5 @@
-"""One host of a job reads a cache's ledger, tombstones and generations, and the others have them from that one.
+"""One host of a job reads a cache's ledger, tombstones and generations, and what a filter leaves out of it, and the
+others have them from that one.
 
 The first process that opens a cache on a store over HTTP claims it in the key-value store of JAX's coordination
 service, reads ledger and table, and leaves there what it read; the others take that. So opening costs a fixed number of
@@ -17,8 +18,10 @@ import logging
 import sys
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
+from headrace.data.saved_filters import ReadOnce
 from headrace.feed.host_board import coordination_client
 from headrace.store import files, retry
 from headrace.store.cache import ReadLedger
@@ -30,6 +33,7 @@ from headrace.store.tombstones import read_tombstones
 T = TypeVar("T")
 _FOLDER = "headrace/ledgers"
 _PIECE_BYTES = 1 << 20
+_WORK_S = 3600.0  # that one process may take to work out a filter
 _LOG = logging.getLogger(__name__)
 
 
@@ -62,6 +66,14 @@ def generation_reader() -> Callable[[str], bytes]:
     return read_generations if client is None else SharedLedgers(client).generations
 
 
+def filter_reader(filter_file: str) -> ReadOnce | None:
+    """What works out, or reads, what a filter leaves out of the caches of a run: shared in the same way, for as long as
+    one process works; None: each does.
+    """
+    client = coordination_client() if "jax" in sys.modules else None
+    return None if client is None else partial(SharedLedgers(client).filter, filter_file)
+
+
 class SharedLedgers:
     """Reads ledgers, each once a job.
 
@@ -88,6 +100,11 @@ class SharedLedgers:
         """What :func:`~headrace.store.generations.read_generations` gives: likewise."""
         return self._read_once(root, "/generations", read_generations, zlib.compress, bytes)
 
+    def filter(self, filter_file: str, root: str, read: Callable[[str], bytes]) -> bytes:
+        """What ``read`` gives of a cache's folder for a filter: likewise; nothing where that gives nothing."""
+        name = f"/filter/{hashlib.sha256(filter_file.encode()).hexdigest()[:32]}"
+        return self._read_once(root, name, read, lambda raw: raw and zlib.compress(raw), bytes, _WORK_S)
+
     def _read_once(
         self,
         root: str,
@@ -95,6 +112,7 @@ class SharedLedgers:
         read: Callable[[str], T],
         pack: Callable[[T], bytes],
         unpack: Callable[[bytes], T],
+        wait_s: float | None = None,
     ) -> T:
         """What one process reads for all. What ``pack`` gives is compressed, and nothing where others have to read."""
         if files.is_local(root):
@@ -103,7 +121,7 @@ class SharedLedgers:
         try:
             self._client.key_value_set(f"{key}/claimed", "")
         except Exception:  # noqa: BLE001  # another process has; what else it may be shows below
-            raw = self._take(root, key)
+            raw = self._take(root, key, wait_s)
             return read(root) if raw is None else unpack(raw)
         packed = b""
         try:
@@ -122,9 +140,9 @@ class SharedLedgers:
         except Exception as error:  # noqa: BLE001  # JAX's errors have no common base
             _LOG.warning("ledgers are not shared: %s", error)
 
-    def _take(self, root: str, key: str) -> bytes | None:
+    def _take(self, root: str, key: str, wait_s: float | None) -> bytes | None:
         """What another process read; None if it left nothing."""
-        timeout_ms = round(1000 * retry.policy().deadline_s)
+        timeout_ms = round(1000 * (wait_s or retry.policy().deadline_s))
         try:
             count = int(self._client.blocking_key_value_get(f"{key}/pieces", timeout_ms))
             numbers = range(count)
@@ -132,7 +150,9 @@ class SharedLedgers:
             return zlib.decompress(b"".join(pieces)) if pieces else None
         except Exception as error:  # noqa: BLE001  # likewise
             _LOG.warning(
-                "%s: its ledger is read here, as the process that opened it first has left none: %s", root, error
+                "%s: its ledger or filter is read here, as the process that opened it first has left none: %s",
+                root,
+                error,
             )
             return None
 

@@ -199,6 +199,8 @@ def split_file(file: SourceFile, target_bytes: int) -> list[SourceFile]:
         _, _, slices = reader.describe(file.path, target_bytes)
     elif file.size is not None and file.size > target_bytes and file.compression == "none":
         slices = reader.split(file.path, file.size, target_bytes)
+    elif file.size is not None and file.size >= 2 * target_bytes and reader is JsonlReader:
+        slices = JsonlReader.split_packed(file.path, file.size, file.compression, target_bytes)
     return [replace(file, part=s) for s in slices] if len(slices) > 1 else [file]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import get_args
 
@@ -14,6 +15,7 @@ from headrace.ingest.schedule import Job, Scheduler, Task
 from headrace.ingest.zephyr_engine import build_on_zephyr
 from headrace.store.parts import PartRecord
 
+_LOG = logging.getLogger(__name__)
 POOL_FROM_BYTES = 32 << 20
 """Less than this is built before worker processes would have started."""
 _ONLY_HERE = ("memory://", "local-memory://")
@@ -61,6 +63,11 @@ def run_tasks(
             assert build is not None
             yield build(task, job.root, report or (lambda _: None))
         return
+    if workers is not None and workers > len(tasks):
+        idle, cause = workers - len(tasks), "there is not more to do, or its files cannot be cut"
+        _LOG.warning(
+            "%d of %d workers have nothing to do: %d parts are to be built; %s", idle, workers, len(tasks), cause
+        )
     if engine == "zephyr":
         yield from build_on_zephyr(job, tasks, workers, report, spent)
         return

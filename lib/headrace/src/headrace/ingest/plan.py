@@ -66,7 +66,8 @@ def plan_parts(
         part_bytes: Stored bytes in a part at most, about: a part ends with the file or slice that reaches it. Larger
             for corpora that would have more than 4096 parts; smaller, down to 1 MiB, for those that would have fewer
             than 16.
-        split: Cuts a file that is larger than so many bytes into slices; files stay whole if None.
+        split: Cuts a file that is larger than so many bytes into slices; files stay whole if None. Compressed ones are
+            cut where that makes parts of a sixteenth of the corpus, or larger ones.
 
     Raises:
         ConfigError: ``part_bytes`` is below 1.
@@ -84,7 +85,10 @@ def plan_parts(
     tasks: list[PartTask] = []
     members: list[SourceFile] = []
     filled = 0
-    slices = [s for f in files for s in ([f] if split is None else split(f, target))]
+    packed = max(target, few)  # to cut a compressed file costs unpacking, so that is done for want of parts alone
+    slices = [
+        s for f in files for s in ([f] if split is None else split(f, target if f.compression == "none" else packed))
+    ]
     for number, file in enumerate(slices, start=1):
         members.append(file)
         filled += part_bytes // 16 if file.num_bytes is None else file.num_bytes

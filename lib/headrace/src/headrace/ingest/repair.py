@@ -30,7 +30,7 @@ from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_tokenizer
 from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files
-from headrace.store.layout import CacheLayout
+from headrace.store.layout import FILTERS_FOLDER, CacheLayout
 from headrace.store.lease import lease
 from headrace.store.ledger import (
     PART_RECORD_NAME,
@@ -53,7 +53,7 @@ class RepairReport:
     Attributes:
         rebuilt: Parts that were built anew.
         restored: Files that were written anew from what the ledger or the sources hold.
-        dropped: Pack plans that were deleted: they are made again when they are asked for.
+        dropped: Pack plans and filters that were deleted: they are made again when they are asked for.
         left: What is damaged still, by part (or file), and why.
     """
 
@@ -144,11 +144,11 @@ def _cannot(ledger: Ledger) -> str:
 
 
 def _drop_plans(path: str, damages: Sequence[Damage], report: RepairReport) -> None:
-    """Deletes damaged pack plans: whoever asks for one makes it again."""
-    root = files.join(path, PLANS_FOLDER) + "/"
-    for name in sorted({d.file[len(root) :].split("/")[0] for d in damages if d.file.startswith(root)}):
-        files.remove_tree(root + name)
-        report.dropped.append(root + name)
+    """Deletes damaged pack plans and filters: whoever asks for one makes it again."""
+    for root in (files.join(path, folder) + "/" for folder in (PLANS_FOLDER, FILTERS_FOLDER)):
+        for name in sorted({d.file[len(root) :].split("/")[0] for d in damages if d.file.startswith(root)}):
+            files.remove_tree(root + name)
+            report.dropped.append(root + name)
 
 
 def _tokenizer(path: str, ledger: Ledger, damages: Sequence[Damage], report: RepairReport) -> Tokenizer | None:

@@ -13,7 +13,8 @@ million.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -127,6 +128,10 @@ class Intervals:
         first, last = (np.clip(ends, start, stop) - start for ends in (self.start, self.stop))
         return Intervals(first[first < last], last[first < last])
 
+    def below(self, length: int) -> Intervals:
+        """The numbers of the set that are less than ``length``."""
+        return Intervals(np.minimum(self.start, length), np.minimum(self.stop, length))
+
     @property
     def total(self) -> int:
         """How many numbers there are in the set."""
@@ -155,6 +160,14 @@ class Intervals:
         edges[np.minimum(self.stop[low:high], stop) - first] -= 1
         return np.cumsum(edges[:-1], dtype=np.int8).view(bool)
 
+    def ranges(self) -> Iterator[Intervals]:
+        """All of the set, as sets that are looked at one after the other."""
+        yield self
+
+    def digest(self) -> str:
+        """Names the set: SHA-256 in 64 hex digits."""
+        return ranges_digest(self.ranges)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Intervals):
             return NotImplemented
@@ -165,6 +178,15 @@ class Intervals:
     def __repr__(self) -> str:
         ranges = [f"{a}..{b}" for a, b in zip(self.start[:6].tolist(), self.stop[:6].tolist(), strict=True)]
         return f"Intervals({', '.join(ranges)}{', ...' if self.start.size > 6 else ''})"
+
+
+def ranges_digest(sets: Callable[[], Iterable[Intervals]]) -> str:
+    """SHA-256, in 64 hex digits, of the starts of all ranges of sets that follow each other, and then of the stops."""
+    digest = hashlib.sha256()
+    for end in ("start", "stop"):
+        for one in sets():
+            digest.update(getattr(one, end).astype("<i8").tobytes())
+    return digest.hexdigest()
 
 
 def _merged(start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -211,8 +233,20 @@ class Removal:
         self.length, self.ranges = length, gap_runs.size
         # Gap k lies before the remaining position cut[k + 1], and shifts all from there on by removed_upto[k + 1] in
         # all. At the end stands what cuts the last piece.
-        self._cut, self._removed_upto = RunningSums(kept_runs), RunningSums(gap_runs)
+        self._cut, self._removed_upto = self.sums = RunningSums(kept_runs), RunningSums(gap_runs)
         self.remaining = self._cut.total
+
+    @classmethod
+    def of_sums(cls, length: int, remaining_before: RunningSums, removed_before: RunningSums) -> Removal:
+        """The same from the ``sums`` of one that was made once."""
+        removal = cls.__new__(cls)
+        removal.length, removal.ranges, removal.remaining = length, removed_before.size - 1, remaining_before.total
+        removal._cut, removal._removed_upto = removal.sums = remaining_before, removed_before
+        return removal
+
+    def digest(self) -> str:
+        """Names what was taken out, as that of a set does."""
+        return ranges_digest(lambda: (self.removed(at, at + _CHUNK) for at in range(0, self.ranges, _CHUNK)))
 
     def removed(self, first: int = 0, stop: int | None = None) -> Intervals:
         """What was taken out: the ranges ``first .. stop``, or all."""
@@ -268,7 +302,9 @@ def _runs(length: int, removed: Iterable[Intervals]) -> tuple[Integer[np.ndarray
         last, end = Intervals(last_runs.start[-1:], last_runs.stop[-1:]), int(ends[-2:][0])
     tail = np.append(end, last.stop)[-1:]
     kept_runs += [_narrow(last.start - end), _narrow(length - tail)]
-    return np.concatenate(kept_runs), np.concatenate([*gap_runs, _narrow(last.stop - last.start)])
+    every_kept_run = np.concatenate(kept_runs)
+    kept_runs.clear()  # there may be gigabytes of them
+    return every_kept_run, np.concatenate([*gap_runs, _narrow(last.stop - last.start)])
 
 
 def _narrow(sizes: Int64[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:

@@ -36,7 +36,7 @@ from headrace.pack.spec import PackSpec
 from headrace.pack.starts import DocumentStarts
 from headrace.pack.stream import PackStream
 from headrace.store import files
-from headrace.store.vectors import PiecedVector, VectorWriter, damaged
+from headrace.store.vectors import PiecedVector, VectorWriter, damaged, names_in
 
 PLAN_NAME = "plan.json"
 FORMAT_VERSION = 1
@@ -186,14 +186,8 @@ def plan_findings(folder: str) -> list[tuple[str, str]]:
         >>> plan_findings("nowhere/plans")
         []
     """
-    fs, path = files.filesystem(folder)
-    try:
-        with files.client_errors(folder):
-            names = sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
     findings: list[tuple[str, str]] = []
-    for name in names:
+    for name in names_in(folder):
         root = files.join(folder, name)
         if (raw := files.read_bytes(files.join(root, PLAN_NAME))) is None:
             continue

@@ -9,7 +9,6 @@ Price: to make a plan, the offsets of all documents are read, 8 bytes each; to o
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 from collections.abc import Iterator
 from functools import partial
@@ -19,7 +18,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import ConfigError
-from headrace.order.intervals import Intervals
+from headrace.order.bits import NumberSet
 from headrace.pack.items import Items, PackCounts, no_offsets
 from headrace.pack.plan import PackPlan
 from headrace.pack.plan_file import PlanRequest, open_plan
@@ -35,7 +34,7 @@ _CHUNK = 1 << 20  # documents whose lengths are read at a time
 
 
 def plan_of_cache(
-    cache: TokenCache, spec: PackSpec, gone: Intervals, folder: str | None = None, unit: int = 1
+    cache: TokenCache, spec: PackSpec, gone: NumberSet, folder: str | None = None, unit: int = 1, digest: str = ""
 ) -> tuple[PackPlan, str]:
     """The plan of a cache.
 
@@ -45,6 +44,7 @@ def plan_of_cache(
         gone: Documents that are left out.
         folder: Folder or URL for plans; None: ``plans`` in the cache's own folder.
         unit: So many neighbouring documents are one unit; of a unit that lacks a document, none is packed.
+        digest: That of ``gone``, if it is known.
 
     Returns:
         The plan, its documents numbered as in the cache, and where it is saved.
@@ -55,6 +55,7 @@ def plan_of_cache(
 
     Example:
         >>> import headrace.testing
+        >>> from headrace.order.intervals import Intervals
         >>> cache = headrace.testing.tiny_cache(documents=50)
         >>> plan, _ = plan_of_cache(cache, PackSpec(64, "bfd", "split"), Intervals.empty())
         >>> plan.counts.packed_tokens == cache.num_tokens
@@ -69,7 +70,7 @@ def plan_of_cache(
         _check_units(per_array, unit, cache.path)
     flags: dict[str, Any] = {} if unit == 1 else {"unit": unit}
     if gone.total:
-        flags["removed"] = hashlib.sha256(np.stack([gone.start, gone.stop]).astype("<i8").tobytes()).hexdigest()
+        flags["removed"] = digest or gone.digest()
     request = PlanRequest(cache.fingerprint, cache.num_documents // unit, spec, flags)
     root = folder or files.join(cache.path, PLANS_FOLDER)
     starts = DocumentStarts() if unit == 1 else None
@@ -81,7 +82,7 @@ def plan_of_cache(
 
 
 def unit_lengths(
-    cache: TokenCache, gone: Intervals, unit: int = 1, starts: DocumentStarts | None = None
+    cache: TokenCache, gone: NumberSet, unit: int = 1, starts: DocumentStarts | None = None
 ) -> Iterator[Int64[np.ndarray, " n"]]:
     """Tokens of all units, chunk after chunk; those that are left out are empty, so that numbers stay. Says to
     ``starts`` where documents begin.
@@ -90,11 +91,12 @@ def unit_lengths(
         yield np.where((of_unit > 0).all(axis=1), of_unit.sum(axis=1), 0) if unit > 1 else of_unit[:, 0]
 
 
-def incomplete_documents(cache: TokenCache, gone: Intervals, unit: int) -> int:
+def incomplete_documents(cache: TokenCache, gone: NumberSet, unit: int) -> int:
     """Documents with tokens that are not left out and yet in no unit, as another of theirs is left out or empty.
 
     Example:
         >>> import headrace.testing
+        >>> from headrace.order.intervals import Intervals
         >>> cache = headrace.testing.tiny_cache(documents=50)
         >>> incomplete_documents(cache, Intervals.of_numbers(np.array([3, 6, 7])), unit=2)
         1
@@ -104,7 +106,7 @@ def incomplete_documents(cache: TokenCache, gone: Intervals, unit: int) -> int:
 
 
 def _lengths_in_units(
-    cache: TokenCache, gone: Intervals, unit: int, starts: DocumentStarts | None = None
+    cache: TokenCache, gone: NumberSet, unit: int, starts: DocumentStarts | None = None
 ) -> Iterator[Int64[np.ndarray, "n unit"]]:
     """Tokens of all documents, a row a unit, chunk after chunk; 0 for those that are left out."""
     step = _CHUNK // unit * unit
@@ -114,9 +116,7 @@ def _lengths_in_units(
         if starts is not None:
             starts.add(lengths)
         if gone.total:
-            number = np.arange(at, stop)
-            later_cut = np.searchsorted(gone.start, number, side="right")
-            lengths[(later_cut > 0) & (number < gone.stop[later_cut - 1])] = 0
+            lengths[gone.mask(at, stop)] = 0
         yield lengths.reshape(-1, unit)
 
 

@@ -27,6 +27,8 @@ LeafKind: TypeAlias = Literal["ragged", "fixed"]
 
 TOKENS = "input_ids"
 _DTYPE_CURE = "Use uint16, or uint32 for more than 65,536 ids; left out, the narrowest that holds them."
+FILTERS_FOLDER = "filters"
+"""Where what filters leave out of a cache is saved, in its own folder."""
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 LEAF_DTYPES = (*TOKEN_DTYPES, "bool", "int8", "int16", "uint64", "float32", "float64")
 DEFAULT_CHUNK = 65_536

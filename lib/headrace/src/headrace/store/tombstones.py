@@ -69,8 +69,7 @@ class Tombstones:
 
     def digest(self, generation: int) -> str:
         """Names the documents of a generation: 32 hex digits."""
-        documents = self.documents(generation)
-        return hashlib.sha256(np.stack([documents.start, documents.stop]).astype("<i8").tobytes()).hexdigest()[:32]
+        return self.documents(generation).digest()[:32]
 
     def to_bytes(self) -> bytes:
         """As the file has it."""

@@ -33,11 +33,28 @@ _DIGEST = hashlib.sha256().digest_size
 _KEPT_BYTES = 1 << 26  # of one vector that is no local file
 _RUN = 16  # neighbouring pieces that are read with one request
 _REQUESTS = 32  # at a time
+RUN_BYTES = _RUN * _PIECE_BYTES
+"""Bytes that are read with one request."""
 
 
 def damaged(url: str, problem: str, what: str) -> CacheCorruptError:
     """The error of a file that is not as it was written; ``what`` it belongs to, such as a plan."""
     return CacheCorruptError(problem, field=what, value=url, cure=f"Delete the {what}'s folder; it is made again.")
+
+
+def names_in(folder: str) -> list[str]:
+    """What lies in a folder or below a URL; nothing if there is none.
+
+    Example:
+        >>> names_in("nowhere")
+        []
+    """
+    fs, path = files.filesystem(folder)
+    try:
+        with files.client_errors(folder):
+            return sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 class VectorWriter:

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from headrace.analysis.check.plan import ComponentPlan, RunPlan
 from headrace.analysis.simulate.host_forecast import HostForecast
-from headrace.data.documents import CHOSEN
+from headrace.data.pairs import CHOSEN
 from headrace.errors import HeadraceError
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.mix.blend import is_size_rule

@@ -223,6 +223,7 @@ def forecast_hosts(
     )
     tombstones = sum(len(cache.members) for cache in caches)
     opening = sum(cache.opening_requests(hosts) for cache in caches) + tombstones + lists
+    opening += seen[0].windows.dataset.opening_requests(hosts)
 
     def per_block(these: _Reads) -> float:
         return these.rate / blocks_per_step if used is None else these.fetches / max(used, seen[0].blocks_worth)

@@ -1,8 +1,8 @@
 """Readers of a stream of bytes: JSONL (one object a line), plain text (one document a file), WARC files of web crawls.
 
 Text is strict UTF-8 (a byte order mark at the start of a file is dropped) and is passed on as it is: no normalisation,
-no change of line ends. Blank lines are no records. An uncompressed JSONL file can be cut at any byte: a line belongs to
-the slice in which it begins.
+no change of line ends. Blank lines are no records. A JSONL file can be cut at any byte, a compressed one at any that
+unpacking it gives, for which all before is unpacked again: a line belongs to the slice in which it begins.
 
 Plain text in a WARC file becomes records with the fields ``text``, ``url``, ``id`` and ``date``, the rest is counted by
 its type. Text is what ``conversion`` records hold (WET files) and what responses of type ``text/plain`` do. HTML is
@@ -26,8 +26,9 @@ import itertools
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, Protocol
 
 import msgspec
 
@@ -49,6 +50,7 @@ from headrace.store.files import open_source
 BLOCK_BYTES = 1 << 20
 # A few stored bytes may unpack to very many; a decompressor gets little at a time, so that what comes out is bounded.
 PACKED_BLOCK_BYTES = 1 << 14
+_JUDGED_BYTES, _MOST_SLICES = 1 << 20, 8  # of a compressed file, all before a slice is unpacked for each
 ZSTD_STEP_BYTES = 1 << 11  # 4 bytes of zstd may unpack to 128 KiB, so that 64 MiB come out at most
 _decode = msgspec.json.Decoder().decode
 _BOM = b"\xef\xbb\xbf"
@@ -74,8 +76,15 @@ class BlockReader(Reader):
                 stored = self._counted(iter(lambda: stream.read(size), b""))
                 unpacked = unpack(stored, self.compression, self.path)
             else:
-                unpacked = self._counted(lines_between(stream, self.part.start, self.part.stop))
+                unpacked = self._counted(self._lines_between(stream, self.part.start, self.part.stop))
             yield from unpacked if self.part is not None and self.part.start else without_bom(unpacked)
+
+    def _lines_between(self, stream: IO[bytes], start: int, stop: int | None) -> Iterator[bytes]:
+        """The lines that begin at the bytes ``start .. stop`` of the unpacked file; None: to its end."""
+        if self.compression == "none":
+            return lines_between(stream, start, stop)
+        packed = iter(lambda: stream.read(PACKED_BLOCK_BYTES), b"")
+        return lines_between(_Unpacked(unpack(packed, self.compression, self.path)), start, stop)
 
     def _counted(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
         for block in blocks:
@@ -103,14 +112,33 @@ class JsonlReader(BlockReader):
     def place(self, row: int) -> str:
         if self.part is not None and self.part.start:  # lines are counted only when one has to be named
             with reading(self.path), open_source(self.path) as stream:
-                row += sum(block.count(b"\n") for block in lines_between(stream, 0, self.part.start))
+                row += sum(block.count(b"\n") for block in self._lines_between(stream, 0, self.part.start))
         return super().place(row)
 
     @classmethod
     def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
         count = max(1, size // target_bytes)
-        cuts = [size * i // count for i in range(count + 1)]
-        return [Slice(a, b if b < size else None, b - a) for a, b in itertools.pairwise(cuts)]
+        return _slices(size, size, count)
+
+    @classmethod
+    def split_packed(cls, path: str, size: int, compression: str, target_bytes: int) -> list[Slice]:
+        """Slices of a compressed file of ``size`` bytes, each of about ``target_bytes`` of these, at most 8; none if
+        nothing of its first MiB can be unpacked. How much the whole unpacks to is judged by that.
+        """
+        with reading(path), open_source(path) as stream:
+            head, unpacked = stream.read(_JUDGED_BYTES), 0
+        with suppress(SourceError):  # it ends in the middle, if it is not damaged, which who reads it says
+            for block in unpack([head], compression, path):
+                unpacked += len(block)
+        ratio = round(4 * unpacked / max(len(head), 1)) / 4
+        return _slices(size, int(size * ratio), min(_MOST_SLICES, max(1, size // target_bytes))) if ratio else []
+
+
+def _slices(size: int, unpacked: int, count: int) -> list[Slice]:
+    cuts = [unpacked * i // count for i in range(count + 1)]
+    stored = [size * i // count for i in range(count + 1)]
+    ends = [*cuts[1:-1], None]
+    return [Slice(a, b, stored[i + 1] - stored[i]) for i, (a, b) in enumerate(zip(cuts, ends, strict=False))]
 
 
 class TextReader(BlockReader):
@@ -161,7 +189,32 @@ def _spread_out(line: bytes) -> str:
     return ""
 
 
-def lines_between(stream: IO[bytes], start: int, stop: int | None, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+class _Bytes(Protocol):
+    """What is read from some byte on."""
+
+    def seek(self, offset: int, /) -> object: ...
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+class _Unpacked:
+    """Unpacked blocks from some byte on, which those before it are unpacked for; read as they come."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+
+    def seek(self, offset: int, /) -> None:
+        for block in self._blocks:
+            if len(block) > offset:
+                self._blocks = itertools.chain([block[offset:]], self._blocks)
+                return
+            offset -= len(block)
+
+    def read(self, size: int, /) -> bytes:
+        return next(self._blocks, b"")
+
+
+def lines_between(stream: _Bytes, start: int, stop: int | None, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
     """The lines that begin at the bytes ``start .. stop``, as blocks; None: to the end of the file."""
     # A line begins at a byte if the byte before ends one. So both ends of the slice move to behind the first line end
     # at or after the byte before them.

@@ -1,0 +1,76 @@
+"""Which documents of a cache are the chosen and rejected ones of preference pairs, and that rows keep them together."""
+
+from __future__ import annotations
+
+import logging
+from weakref import WeakSet
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.store.cache import TokenCache
+
+CHOSEN = "chosen"
+"""Leaf that says of each document whether it is a chosen one."""
+_checked: WeakSet[TokenCache] = WeakSet()
+_said: WeakSet[TokenCache] = WeakSet()
+
+
+def is_of_pairs(cache: TokenCache, unit: int, said: bool | None, mask: str | None) -> bool:
+    """Whether rows of a cache in which ``unit`` documents are never parted are rows of pairs: as ``said``, or else if
+    ``unit`` is 2 and the cache has the leaf ``chosen``.
+
+    Raises:
+        ConfigError: they are to be, but are packed one by one, or do not say which tokens are the answers' (``mask``);
+            documents are not chosen and rejected in turn.
+
+    Example:
+        >>> import headrace.testing
+        >>> is_of_pairs(headrace.testing.tiny_cache(documents=6), 2, None, None)
+        False
+    """
+    pairs = unit == 2 and CHOSEN in cache.leaves if said is None else said
+    if not pairs:
+        if said is None:
+            warn_of_parted(cache)
+        return False
+    if unit != 2:
+        raise ConfigError("parts the two documents of a pair", field="unit", value=unit, cure="Pack with unit=2.")
+    if mask is None:
+        raise ConfigError(
+            "says that all tokens are trained on, those of the prompts too",
+            field="loss_mask",
+            value="none",
+            cure="Build the cache with --kind preference, which writes the leaf loss_mask; or set pairs=False.",
+        )
+    if cache not in _checked:
+        _check_turns(cache)
+        _checked.add(cache)
+    return True
+
+
+def warn_of_parted(cache: TokenCache) -> None:
+    """Says, once for a cache, that rejected answers are trained on as chosen ones are, if it has any."""
+    if CHOSEN in cache.leaves and cache not in _said:
+        _said.add(cache)
+        logging.getLogger(__name__).warning(
+            f"{cache.path} holds preference pairs, and its rows part them: rejected answers are trained on as chosen"
+            " ones are. Pack them with unit: 2 and long: drop, so that the rejected side weighs -1."
+        )
+
+
+def _check_turns(cache: TokenCache) -> None:
+    """The leaf ``chosen`` of a cache, if it has one, must be 1 and 0 in turn."""
+    if CHOSEN not in cache.leaves:
+        return
+    at = 0
+    for block in cache.leaf(CHOSEN).blocks():
+        wrong = np.flatnonzero(block.reshape(-1) != (np.arange(at, at + block.size) + 1) % 2)
+        if wrong.size:
+            number = at + int(wrong[0])
+            raise ConfigError(
+                "is out of turn: even documents are chosen, odd ones are rejected",
+                field=f"chosen[{number}]",
+                value=int(block.reshape(-1)[wrong[0]]),
+            )
+        at += block.size

@@ -1,0 +1,239 @@
+"""What a filter leaves out of a cache, worked out once and saved beside it, and read in pieces by whoever asks again.
+
+``<cache>/filters/<fingerprint>/`` has vectors of whole numbers, each with digests of its pieces
+(:mod:`headrace.store.vectors`): which documents (``documents.bin``: a bit each, or ranges where these are fewer), and
+where gaps lie in the tokens (``kept-*.bin``, ``gaps-*.bin``: the sums of :class:`~headrace.order.intervals.Removal`);
+and, written last, ``filter.json``: what it was made from (the content of the filter and the cache's fingerprint),
+counts, digests and one of itself. Whoever makes it writes the same bytes, under names of its own until they are
+complete.
+
+It saves time and decides nothing: a folder that is damaged, deleted, or that cannot be written, costs the time to work
+it out again. Price: 8 bytes a gap and an eighth of a byte a document on disk; opening reads the record, 32 bytes for
+each 64 KiB of these and every 256th gap, 6 MB of 1e8 gaps; a batch reads the pieces that its rows lie in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from jaxtyping import Integer
+
+from headrace.errors import CacheCorruptError, HeadraceError
+from headrace.order.bits import Bits, NumberSet
+from headrace.order.intervals import Intervals, Removal
+from headrace.order.rising import RunningSums
+from headrace.store import files
+from headrace.store.layout import FILTERS_FOLDER
+from headrace.store.vectors import RUN_BYTES, PiecedVector, VectorWriter, damaged, names_in
+
+_LOG = logging.getLogger(__name__)
+_RECORD, _VERSION, _WHAT = "filter.json", 1, "filter"
+
+ReadOnce: TypeAlias = Callable[[str, Callable[[str], bytes]], bytes]
+"""Gives what a function reads of a cache's folder; of several processes one may read it for all."""
+
+
+@dataclass(frozen=True, eq=False)
+class RemovedDocuments:
+    """What is left out of a cache.
+
+    Attributes:
+        which: Their numbers, as they lie in the cache.
+        left: What is left of the token stream of the whole cache, all parts end to end; None: all of it.
+        num_tokens: Tokens of these documents.
+        listed: Numbers that a filter gave, repeats included.
+        repeated: Those of them that it had given before.
+        not_found: Different numbers of them that no document has.
+        folder: Where this is saved; empty if it is not.
+        requests: What a host asks a store over HTTP for to open it; where it is not saved, to work it out, about.
+    """
+
+    which: NumberSet
+    left: Removal | None
+    listed: int = 0
+    repeated: int = 0
+    not_found: int = 0
+    folder: str = ""
+    requests: int = 0
+    digests: Mapping[str, str] | None = None  # those below, if they are known
+
+    @property
+    def num_documents(self) -> int:
+        """How many documents are left out."""
+        return self.which.total
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of these documents."""
+        return 0 if self.left is None else self.left.length - self.left.remaining
+
+    @property
+    def documents(self) -> Intervals:
+        """Their numbers; made anew where they are many ranges."""
+        return self.which if isinstance(self.which, Intervals) else self.which.intervals()
+
+    @property
+    def tokens(self) -> Intervals:
+        """Where these documents lie in the token stream of the whole cache."""
+        return Intervals.empty() if self.left is None else self.left.removed()
+
+    @cached_property
+    def documents_digest(self) -> str:
+        """Names the documents: SHA-256 in 64 hex digits."""
+        return self.digests["documents"] if self.digests else self.which.digest()
+
+    @cached_property
+    def tokens_digest(self) -> str:
+        """Names the tokens, likewise."""
+        return self.digests["tokens"] if self.digests else "" if self.left is None else self.left.digest()
+
+
+def removed_once(
+    cache: str,
+    made_from: Callable[[], Mapping[str, Any]],
+    remove: Callable[[], RemovedDocuments],
+    read_once: ReadOnce | None = None,
+) -> RemovedDocuments:
+    """What is left out of a cache: found beside it, or worked out and left there.
+
+    Args:
+        cache: Folder or URL of the cache.
+        made_from: Gives all that the answer follows from, as JSON values.
+        remove: Works it out. Errors are passed on, and nothing is saved.
+        read_once: What reads the record; see :data:`ReadOnce`.
+    """
+    opened: list[RemovedDocuments] = []
+    worked_out: list[RemovedDocuments] = []
+
+    def record(root: str) -> bytes:
+        request = json.loads(json.dumps({**made_from(), "version": _VERSION}))
+        folder = files.join(root, FILTERS_FOLDER, _digest(request)[:32])
+        with contextlib.suppress(OSError, HeadraceError):
+            raw = files.read_bytes(files.join(folder, _RECORD)) or b""
+            if (removed := _opened(root, raw, request)) is not None:
+                opened.append(removed)
+                return raw
+        worked_out.append(remove())
+        with contextlib.suppress(OSError, HeadraceError):  # a run must not fail for want of room for it
+            return b"" if files.is_web(root) else _save(folder, request, worked_out[0])
+        return b""
+
+    raw = record(cache) if read_once is None else read_once(cache, record)
+    if opened:
+        return opened[0]
+    with contextlib.suppress(OSError, HeadraceError):
+        if (removed := _opened(cache, raw)) is not None:
+            return removed
+    return worked_out[0] if worked_out else remove()
+
+
+def filter_findings(cache: str) -> list[tuple[str, str]]:
+    """What is wrong with the filters that are saved beside a cache, as (file, problem) pairs; they are read for it.
+
+    Example:
+        >>> filter_findings("nowhere")
+        []
+    """
+    findings: list[tuple[str, str]] = []
+    folder = files.join(cache, FILTERS_FOLDER)
+    for name in names_in(folder):
+        url = files.join(folder, name, _RECORD)
+        if (raw := files.read_bytes(url)) is None:
+            continue  # one to come
+        try:
+            removed = _opened(cache, raw)
+            if removed is None or not removed.folder.endswith(name):
+                raise damaged(url, "is not as it was written, or of another filter", _WHAT)
+            for vector in _vectors_of(removed).values():
+                np.asarray(vector)
+        except CacheCorruptError as error:
+            findings.append((str(error.value), error.problem))
+    return findings
+
+
+def _vectors_of(removed: RemovedDocuments) -> dict[str, Integer[np.ndarray, " n"]]:
+    which, left = removed.which, removed.left
+    if isinstance(which, Bits):
+        vectors = {"documents": which.bits}
+    else:
+        vectors = {"documents": np.stack([which.start, which.stop], axis=1).reshape(-1)}
+    for name, sums in zip(("kept", "gaps"), () if left is None else left.sums, strict=False):
+        vectors |= {f"{name}-first": sums.first, f"{name}-more": sums.more}
+    return {name: numbers for name, numbers in vectors.items() if numbers.size}
+
+
+def _save(folder: str, request: Mapping[str, Any], removed: RemovedDocuments) -> bytes:
+    """Saves what is left out, and returns its record."""
+    vectors: dict[str, Any] = {}
+    for name, numbers in _vectors_of(removed).items():
+        writer = VectorWriter(files.join(folder, f"{name}.bin"), numbers.dtype.newbyteorder("<").str, _WHAT)
+        try:
+            writer.append(numbers)
+            vectors[name] = writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+    record = {
+        "made_from": request,
+        "vectors": vectors,
+        "documents": [removed.num_documents, getattr(removed.which, "length", None)],
+        "tokens": removed.left and [removed.left.length, *(n for s in removed.left.sums for n in (s.size, s.total))],
+        "counts": [removed.listed, removed.repeated, removed.not_found],
+        "digests": {"documents": removed.documents_digest, "tokens": removed.tokens_digest},
+    }
+    raw = json.dumps({**record, "digest": _digest(record)}).encode() + b"\n"
+    files.write_atomic(files.join(folder, _RECORD), raw, writer=f".{uuid.uuid4().hex}")
+    return raw
+
+
+def _opened(cache: str, raw: bytes, request: Mapping[str, Any] | None = None) -> RemovedDocuments | None:
+    """What a record says, as far as a start needs it; None if it is none, damaged, or of another request."""
+    try:
+        record = json.loads(raw)
+        if record.pop("digest") != _digest(record) or request not in (None, record["made_from"]):
+            return None
+        made_from = record["made_from"]
+        folder = files.join(cache, FILTERS_FOLDER, _digest(made_from)[:32])
+        vectors = {n: PiecedVector(files.join(folder, f"{n}.bin"), v, _WHAT) for n, v in record["vectors"].items()}
+        total, length = record["documents"]
+        stored = vectors["documents"]
+        which: NumberSet
+        if length is None:
+            ranges = stored.loaded()
+            which = Intervals(ranges[0::2], ranges[1::2])
+        else:
+            which = Bits(cast(np.ndarray, stored), length, total)
+        left = None if record["tokens"] is None else _removal(vectors, *record["tokens"])
+        listed, repeated, not_found = record["counts"]
+        digests = dict(record["digests"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    in_pieces = {name.replace("first", "more") for name in vectors if name.endswith("first")}
+    in_pieces |= {"documents"} if length is not None else set()
+    loaded = [one.size * one.dtype.itemsize for name, one in vectors.items() if name not in in_pieces]
+    requests = 2 + len(vectors) + sum(-(-size // RUN_BYTES) for size in loaded)  # the record, and that of stretches
+    return RemovedDocuments(which, left, listed, repeated, not_found, folder, requests, digests)
+
+
+def _removal(vectors: Mapping[str, PiecedVector], length: int, *sizes: int) -> Removal:
+    sums: list[RunningSums] = []
+    for name, size, total in zip(("kept", "gaps"), sizes[0::2], sizes[1::2], strict=True):
+        first, more = vectors.get(f"{name}-first"), vectors[f"{name}-more"]
+        if first is None:  # so few that they are searched as they are
+            sums.append(RunningSums.of_blocks(size, total, np.zeros(0, np.int64), more.loaded()))
+        else:
+            sums.append(RunningSums.of_blocks(size, total, first.loaded(), cast(np.ndarray, more)))
+    return Removal.of_sums(length, *sums)
+
+
+def _digest(values: object) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
