@@ -64,10 +64,8 @@ def run_tasks(
             yield build(task, job.root, report or (lambda _: None))
         return
     if workers is not None and workers > len(tasks):
-        idle, cause = workers - len(tasks), "there is not more to do, or its files cannot be cut"
-        _LOG.warning(
-            "%d of %d workers have nothing to do: %d parts are to be built; %s", idle, workers, len(tasks), cause
-        )
+        parts = "1 part is" if len(tasks) == 1 else f"{len(tasks)} parts are"
+        _LOG.warning("%d of %d workers have nothing to do: %s to be built", workers - len(tasks), workers, parts)
     if engine == "zephyr":
         yield from build_on_zephyr(job, tasks, workers, report, spent)
         return
