@@ -4,10 +4,12 @@ jax itself is imported only by the tests that need it, so that the tests of the 
 A test that starts a process of its own hands it these variables too; the process may override them.
 """
 
+import atexit
 import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 if sys.dont_write_bytecode:  # each of the hundreds of processes that tests start would compile the sources of JAX anew
@@ -20,11 +22,19 @@ _MEMORY = Path("/dev/shm")  # caches are written thousands of times, and each wa
 if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 8 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
-_DEVICES = "--xla_force_host_platform_device_count"
+_FLAGS = {  # eight devices; and programs run for a moment: compiled in a hurry
+    "--xla_force_host_platform_device_count": 8,
+    "--xla_backend_optimization_level": 0,
+    "--xla_llvm_disable_expensive_passes": "true",
+}
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
+_given = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in _FLAGS.items() if k not in _given)]).strip()
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # what one file, or a process that a test starts, compiled serves all
+    _PROGRAMS = tempfile.mkdtemp(prefix="headrace-programs-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT"))
+    atexit.register(shutil.rmtree, _PROGRAMS, ignore_errors=True)
+    os.environ |= {"JAX_COMPILATION_CACHE_DIR": _PROGRAMS, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in the tests may reach out
 os.environ.setdefault("MPLBACKEND", "Agg")
 

@@ -1,4 +1,4 @@
-"""Losses are compiled for many shapes and run for a moment: compiled in a hurry, forgotten at the end of each file."""
+"""Losses are compiled for many shapes, and forgotten at the end of each file."""
 
 from collections.abc import Iterator
 
@@ -7,10 +7,7 @@ import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
-def programs_in_a_hurry() -> Iterator[None]:
-    """Optimized, they take a third longer; kept, they are some gigabytes at the end of all files."""
-    usual = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
+def programs_of_a_file() -> Iterator[None]:
+    """Kept, they are some gigabytes at the end of all files."""
     yield
-    jax.config.update("jax_disable_most_optimizations", usual)
     jax.clear_caches()

@@ -11,8 +11,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from headrace import DataLoader, load_config
-from headrace.batch.loss import unified_loss, unified_loss_from_hidden
+from headrace.batch.loss import unified_loss, unified_loss_from_hidden, weighted_mean
 from headrace.batch.packed_batch import pack_rows
+from headrace.batch.vocabulary import token_nll
 from headrace.testing import tiny_cache
 
 MESHES = {
@@ -97,7 +98,8 @@ def test_each_alone_under_jit(name):
 
 
 def losses(batch, logits):
-    return {d: unified_loss(logits, batch, d) for d in DENOMINATORS}
+    nll = token_nll(logits, batch.labels)
+    return {d: weighted_mean(nll, batch, d) for d in DENOMINATORS} | {"default": unified_loss(logits, batch)}
 
 
 @pytest.mark.parametrize(("name", "kind", "how"), [*(e for e in EACH if e[2] == "jit"), ("data x seq", "eos", "eager")])
@@ -107,10 +109,10 @@ def test_losses_are_the_hosts(name, kind, how):
     logits = np.random.default_rng(1).normal(size=(4, 16, VOCAB)).astype(np.float32)
     placed = jax.device_put(logits, NamedSharding(mesh, spec))
     sharded = on_mesh(mesh, spec, batch)
-    wanted = losses(batch, jnp.asarray(logits))
+    wanted = jax.jit(partial(losses, batch))(logits)  # what is derived is numpy's
     found = HOW[how](losses)(sharded, placed)
-    for denominator in DENOMINATORS:
-        np.testing.assert_allclose(found[denominator], wanted[denominator], rtol=1e-5)
+    for denominator, loss in wanted.items():
+        np.testing.assert_allclose(found[denominator], loss, rtol=1e-5)
 
 
 @pytest.mark.parametrize("denominator", DENOMINATORS[::2])

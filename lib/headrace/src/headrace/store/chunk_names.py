@@ -106,7 +106,8 @@ def read_names(
         return _named(url, owner, int(kind.first[part + 1] - kind.first[part]))
 
     with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="headrace-names") as pool:
-        all_names = list(pool.map(named, arrays))
+        is_quick = files.is_local(root) and len(arrays) <= _FILES_AT_ONCE  # quicker than threads are started
+        all_names = list((map if is_quick else pool.map)(named, arrays))
     listed = [names for names in all_names if names is not None]
     if len(listed) < len(all_names):
         return ChunkNames(described=not listed)

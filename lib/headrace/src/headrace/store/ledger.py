@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple, TypeVar, overload
 
@@ -91,7 +91,7 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: Sequence[PartRecord] = []
     metadata: dict[str, Any] = {}
     leaves: list[dict[str, Any]] = []
-    code_version: str = msgspec.field(default_factory=lambda: version("headrace"))
+    code_version: str = msgspec.field(default_factory=cache(partial(version, "headrace")))
     format_version: int = FORMAT_VERSION
     digest: str = ""
 

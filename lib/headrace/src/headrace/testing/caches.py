@@ -67,16 +67,21 @@ def write_cache(
     records = []
     for number, documents in enumerate(parts):
         writer = PartWriter(root, f"{number:05d}", layout, [*masks])
-        for document in documents:
-            values = {
-                spec.name: values_of(document).reshape(-1).astype(spec.dtype) for spec, values_of in masks.items()
-            }
-            counts = {spec.name: None if spec.kind == "fixed" else np.array([values[spec.name].size]) for spec in masks}
-            writer.append(document, np.array([document.size]), {name: (values[name], counts[name]) for name in values})
+        if documents:
+            lengths = np.array([document.size for document in documents])
+            values = {spec.name: _values_of(documents, spec, of) for spec, of in masks.items()}
+            writer.append(np.concatenate(documents), lengths, values)
         records.append(writer.close())
     specs = [spec.to_json() for spec in masks]
     write_ledger(root, Ledger(False, tokenizer, layout.to_json(), leaves=specs).complete(records))
     return TokenCache.open(root)
+
+
+def _values_of(
+    documents: list[np.ndarray], spec: LeafSpec, values_of: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray | None]:
+    values = [np.asarray(values_of(document)).reshape(-1).astype(spec.dtype) for document in documents]
+    return np.concatenate(values), None if spec.kind == "fixed" else np.array([piece.size for piece in values])
 
 
 def tiny_cache(

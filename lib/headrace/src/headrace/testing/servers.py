@@ -20,7 +20,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +66,12 @@ def s3_server() -> Iterator[str]:
     """
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
         raise ConfigError("is not installed", field="moto", cure=install_command("moto[server]"))
-    server: Any = importlib.import_module("moto.server").ThreadedMotoServer(
-        ip_address="127.0.0.1", port=0, verbose=False
-    )
-    server.start()
-    try:
-        yield f"http://127.0.0.1:{server.get_host_and_port()[1]}"
-    finally:
-        server.stop()
+    serving: Any = importlib.import_module("werkzeug.serving")
+    moto: Any = importlib.import_module("moto.moto_server.werkzeug_app")
+    # Not through the package's own class: at each request it finds out anew which of Amazon's services is meant.
+    app, handler = moto.create_backend_app("s3"), moto.MotoRequestHandler
+    with _running(serving.make_server("127.0.0.1", 0, app, threaded=True, request_handler=handler)) as url:
+        yield url
 
 
 @contextmanager
@@ -94,9 +92,14 @@ def serve(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
     Yields:
         Its address, ``http://127.0.0.1:port``.
     """
-    with _Server(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    with _running(_Server(("127.0.0.1", 0), handler)) as url:
+        yield url
+
+
+@contextmanager
+def _running(server: HTTPServer) -> Iterator[str]:
+    with server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
@@ -177,6 +180,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 class _Server(ThreadingHTTPServer):
+    daemon_threads = True
     request_queue_size = 512  # a loader begins many reads at once; one that finds no place in it waits for seconds
 
 
