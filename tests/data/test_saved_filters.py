@@ -102,11 +102,15 @@ def test_what_is_little_is_not_saved(cache):
 
 def test_another_filter_is_never_found(cache, small):
     filters = [[1, 5], [1, 6], [1, 5, 5], np.isin(np.arange(DOCUMENTS), [1, 5])]
-    assert [facts(DocumentFilter(one).of(cache)) for one in filters] == [facts(worked_out(cache, one)) for one in filters]
+    assert [facts(DocumentFilter(one).of(cache)) for one in filters] == [
+        facts(worked_out(cache, one)) for one in filters
+    ]
     assert len(folders(cache)) == len(filters)
     first, second = (folder / "filter.json" for folder in folders(cache)[:2])
     first.write_bytes(second.read_bytes())  # moved to where another one lies
-    assert [facts(DocumentFilter(one).of(cache)) for one in filters] == [facts(worked_out(cache, one)) for one in filters]
+    assert [facts(DocumentFilter(one).of(cache)) for one in filters] == [
+        facts(worked_out(cache, one)) for one in filters
+    ]
 
 
 def test_a_file_is_known_by_what_it_holds(cache, small, monkeypatch, tmp_path):
