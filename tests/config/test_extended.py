@@ -226,9 +226,9 @@ def numbers(*documents: int) -> Intervals:
         (
             [],
             {"generations": 0},
-            "components.web.generations = 0: is more than there are generations its 1 caches have",
+            "components.web.generations = 0: is not how many generations its 1 caches have",
         ),
-        ([], {"generations": [1, 1]}, "is more than there are generations its 1 caches have"),
+        ([], {"generations": [1, 1]}, "is not how many generations its 1 caches have"),
         ([], {"generations": 7}, "components.web.generations = 7: is more than there are"),
     ],
 )

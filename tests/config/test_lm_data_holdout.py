@@ -119,4 +119,4 @@ def test_what_cannot_be_split_is_named(cache):
         config(cache).validation_datasets()
     with pytest.raises(ConfigError, match="component 'a'") as caught:
         config(cache, validation=ValidationConfig(one_in=10**6)).dataset()
-    assert caught.value.field == "validation"
+    assert caught.value.field == "validation.one_in"

@@ -404,7 +404,7 @@ def _wrong_type(slot: Slot, value: Any, path: str) -> ConfigError:
         cure = "Write the text in quotes."
     elif isinstance(value, str) and any(part.form is list and part.parts[0].form is str for part in slot.parts):
         cure = f"Write [{value}]."
-    elif isinstance(value, str) and (number := number_in(value)) is not None and {int, float} & {*forms}:
+    elif isinstance(value, str) and type(number := number_in(value)) in (forms if float not in forms else (int, float)):
         cure = f"Write {number}."
     return ConfigError("is of the wrong type", field=path, value=value, cure=cure)
 
