@@ -14,13 +14,13 @@ from msgspec import structs
 from rich.console import Console
 
 from headrace.cli import decoded, inspect_show
-from headrace.cli.decoded import documents_with_id, sample, tokenizer_of
+from headrace.cli.decoded import documents_with_id, sample
 from headrace.cli.inspect_show import length_statistics, show_samples, token_statistics
 from headrace.errors import ConfigError
 from headrace.ingest.build import build_cache
 from headrace.ingest.records import LeafConfig
 from headrace.ingest.source import ChatConfig, SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
+from headrace.ingest.tokenize import TokenizerConfig, cache_tokenizer
 from headrace.store.cache import TokenCache
 from headrace.store.ledger import read_ledger, write_ledger
 from headrace.store.levanter.export import write_levanter
@@ -76,20 +76,20 @@ def test_on_a_terminal_colours_stand_for_marks(chats: str):
     for width in (30, 120):
         written = io.StringIO()
         terminal = Console(file=written, force_terminal=True, color_system="truecolor", width=width)
-        show_samples(terminal, [sample(cache, tokenizer_of(cache), 4)])
+        show_samples(terminal, [sample(cache, cache_tokenizer(cache), 4)])
         out = written.getvalue()
         assert "\x1b[1;92m4, é !!!!\x1b[0m" in out
         assert "⟦" not in out
     written = io.StringIO()
     plain = Console(file=written, force_terminal=True, no_color=True, width=80)
-    show_samples(plain, [sample(cache, tokenizer_of(cache), 4)])
+    show_samples(plain, [sample(cache, cache_tokenizer(cache), 4)])
     assert "⟦4, é !!!!⟧" in written.getvalue()
 
 
 def test_runs_are_the_text(chats: str):
     cache = TokenCache.open(chats)
     for i in range(cache.num_documents):
-        one = sample(cache, tokenizer_of(cache), i)
+        one = sample(cache, cache_tokenizer(cache), i)
         assert "".join(text for text, _ in one.runs) == one.text
         trained = "".join(text for text, is_trained in one.runs if is_trained)
         assert trained == f"{i}, é {'!' * i}"
@@ -102,7 +102,7 @@ def test_a_long_document_keeps_its_marks(tmp_path: Path):
     source = SourceConfig([str(tmp_path / "c.jsonl")], kind="chat", chat=ChatConfig(TEMPLATE))
     build_cache(source, TokenizerConfig(), str(tmp_path / "c"), progress=False)
     cache = TokenCache.open(tmp_path / "c")
-    one = sample(cache, tokenizer_of(cache), 0)
+    one = sample(cache, cache_tokenizer(cache), 0)
     assert one.runs == [(one.text, False)]
     assert one.tail_runs == [("a" * 40, True)]
     assert one.left_out == one.tokens - 280

@@ -1,5 +1,7 @@
 """A bit for each number means the set that ranges mean, whatever is asked of it."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -31,4 +33,4 @@ def test_bits_are_the_set_of_their_numbers(numbers, length, limits, below):
             assert one.mask(first, stop).tolist() == expected.mask(first, stop).tolist()
             assert one.below(below).intervals() == expected.below(below)
             sets = [s for s in one.ranges() if s.start.size]
-            assert all(a.stop[-1] < b.start[0] for a, b in zip(sets, sets[1:], strict=False))
+            assert all(a.stop[-1] < b.start[0] for a, b in pairwise(sets))

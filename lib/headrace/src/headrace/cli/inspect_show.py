@@ -17,7 +17,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.decoded import Sample, decode
+from headrace.cli.decoded import Sample
 from headrace.cli.shown import (
     BOUNDARY,
     bar,
@@ -30,6 +30,7 @@ from headrace.cli.shown import (
     one_line,
     printable,
 )
+from headrace.ingest.tokenize import decode
 
 if TYPE_CHECKING:
     from headrace.ingest.base_tokenizer import Tokenizer
