@@ -138,7 +138,7 @@ def test_bad_mixtures(components, tmp_path):
         return caught.value.field
 
     ones = dict.fromkeys(components, 1)
-    assert field("has no components", {}, {}, 8) == "components"
+    assert field("is not a mapping of names to datasets", {}, {}, 8) == "components"
     assert field(r"is not a component\. Did you mean 'a'\?", components, ones | {"aa": 1}, 8) == "weights.aa"
     assert field("has no weight anywhere", components, {"a": 1, "b": 1}, 8) == "components.c"
     assert field("must be finite and not negative", components, ones | {"b": -1}, 8) == "weights.b"

@@ -143,9 +143,7 @@ def test_bad_input_is_named(cache: str, tmp_path: Path, tree: Tree):
         assert expected in str(error.value)
         assert tree(cache) == before
 
-    refused(
-        ConfigError, "there is no cache to append to. To build one, leave out --append", [new], str(tmp_path / "none")
-    )
+    refused(ConfigError, "there is no cache to append to", [new], str(tmp_path / "none"))
     refused(ConfigError, "tokenizer = 'ids:9': is not that of", [new], tokenizer={"path": "ids:9"})
     refused(ConfigError, "tokenizer = 'bytes': is not that of", [new], tokenizer={"eos": "none"})
     refused(ConfigError, "leaf = ['id']: is not that of", [new], source={"leaves": {"id": LeafConfig("id", "int64")}})

@@ -50,7 +50,7 @@ def test_a_missing_cache_says_how_to_build_one(tmp_path):
     (tmp_path / "texts").mkdir()
     with pytest.raises(CacheMissingError, match="the folder holds no ledger") as caught:
         TokenCache.open(tmp_path / "texts")
-    assert f"build {tmp_path}/texts --tokenizer FILE --output {tmp_path}/texts-cache" in str(caught.value)
+    assert f"--tokenizer FILE --output {tmp_path}/texts-cache" in str(caught.value)
 
 
 def test_an_unfinished_cache_says_how_to_finish_it(tmp_path):
@@ -132,7 +132,7 @@ def test_a_ledger_with_an_unknown_layout(cache):
     del ledger["digest"]
     Path(cache.path, "ledger.json").write_text(json.dumps(ledger))
     Path(cache.path, "ledger.bin").unlink()
-    with pytest.raises(CacheCorruptError, match="is not a token dtype"):
+    with pytest.raises(CacheCorruptError, match="is not a dtype of tokens"):
         TokenCache.open(cache.path)
     assert read_ledger(cache.path) is not None
 

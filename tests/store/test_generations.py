@@ -57,7 +57,9 @@ def test_generations_read_as_one(tmp_path_factory: pytest.TempPathFactory, sizes
     made = [tiny_cache(root, documents=sizes[0])]
     made += [append(root, documents) for documents in sizes[1:]]
     if wanted > len(sizes):
-        with pytest.raises(ConfigError, match=f"generations = {wanted}: is not how many {root} has: {len(sizes)}"):
+        with pytest.raises(
+            ConfigError, match=f"generations = {wanted}: is more than there are: {root} has {len(sizes)}"
+        ):
             open_cache(root, wanted)
         wanted = len(sizes)
     cache = open_cache(root, wanted)
@@ -78,7 +80,7 @@ def test_a_component_of_several_caches_has_generations_of_each(tmp_path: Path):
     opened = open_components(paths)
     assert (opened["both"].generations, opened["both"].num_documents) == ((2, 1), 12)
     assert open_components(paths, generations={"both": [1, None]})["both"].num_documents == 7
-    with pytest.raises(ConfigError, match=r"components\.both\.generations = 2: is not how many"):
+    with pytest.raises(ConfigError, match=r"components\.both\.generations = 2: is more than there are"):
         open_components(paths, generations={"both": [1, 2]})
     copy = shutil.copytree(a, tmp_path / "copy")
     shutil.rmtree(f"{a}/generations/2/parts")

@@ -41,7 +41,7 @@ def test_a_vocabulary_larger_than_the_dtype_is_refused_with_the_one_to_use():
 @pytest.mark.parametrize(
     ("values", "field"),
     [
-        ({"dtype": "float16"}, "layout.dtype"),
+        ({"dtype": "float16"}, "dtype"),
         ({"chunk_elements": 0}, "layout.chunk_elements"),
         ({"shard_chunks": 0}, "layout.shard_chunks"),
         ({"compression": "zst"}, "layout.compression"),
@@ -56,7 +56,7 @@ def test_bad_layouts(values, field):
 
 def test_tokens_are_integers():
     for check in (CacheLayout("float32").check_tokens, lambda: CacheLayout("bool").check_vocabulary(2)):
-        with pytest.raises(ConfigError, match="is not a token dtype"):
+        with pytest.raises(ConfigError, match="is not a dtype of tokens"):
             check()
 
 

@@ -138,7 +138,7 @@ def test_memory_that_does_not_hold_a_batch_is_said():
     ("config", "kwargs", "problem"),
     [
         (virtual(own={"a": {"expected_tokens": 0}}), {}, "components.a.expected_tokens = 0"),
-        (virtual(), {"sizes": {"d": 5}}, "d: is not a component"),
+        (virtual(), {"sizes": {"d": 5}}, "tokens = 'd': is not a component"),
         (virtual(), {"layout": "marin"}, "layout = 'marin'"),
         (LmDataConfig({}), {}, "components = {}: needs at least one source"),
     ],

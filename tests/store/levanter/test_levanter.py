@@ -269,7 +269,7 @@ def test_lost_tokens_are_an_error_if_there_are_many(levanter, tmp_path):
 def test_the_folder_above_names_the_splits(levanter, tmp_path):
     rows = [{"input_ids": np.arange(5, dtype=np.int32)}]
     write_theirs(levanter, str(tmp_path / "c" / "train"), rows)
-    with pytest.raises(CacheMissingError, match=rf"it holds Levanter's train: name {tmp_path}/c/train"):
+    with pytest.raises(CacheMissingError, match=rf"it holds Levanter's train\). Name {tmp_path}/c/train"):
         TokenCache.open(tmp_path / "c")
     write_theirs(levanter, str(tmp_path / "c" / "validation"), rows)
     with pytest.raises(CacheMissingError, match="train and validation"):
@@ -310,7 +310,7 @@ def test_nothing_is_overwritten(tmp_path):
     write_levanter(ours, str(tmp_path / "out"))
     with pytest.raises(CacheError, match="holds a cache of Levanter already"):
         write_levanter(ours, str(tmp_path / "out"))
-    with pytest.raises(CacheError, match="holds other things"):
+    with pytest.raises(CacheError, match="holds a token cache already"):
         write_levanter(ours, str(tmp_path / "ours"))
 
 

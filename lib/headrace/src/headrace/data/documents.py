@@ -192,18 +192,15 @@ class DocumentFilter:
         generations = np.cumsum([member.num_documents for member in cache.members[: cache.generations[0]]])
         if self._listing.bitmap_length in generations.tolist():  # it was made before the others were appended
             return self._listing.documents
-        return self._among(cache.num_documents)
+        return self.among(cache.num_documents)
 
-    def among(self, num_documents: int) -> Intervals:
-        """The documents, as ranges of numbers below ``num_documents``; others are left away if they may be.
+    def among(self, num_documents: int) -> NumberSet:
+        """The documents, as ranges of numbers below ``num_documents``, or as bits where they are very many; others are
+        left away if they may be.
 
         Raises:
             ConfigError: a number is too large, or the bitmap is of another length.
         """
-        numbers = self._among(num_documents)
-        return numbers if isinstance(numbers, Intervals) else numbers.intervals()
-
-    def _among(self, num_documents: int) -> NumberSet:
         bitmap_length, documents = self._listing.bitmap_length, self._listing.documents
         if bitmap_length not in (None, num_documents):
             raise ConfigError(

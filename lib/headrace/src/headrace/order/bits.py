@@ -27,7 +27,7 @@ class Bits:
 
     Example:
         >>> numbers = Bits.of_numbers(np.array([9, 2, 3, 9]), 12)
-        >>> numbers.total, numbers.mask(2, 5).tolist(), [*numbers.ranges()][0]
+        >>> numbers.total, numbers.mask(2, 5).tolist(), numbers.intervals()
         (3, [True, True, False], Intervals(2..4, 9..10))
     """
 

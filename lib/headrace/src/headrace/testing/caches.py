@@ -67,7 +67,7 @@ def write_cache(
     records = []
     for number, documents in enumerate(parts):
         writer = PartWriter(root, f"{number:05d}", layout, [*masks])
-        if documents:
+        if len(documents):
             lengths = np.array([document.size for document in documents])
             values = {spec.name: _values_of(documents, spec, of) for spec, of in masks.items()}
             writer.append(np.concatenate(documents), lengths, values)
