@@ -23,6 +23,7 @@ COVERED = {  # modules without a file of their own, by the file that tests them 
     "data/test_dataset.py": "data/async_dataset",
     "data/test_documents.py": "data/filter_files",
     "data/test_row_tokens.py": "mix/measure",
+    "data/test_token_seq_rows.py": "data/token_rows",
     "demo/test_checks.py": "demo/screen",
     "demo/test_demo.py": "cli/demo demo/run",
     "feed/test_feed_stalls.py": "stalls",

@@ -94,5 +94,15 @@ def measure_filters(args: argparse.Namespace, apart: Callable[..., list[float]],
                 seconds, most = measured[0], measured[3]
                 report.bar(f"{kind}, {documents:,} documents: s to start again", seconds, at_most=5)
                 report.bar(f"{kind}, {documents:,} documents: MiB to start again", most, at_most=1024)
-    columns = ["filter", "documents", "filtered", "start", "MiB on disk", "s", "CPU s", "MiB of its own", "most MiB"]
+    columns = [
+        "filter",
+        "documents",
+        "filtered",
+        "start",
+        "MiB of all filters",
+        "s",
+        "CPU s",
+        "MiB of its own",
+        "most MiB",
+    ]
     report.table("Starting with a filter", [*columns, "s to the first batch", "most MiB then"], rows)

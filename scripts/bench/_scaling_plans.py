@@ -8,8 +8,6 @@ corpus. What is measured runs in a process of its own, from the files on this di
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import os
 import re
 import tempfile
@@ -23,15 +21,17 @@ import jax
 import numpy as np
 from _common import Report
 
-from headrace import DataLoader, MixtureDataset, SourceConfig, TokenCache, TokenizerConfig, build_cache
+from headrace import DataLoader, MixtureDataset, TokenCache
 from headrace.data import PackedTokenDataset
 from headrace.pack import plan_file, plan_packs
 from headrace.pack.items import Items, PackCounts, Packed, no_offsets
 from headrace.pack.plan_file import PlanRequest, open_plan, write_plan
 from headrace.pack.spec import PackingConfig, PackSpec
 from headrace.pack.starts import DocumentStarts
+from headrace.store.layout import CacheLayout
 from headrace.store.ledger import LEDGER_NAME, Ledger, encode_ledger, readers_need
 from headrace.store.ledger_table import TABLE_NAME, encode_table, narrow
+from headrace.testing import write_cache
 
 CAPACITY, MEDIAN, PART, TILE, BATCH = 4096, 600, 10_000, 100, 256
 ALGORITHMS = ("windowed", "bfd")
@@ -46,10 +46,8 @@ def draw(documents: int) -> np.ndarray:
 def forge_cache(root: Path, documents: int) -> TokenCache:
     """A cache of so many documents: one part of 10,000 under many names."""
     rng = np.random.default_rng(1)
-    texts = (json.dumps({"input_ids": rng.integers(1, 250, n).tolist()}) for n in draw(PART).tolist())
-    source = root / "ids.jsonl.gz"  # which is not cut into several parts
-    source.write_bytes(gzip.compress("\n".join(texts).encode(), 1))
-    build_cache(SourceConfig([str(source)], kind="tokens"), TokenizerConfig("ids:256"), str(root / "one"))
+    documents_of_part = [rng.integers(1, 250, n) for n in draw(PART).tolist()]
+    write_cache(root / "one", [documents_of_part], layout=CacheLayout("uint8"))
     ledger = TokenCache.open(root / "one").ledger
     (record,) = ledger.parts
     parts, many = documents // PART, root / "many"

@@ -13,9 +13,9 @@ the server: those to open the cache, and all over the blocks that were read. ``f
 ``headrace.analysis.simulate`` says beforehand of all requests. The last row is a cache without ``ledger.bin``, as
 earlier releases wrote them, of which each host asks for descriptions and indices too.
 
-Tables 4 and 5: pack plans (:mod:`_scaling_plans`). Table 6: filters (:mod:`_scaling_filters`). ``--quick`` has 256
-hosts instead of 1,024 and fewer steps, makes plans of 1e7 documents and opens some of 1e8. ``--only`` leaves the other
-tables out.
+Tables 4 and 5: pack plans, see :mod:`_scaling_plans`. Table 6: filters, see :mod:`_scaling_filters`. ``--quick`` has
+256 hosts instead of 1,024 and fewer steps, makes plans of 1e7 documents and opens some of 1e8; its filters are of 1e8.
+``--only`` leaves the other tables out.
 """
 
 from __future__ import annotations

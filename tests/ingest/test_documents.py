@@ -26,7 +26,7 @@ from headrace.ingest.readers.streams import (
     unpack,
     without_bom,
 )
-from headrace.ingest.records import lookup
+from headrace.ingest.records import Slice, lookup
 from headrace.ingest.source import SourceConfig, SourceFile
 
 TEXTS = st.lists(st.text(), max_size=8)
@@ -314,6 +314,44 @@ def test_a_line_belongs_to_the_slice_in_which_it_begins(
         assert not wanted or data[wanted[0] :].startswith(part)
         found.append(part)
     assert b"".join(found) == data
+
+
+@given(
+    lines=st.lists(st.text(max_size=9), max_size=12),
+    cuts=st.lists(st.integers(1, 150), max_size=4),
+    packing=st.sampled_from(["gz", "zst"]),
+    bom=st.booleans(),
+)
+def test_slices_of_a_compressed_file_hold_each_document_once(tmp_path_factory, lines, cuts, packing, bom):
+    data = (b"\xef\xbb\xbf" if bom else b"") + b"".join(json.dumps({"text": t}).encode() + b"\n" for t in lines)
+    path = tmp_path_factory.mktemp("packed") / f"a.jsonl.{packing}"
+    path.write_bytes(gzip.compress(data) if packing == "gz" else zstandard.compress(data))
+    config = SourceConfig([str(path)])
+    (whole,) = config.files()
+    bounds = sorted({0, *cuts})  # some lie behind the end
+    slices = [Slice(a, b, 1) for a, b in zip(bounds, [*bounds[1:], None], strict=True)]
+    readers = [DocumentReader(replace(whole, part=part), config, maker(config)) for part in slices]
+    assert [d.text for one in readers for d in one] == lines
+
+
+@pytest.mark.parametrize("packing", ["gz", "zst"])
+def test_a_compressed_file_is_cut_where_it_unpacks_to_about_as_much(tmp_path, packing):
+    lines = [json.dumps({"text": f"{i * i:x} " * 40}).encode() for i in range(20_000)]
+    path = tmp_path / f"a.jsonl.{packing}"
+    data = b"\n".join(lines)
+    path.write_bytes(gzip.compress(data, 1) if packing == "gz" else zstandard.compress(data))
+    config = SourceConfig([str(path)])
+    (whole,) = config.files()
+    assert whole.size
+    for pieces, expected in ((3, 3), (50, 8), (1, 0)):
+        slices = JsonlReader.split_packed(whole.path, whole.size, whole.compression, whole.size // pieces)
+        assert len(slices) == max(expected, 1)
+        counts = [sum(1 for _ in DocumentReader(replace(whole, part=s), config, maker(config))) for s in slices]
+        assert sum(counts) == len(lines)
+        assert min(counts) > 0.4 * max(counts)
+        assert sum(s.num_bytes for s in slices) == whole.size
+    path.write_bytes(b"no such thing")
+    assert JsonlReader.split_packed(whole.path, 13, whole.compression, 4) == []
 
 
 @given(size=st.integers(1, 10_000), target=st.integers(1, 3000))

@@ -3,13 +3,15 @@
 import json
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.ingest.plan import MAX_PARTS, plan_parts, source_records, tasks_from_records
+from headrace.ingest import engines
+from headrace.ingest.plan import MAX_PARTS, PartTask, plan_parts, source_records, tasks_from_records
 from headrace.ingest.records import Slice
 from headrace.ingest.source import SourceFile
 
@@ -90,3 +92,30 @@ def test_small_corpora_have_parts_for_all_cores():
     assert len(plan_parts([SourceFile(f"{i}.txt", "text", size=1 << 10) for i in range(2000)])) == 2
     assert len(plan_parts([SourceFile(f"{i}.txt", "text", size=1 << 20) for i in range(64)])) == 16
     assert len(plan_parts([SourceFile(f"{i}.txt", "text", size=64 << 20) for i in range(64)])) == 64
+
+
+def test_compressed_files_are_cut_for_want_of_parts_alone():
+    asked: list[tuple[int | None, int]] = []
+
+    def ask(file: SourceFile, target: int) -> list[SourceFile]:
+        asked.append((file.size, target))
+        return [file]
+
+    few = [SourceFile(f"{i}.jsonl.zst", "jsonl", "zstd", size=8 << 20) for i in range(5)]
+    plan_parts(few, split=ask)
+    assert {size // target for size, target in asked if size} == {3}
+    asked.clear()
+    many = [SourceFile(f"{i}.jsonl.zst", "jsonl", "zstd", size=1 << 30) for i in range(64)]
+    plan_parts([*many, SourceFile("a.jsonl", "jsonl", size=1 << 30)], split=ask)
+    assert {size // target for size, target in asked[:-1] if size} == {0}
+    assert asked[-1] == (1 << 30, 64 << 20)
+
+
+def test_workers_without_a_part_are_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    monkeypatch.setattr(engines, "build_on_zephyr", lambda *settings: iter(()))
+    job: Any = None
+    for workers, parts, message in ((8, 5, "3 of 8 workers have nothing to do: 5 parts are to be built"), (5, 5, "")):
+        caplog.clear()
+        tasks = [PartTask(f"{i:05d}", ()) for i in range(parts)]
+        assert [*engines.run_tasks("zephyr", job, tasks, workers, None)] == []
+        assert " ".join(caplog.messages) == message

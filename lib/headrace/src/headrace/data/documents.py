@@ -167,7 +167,7 @@ class DocumentFilter:
 
     def _removed_from(self, cache: TokenCache) -> RemovedDocuments:
         listed, documents = self._listing.listed, self._listing.documents
-        stored = self._numbers_in(cache)
+        stored = self._among(self._numbered_to(cache))
         if cache.is_shuffled:
             stored = stored_documents(cache, stored if isinstance(stored, Intervals) else stored.intervals())
         return remove(cache, stored, listed, listed - documents.total, documents.total - stored.total)
@@ -178,10 +178,10 @@ class DocumentFilter:
         Raises:
             ConfigError: the filter names another cache; else as :meth:`among`.
         """
-        numbers = self._numbers_in(cache)
-        return numbers if isinstance(numbers, Intervals) else numbers.intervals()
+        return self.among(self._numbered_to(cache))
 
-    def _numbers_in(self, cache: TokenCache) -> NumberSet:
+    def _numbered_to(self, cache: TokenCache) -> int:
+        """How many documents of a cache the list was made for."""
         content, named = _numbered_in(cache), self._listing.cache
         if named not in ("", content, _numbered_in(cache.members[0])):  # numbers run on through generations
             raise ConfigError(
@@ -190,17 +190,21 @@ class DocumentFilter:
                 cure="Make the list from this cache: numbers and bitmaps belong to one build.",
             )
         generations = np.cumsum([member.num_documents for member in cache.members[: cache.generations[0]]])
-        if self._listing.bitmap_length in generations.tolist():  # it was made before the others were appended
-            return self._listing.documents
-        return self.among(cache.num_documents)
+        length = self._listing.bitmap_length
+        if length is not None and length in generations.tolist():  # it was made before the others were appended
+            return length
+        return cache.num_documents
 
-    def among(self, num_documents: int) -> NumberSet:
-        """The documents, as ranges of numbers below ``num_documents``, or as bits where they are very many; others are
-        left away if they may be.
+    def among(self, num_documents: int) -> Intervals:
+        """The documents, as ranges of numbers below ``num_documents``; others are left away if they may be.
 
         Raises:
             ConfigError: a number is too large, or the bitmap is of another length.
         """
+        numbers = self._among(num_documents)
+        return numbers if isinstance(numbers, Intervals) else numbers.intervals()
+
+    def _among(self, num_documents: int) -> NumberSet:
         bitmap_length, documents = self._listing.bitmap_length, self._listing.documents
         if bitmap_length not in (None, num_documents):
             raise ConfigError(

@@ -27,20 +27,17 @@ from headrace.batch.masks import mask_leaf
 from headrace.data.columns import Column, ColumnConfig, describe_columns, open_columns
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter, remove, remove_others
-from headrace.data.kept_sums import kept
 from headrace.data.pairs import warn_of_parted
-from headrace.data.rows import Pieces, Rows, RowSource
+from headrace.data.rows import Rows, RowSource
 from headrace.data.saved_filters import RemovedDocuments, removed_once
+from headrace.data.token_rows import TokenRows
 from headrace.errors import ConfigError, check_at_least, check_whole
 from headrace.metrics import ReadStats
 from headrace.order.holdout import held_out
-from headrace.order.intervals import Intervals, clean_borders
+from headrace.order.intervals import Intervals
 from headrace.order.windows import BlockAligned, Windows
-from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.joined import open_cache
-from headrace.store.layout import TOKENS
-from headrace.store.leaf import starts
 from headrace.store.levanter.layout import UNNAMED
 
 RowsT = TypeVar("RowsT", bound=RowSource)
@@ -193,7 +190,6 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 
 
 _MANY = 1 << 20  # documents of a cache beside which it is saved which of them are held out
-_STRETCHES_VERSION = 1  # of what is kept of them
 
 
 class RowCuts(TypedDict, total=False):
@@ -209,7 +205,7 @@ class RowCuts(TypedDict, total=False):
     clean_run: int | None
 
 
-class TokenSeqDataset(CacheDataset["TokenRows"]):
+class TokenSeqDataset(CacheDataset[TokenRows]):
     """Rows of ``seq_len`` tokens over a token cache.
 
     Args:
@@ -346,10 +342,6 @@ class TokenSeqDataset(CacheDataset["TokenRows"]):
         )
 
 
-CLEAN_ROWS = 256
-"""Behind a gap, rows begin anew at a chunk's border if as many rows follow without a gap: it drops less than one."""
-
-
 def end_of_text(cache: TokenCache) -> int:
     """The token that ends documents; ConfigError, of ``split_documents``, if the cache was built without one."""
     record = cache.ledger.tokenizer
@@ -365,75 +357,3 @@ def end_of_text(cache: TokenCache) -> int:
             cure=cure,
         )
     return int(eos_id)
-
-
-class TokenRows:
-    """The rows of a cache: a :class:`~headrace.data.rows.RowSource`.
-
-    Rows are windows over *stretches* of what is left: the parts, and where gaps are rare also what lies between them
-    (see :func:`~headrace.order.intervals.clean_borders`).
-
-    Args:
-        removed: What is left out. Rows close up over the gaps: one that runs over a gap has a piece on either side.
-        block_tokens: See :class:`~headrace.order.windows.Windows`.
-        clean_run: Tokens without a gap from which on rows begin anew; None: 256 rows. To cut the same blocks into rows
-            of another length, give the same number.
-        columns: What batches hold beside the tokens.
-
-    Attributes:
-        columns: The same.
-        stretch_tokens: int64: tokens of each stretch.
-        windows: How rows are numbered.
-    """
-
-    def __init__(
-        self,
-        cache: TokenCache,
-        seq_len: int,
-        name: str,
-        removed: RemovedDocuments,
-        block_tokens: int | None = None,
-        clean_run: int | None = None,
-        columns: Mapping[str, Column] | None = None,
-    ) -> None:
-        self.name = name
-        self.row_elements = seq_len
-        self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
-        self.columns = columns or {}
-        self.clean_run = CLEAN_ROWS * seq_len if clean_run is None else clean_run
-        self._removal = left = removed.left
-        self.stretch_tokens = cache.part_tokens
-        if left is not None:
-            ends = starts(cache.part_tokens)
-
-            def find() -> Int64[np.ndarray, " n"]:
-                borders = clean_borders(left, ends, cache.layout.chunk_elements, self.clean_run)
-                stretches = np.sort(np.concatenate([ends, borders]))
-                return np.concatenate([stretches, left.kept_before(stretches)])
-
-            made_from = {"stretches": self.clean_run, "version": _STRETCHES_VERSION}
-            stretches, tokens_left = np.split(kept(removed.folder or None, made_from, find), 2)
-            self._array_of = np.searchsorted(ends, stretches[:-1], side="right") - 1
-            self._first_stored, self._first_left = ends[self._array_of], tokens_left[:-1]
-            self.stretch_tokens = np.diff(tokens_left)
-        self.windows = Windows(self.stretch_tokens, seq_len, block_tokens)
-
-    @property
-    def num_rows(self) -> int:
-        return self.windows.num_rows
-
-    def in_stream(self, tokens: Intervals) -> Intervals:
-        """Where tokens of the cache lie in the stream that rows are cut from, which closes up over gaps."""
-        if self._removal is None:
-            return tokens
-        return Intervals(self._removal.kept_before(tokens.start), self._removal.kept_before(tokens.stop))
-
-    def pieces(self, rows: np.ndarray) -> Pieces:
-        stretch, start = self.windows.locate(rows)
-        size = np.full_like(rows, self.row_elements)
-        if self._removal is None:
-            return Pieces(np.arange(rows.size), np.zeros_like(rows), stretch, start, size)
-        pieces = self._removal.pieces(self._first_left[stretch] + start, size)
-        stretch = stretch[pieces.range]
-        begin = pieces.start - self._first_stored[stretch]
-        return Pieces(pieces.range, pieces.column, self._array_of[stretch], begin, pieces.size)
