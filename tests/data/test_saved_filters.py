@@ -212,6 +212,9 @@ def test_a_cache_on_the_web_is_read_by_range_and_never_written(cache, small):
         before = len(proxy.log)
         dataset = TokenSeqDataset(opened, SEQ_LEN, removed=DocumentFilter(numbers))
         assert len(proxy.log) - before == dataset.opening_requests(1)
+        assert dataset.opening_requests(8) > dataset.opening_requests(1) > 0
+        shuffled = dataset.braid_shuffle(seed=0)
+        assert shuffled.opening_requests(8) == dataset.opening_requests(8)
         assert dataset.removal.folder.startswith(remote)
         assert facts(dataset.removal) == expected
 

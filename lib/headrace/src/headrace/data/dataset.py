@@ -319,10 +319,6 @@ class ReorderedDataset(WrappingDataset):
     def describe(self) -> dict[str, Any]:
         return {"order": self.order.describe(), "of": self.base.describe()}
 
-    def opening_requests(self, hosts: int) -> int:
-        """Requests that it takes so many hosts to open it on a store over HTTP, beside those of its caches."""
-        return 0
-
     def passes(self, ordinal: np.ndarray) -> np.ndarray:
         first = np.zeros_like(ordinal)
         return (
