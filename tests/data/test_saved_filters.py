@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.data import documents as documents_module
 from headrace.data import filter_files, token_seq
+from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.packed import PackedTokenDataset
 from headrace.data.saved_filters import RemovedDocuments, filter_findings
@@ -214,6 +215,7 @@ def test_a_cache_on_the_web_is_read_by_range_and_never_written(cache, small):
         assert len(proxy.log) - before == dataset.opening_requests(1)
         assert dataset.opening_requests(8) > dataset.opening_requests(1) > 0
         shuffled = dataset.braid_shuffle(seed=0)
+        assert isinstance(shuffled, PlannedDataset)
         assert shuffled.opening_requests(8) == dataset.opening_requests(8)
         assert dataset.removal.folder.startswith(remote)
         assert facts(dataset.removal) == expected

@@ -120,17 +120,7 @@ def command(
     """
     from headrace.ingest.source import ChatConfig, FimConfig, SourceConfig
 
-    if fim is None:
-        refuse_typed(
-            context,
-            ("fim_rate", "fim_spm_rate", "fim_seed"),
-            "has no effect without --fim",
-            "Add --fim PREFIX SUFFIX MIDDLE.",
-        )
-    if mask != "roles":
-        refuse_typed(context, ("mask_role",), f"has no effect with --mask {mask}", "Add --mask roles.")
-    if kind not in ("auto", "chat", "preference", "prompts"):
-        refuse_typed(context, ("mask", "chat_template"), f"has no effect with --kind {kind}")
+    _refuse_without_effect(context, fim is not None, mask, kind)
     files = (sources, format, text_field, on_bad_line, extension or [])
     source = SourceConfig(
         *files,
@@ -148,6 +138,21 @@ def command(
     how = shuffle_config(shuffle, memory)
     report = (partial(append_as_typed, context) if append else _build)(source, encoder, output, repair, how, options)
     typer.echo(json.dumps(report.to_json()) if as_json else summary(report))
+
+
+def _refuse_without_effect(context: typer.Context, fim: bool, mask: str, kind: str) -> None:
+    """Refuses options that were typed and would change nothing."""
+    if not fim:
+        refuse_typed(
+            context,
+            ("fim_rate", "fim_spm_rate", "fim_seed"),
+            "has no effect without --fim",
+            "Add --fim PREFIX SUFFIX MIDDLE.",
+        )
+    if mask != "roles":
+        refuse_typed(context, ("mask_role",), f"has no effect with --mask {mask}", "Add --mask roles.")
+    if kind not in ("auto", "chat", "preference", "prompts"):
+        refuse_typed(context, ("mask", "chat_template"), f"has no effect with --kind {kind}")
 
 
 def _build(

@@ -81,15 +81,8 @@ def command(
     from rich.console import Console
     from rich.text import Text
 
+    from headrace.cli import inspect_show as show
     from headrace.cli.decoded import drawn, sample
-    from headrace.cli.inspect_show import (
-        length_statistics,
-        show_lengths,
-        show_overview,
-        show_samples,
-        show_tokens,
-        token_statistics,
-    )
     from headrace.ingest.tokenize import cache_tokenizer
     from headrace.store.joined import open_cache
 
@@ -105,7 +98,8 @@ def command(
     all_samples = [sample(opened, decoder, i, whole=not every) for i in numbers]
     removed = None if remove is None else removal(opened, remove)
     facts: dict[str, Any] = overview(opened) if every else {}
-    lengths, tokens = (length_statistics(opened), token_statistics(opened, decoder)) if every else (None, None)
+    lengths = show.length_statistics(opened) if every else None
+    tokens = show.token_statistics(opened, decoder) if every else None
     if as_json:
         if lengths is not None and tokens is not None:
             facts |= {"lengths": asdict(lengths), "token_frequencies": asdict(tokens)}
@@ -114,12 +108,12 @@ def command(
         typer.echo(json.dumps({**facts, "samples": [asdict(s) for s in all_samples]}, ensure_ascii=False))
         return
     if lengths is not None and tokens is not None:
-        show_overview(console, facts)
-        show_lengths(console, lengths)
-        show_tokens(console, tokens)
+        show.show_overview(console, facts)
+        show.show_lengths(console, lengths)
+        show.show_tokens(console, tokens)
     if removed is not None:
         console.print(Text(removal_line(removed)), soft_wrap=True)
-    show_samples(console, all_samples)
+    show.show_samples(console, all_samples)
     if chosen is not None and len(chosen) > len(all_samples):
         console.print(Text(f"{len(chosen) - len(all_samples):,} more have this id (all with --json)", "dim"))
 

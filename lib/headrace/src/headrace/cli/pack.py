@@ -83,10 +83,7 @@ def command(
         problem, cure = "has no effect on a config", "Leave it out, or write a setting: seq_len=4096."
         refuse_typed(context, _OF_CACHE, problem, cure)
         facts = {name: _facts(d, ranks, drop_last) for name, d in _of_config(cache, settings or []).items()}
-        if as_json:
-            typer.echo(json.dumps(facts))
-        for name, one in ({} if as_json else facts).items():
-            _show(console, f"{name}: {one['path']}", one)
+        typer.echo(json.dumps(facts)) if as_json else _show_each(console, facts)
         return
     refuse_typed(context, ("settings",), "have no effect on a cache", "Leave them out.")
     opened = open_cache(cache)
@@ -99,6 +96,11 @@ def command(
         return
     one = _facts(PackedTokenDataset(opened, seq_len, removed=removed, **vars(how)), ranks, drop_last)
     typer.echo(json.dumps(one)) if as_json else _show(console, cache, one)
+
+
+def _show_each(console: Console, plans: dict[str, dict[str, Any]]) -> None:
+    for name, plan in plans.items():
+        _show(console, f"{name}: {plan['path']}", plan)
 
 
 def _of_config(path: str, settings: list[str]) -> dict[str, PackedTokenDataset]:

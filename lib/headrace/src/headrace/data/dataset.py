@@ -312,7 +312,7 @@ class ReorderedDataset(WrappingDataset):
         return self.order if isinstance(self.order, PendingBraid) else self.base.pending_order
 
     def settled(self, settle: Callable[[Order], Order]) -> PlannedDataset:
-        if isinstance(self.order, PendingBraid):
+        if self.pending_order is self.order:
             return self.base.reordered(settle(self.order))
         return cast(PlannedDataset, self.base.settled(settle)).reordered(self.order)
 

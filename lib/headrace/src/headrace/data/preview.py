@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.data.dataset import PlannedDataset
 from headrace.data.provenance import read_spans, removed_spans, rows_of_examples, spans_of_rows
 from headrace.ingest.tokenize import cache_tokenizer, decode
+
+if TYPE_CHECKING:
+    from headrace.data.dataset import PlannedDataset
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
 from headrace.data.columns import columns_of
-from headrace.data.dataset import PlannedDataset
 from headrace.data.rows import Rows, RowSource
 from headrace.errors import IndexOutOfRangeError
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.leaf import starts
+
+if TYPE_CHECKING:
+    from headrace.data.dataset import PlannedDataset
 
 
 @dataclass(frozen=True, eq=False)

@@ -223,11 +223,11 @@ class _Walk:
         begins = np.flatnonzero(np.diff(turn, prepend=-1))
         sizes = np.diff(begins, append=turn.size)
         for at, size in zip(begins[sizes > 1].tolist(), sizes[sizes > 1].tolist(), strict=True):
-            left = sources[at : at + size]
+            waiting = sources[at : at + size]
             for nth in range(at, min(at + size, samples)):
-                tied = [*dict.fromkeys(left)]
+                tied = [*dict.fromkeys(waiting)]
                 sources[nth] = tied[0] if len(tied) == 1 else self.rng.choice(tied)
-                left.remove(sources[nth])
+                waiting.remove(sources[nth])
         return sources[:samples]
 
     def _draw_one(self) -> bool:
