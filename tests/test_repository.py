@@ -46,7 +46,7 @@ def committed_files() -> list[Path]:
     else:
         folders = ["lib", "tests", "scripts", "docs", "experiments", ".ci"]
         files = [*ROOT.glob("*"), *(p for folder in folders for p in (ROOT / folder).rglob("*"))]
-    suffixes = {".py", ".md", ".toml", ".txt", ".json", ".yaml", ".yml", ".html", ".css", ".js", ""}
+    suffixes = {".py", ".md", ".toml", ".txt", ".json", ".yaml", ".yml", ".html", ".css", ".js", ".cff", ""}
     return [p for p in files if p.is_file() and p.suffix in suffixes and "__pycache__" not in p.parts]
 
 
@@ -168,6 +168,21 @@ def test_the_licence_goes_with_the_package():
 def test_the_changelog_has_the_version():
     version = headrace.__version__
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_citation_has_the_version_and_the_licence():
+    citation = (ROOT / "CITATION.cff").read_text().splitlines()
+    assert f"version: {headrace.__version__}" in citation
+    assert "license: Apache-2.0" in citation
+
+
+def test_the_sdist_holds_what_its_tests_read():
+    targets = tomllib.loads((LIBRARY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    included = targets["sdist"]["force-include"]
+    assert {"tests", "docs", "conftest.py", "pytest.toml"} <= set(included.values())
+    for source, target in included.items():
+        assert (LIBRARY / source).resolve() == ROOT / target
+        assert (ROOT / target).exists()
 
 
 def test_ci_runs_what_the_readme_says():
