@@ -75,6 +75,10 @@ def test_a_limit_uses_a_source_up():
 )
 def test_limits_are_the_smaller_of_epochs_and_budget(sizes, epochs, budget):
     name = min(sizes)
+    if any(size and epochs and int(size * epochs) == 0 for size in sizes.values()):
+        with pytest.raises(ConfigError, match="holds no row"):
+            example_limits(sizes, epochs)
+        return
     got = example_limits(sizes, epochs, {name: budget})
     assert list(got) == list(sizes)
     for key, size in sizes.items():
@@ -91,6 +95,10 @@ def test_bad_limits_are_refused():
             example_limits({"docs": 3}, bad)
     with pytest.raises(ConfigError, match=r"budgets\.docs"):
         example_limits({"docs": 3}, None, {"docs": -1})
+    with pytest.raises(ConfigError, match=r"max_epochs\.docs.*without an end"):
+        example_limits({"docs": None, "web": 9}, {"docs": 1.0})
+    with pytest.raises(ConfigError, match=r"components\.docs\.max_epochs.*Give at least 0\.337"):
+        example_limits({"docs": 3}, {"docs": 0.3})
     draws = Draws({"a": 1}, BatchSchedule(1))
     with pytest.raises(ConfigError, match="Did you mean 'restart'"):
         mixture_length(draws, [1], "restrat")

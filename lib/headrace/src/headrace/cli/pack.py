@@ -105,11 +105,11 @@ def _show_each(console: Console, plans: dict[str, dict[str, Any]]) -> None:
 
 def _of_config(path: str, settings: list[str]) -> dict[str, PackedTokenDataset]:
     from headrace.config.lm_data import load_config
-    from headrace.data.packed import PackedTokenDataset
+    from headrace.data.packed import packed_datasets
     from headrace.errors import ConfigError
 
     datasets = load_config(path, settings).datasets()
-    packed = {name: d for name, d in datasets.items() if isinstance(d, PackedTokenDataset)}
+    packed = packed_datasets(datasets)
     if not packed:
         name = next(iter(datasets))
         raise ConfigError(

@@ -9,7 +9,6 @@ example belongs to (:meth:`~PlannedDataset.passes`), what its order keeps open (
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
@@ -19,6 +18,7 @@ from jaxtyping import Float32, Int64
 from headrace.batch.packed_batch import PackedBatch, pack_rows
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.columns import columns_of, of_batch
+from headrace.data.provenance import Explained
 from headrace.data.rows import Rows, RowSource, read_columns, read_rows, segments_of
 from headrace.errors import ConfigError, check_at_least, check_whole
 from headrace.metrics import ReadStats
@@ -29,49 +29,9 @@ from headrace.order.seeds import ORDER_VERSION
 from headrace.store.arrays import ArrayList
 
 if TYPE_CHECKING:
+    from headrace.data.phased import PhaseChange
     from headrace.data.preview import Preview
     from headrace.store.cache import TokenCache
-
-
-@dataclasses.dataclass(frozen=True)
-class PhaseChange:
-    """What a change of length meant for one component.
-
-    Attributes:
-        step: First step of the new length.
-        component: Name of the component.
-        seq_len: New length.
-        epoch: Epoch that the change fell into.
-        drawn: Examples that the component had given before, in the whole run.
-        left_blocks: Blocks of the epoch that no row had touched; the phase begins with them.
-        block_tokens: Tokens of a block.
-        skipped_tokens: Tokens of rows that were never delivered in this epoch: what was left of touched blocks.
-    """
-
-    step: int
-    component: str
-    seq_len: int
-    epoch: int
-    drawn: int
-    left_blocks: int
-    block_tokens: int
-    skipped_tokens: int
-
-
-class Explained(NamedTuple):
-    """Where examples come from; arrays int64 ``[n]``.
-
-    Attributes:
-        names: Name of each component; one, without a name, if nothing is mixed.
-        component: Component of each example.
-        ordinal: Examples of the component that were drawn before it.
-        epoch: Passes over the component that were complete before it.
-    """
-
-    names: tuple[str, ...]
-    component: Int64[np.ndarray, " n"]
-    ordinal: Int64[np.ndarray, " n"]
-    epoch: Int64[np.ndarray, " n"]
 
 
 class OrderedRun(NamedTuple):

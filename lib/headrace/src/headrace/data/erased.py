@@ -22,9 +22,10 @@ from jaxtyping import Int32, Int64
 
 from headrace.batch.packed_batch import PackedBatch
 from headrace.data.columns import MASK, Column, columns_of
-from headrace.data.dataset import Explained, PhaseChange, PlannedDataset, WrappingDataset, stored_dataset
+from headrace.data.dataset import PlannedDataset, WrappingDataset, stored_dataset
 from headrace.data.mixture import MixtureDataset
-from headrace.data.phased import PhasedDataset
+from headrace.data.phased import PhaseChange, PhasedDataset
+from headrace.data.provenance import Explained
 from headrace.data.rows import Pieces, Rows, RowSource, SegmentedSource
 from headrace.data.token_seq import CacheDataset
 from headrace.errors import ConfigError

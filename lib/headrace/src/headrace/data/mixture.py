@@ -8,7 +8,6 @@ step before left off; a used-up source starts again in a new order. So each row 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -17,7 +16,8 @@ from jaxtyping import Float32, Float64, Int64
 
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.columns import run_columns
-from headrace.data.dataset import Explained, PlannedDataset, WrappingDataset
+from headrace.data.dataset import PlannedDataset, WrappingDataset
+from headrace.data.provenance import Explained
 from headrace.data.row_tokens import MixtureTokens, measured_plan
 from headrace.data.rows import Rows, RowSource
 from headrace.data.strands import share_strands
@@ -30,7 +30,7 @@ from headrace.mix.policies.kind import MixturePlan, PolicyInputs
 from headrace.mix.policies.nmoe import StagePlan
 from headrace.mix.policies.registry import plan_of
 from headrace.mix.schedule import BatchSchedule, Weight, weight_from_config
-from headrace.mix.shares import UNLIMITED, row_shares
+from headrace.mix.shares import row_shares
 from headrace.mix.stages import Stage, check_components
 from headrace.order.order import Identity, OpenWindow, Order, Repeat
 from headrace.order.shuffle_config import BATCHED, BatchedOrders
@@ -105,7 +105,7 @@ class MixtureDataset(WrappingDataset):
         self.components = tuple(_repeated(name, dataset) for name, dataset in components.items())
         self.base = self.components[0]  # all have rows like this one
         self._check_rows()
-        self.limits = _limits(sizes, max_epochs, max_examples)
+        self.limits = example_limits(sizes, max_epochs, max_examples)
         self.stop_strategy = stop_strategy
         self._tokens: MixtureTokens | None = None
         if plan.measure is not None:
@@ -324,29 +324,6 @@ class MixtureDataset(WrappingDataset):
             field="mixture",
             cure="Shuffle the components before mixing them.",
         )
-
-
-def _limits(
-    sizes: Mapping[str, int | None],
-    max_epochs: float | Mapping[str, float] | None,
-    max_examples: Mapping[str, int] | None,
-) -> dict[str, int | None]:
-    endless = [name for name, size in sizes.items() if size is None]
-    bounded = max_epochs if isinstance(max_epochs, Mapping) else () if max_epochs is None else sizes
-    for name in endless:
-        if name in bounded:
-            raise ConfigError("bounds a component without an end", field=f"max_epochs.{name}", cure="Leave it out.")
-    limits = example_limits({n: UNLIMITED if s is None else s for n, s in sizes.items()}, max_epochs, max_examples)
-    for name, size in sizes.items():
-        most = max_epochs.get(name) if isinstance(max_epochs, Mapping) else max_epochs
-        if most and size and math.floor(size * most) == 0:
-            raise ConfigError(
-                f"holds no row: component {name!r} has {size}",
-                field=f"components.{name}.max_epochs" if isinstance(max_epochs, Mapping) else "max_epochs",
-                value=most,
-                cure=f"Give at least {1.01 / size:.3g}.",
-            )
-    return limits
 
 
 def mixture_of(dataset: PlannedDataset) -> MixtureDataset | None:

@@ -275,6 +275,11 @@ class PackedRows:
         return touched / self.num_rows
 
 
+def packed_datasets(datasets: Mapping[str, object]) -> dict[str, PackedTokenDataset]:
+    """Those of a run's datasets that are packed."""
+    return {name: dataset for name, dataset in datasets.items() if isinstance(dataset, PackedTokenDataset)}
+
+
 def _item_starts(cache: TokenCache, plan: PackPlan) -> Int64[np.ndarray, " m"]:
     starts = first_tokens(cache)[np.asarray(plan.items.document)]
     starts += np.asarray(plan.items.offset)

@@ -6,6 +6,7 @@ The idea is in :mod:`headrace.mix.phases`, the construction in :mod:`headrace.da
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -13,12 +14,38 @@ from jaxtyping import Int64
 
 from headrace.batch.packed_batch import PackedBatch
 from headrace.data.columns import columns_of
-from headrace.data.dataset import Explained, OrderedRun, PhaseChange, PlannedDataset, WrappingDataset
+from headrace.data.dataset import OrderedRun, PlannedDataset, WrappingDataset
+from headrace.data.provenance import Explained
 from headrace.data.rows import Rows
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
 from headrace.mix.schedule import BatchSchedule
 from headrace.order.order import OpenWindow, Order
+
+
+@dataclass(frozen=True)
+class PhaseChange:
+    """What a change of length meant for one component.
+
+    Attributes:
+        step: First step of the new length.
+        component: Name of the component.
+        seq_len: New length.
+        epoch: Epoch that the change fell into.
+        drawn: Examples that the component had given before, in the whole run.
+        left_blocks: Blocks of the epoch that no row had touched; the phase begins with them.
+        block_tokens: Tokens of a block.
+        skipped_tokens: Tokens of rows that were never delivered in this epoch: what was left of touched blocks.
+    """
+
+    step: int
+    component: str
+    seq_len: int
+    epoch: int
+    drawn: int
+    left_blocks: int
+    block_tokens: int
+    skipped_tokens: int
 
 
 class PhasedDataset(WrappingDataset):

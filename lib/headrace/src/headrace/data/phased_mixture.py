@@ -17,10 +17,10 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from headrace.data.component import component_sides, split_sides, subset_side
-from headrace.data.dataset import PhaseChange, PlannedDataset
+from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.packed import PackedTokenDataset
-from headrace.data.phased import Continued, PhasedDataset
+from headrace.data.phased import Continued, PhaseChange, PhasedDataset
 from headrace.data.row_tokens import measured_plan
 from headrace.data.strands import placed, shuffle_components
 from headrace.data.token_seq import TokenSeqDataset

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -29,6 +29,22 @@ from headrace.store.leaf import starts
 
 if TYPE_CHECKING:
     from headrace.data.dataset import PlannedDataset
+
+
+class Explained(NamedTuple):
+    """Where examples come from; arrays int64 ``[n]``.
+
+    Attributes:
+        names: Name of each component; one, without a name, if nothing is mixed.
+        component: Component of each example.
+        ordinal: Examples of the component that were drawn before it.
+        epoch: Passes over the component that were complete before it.
+    """
+
+    names: tuple[str, ...]
+    component: Int64[np.ndarray, " n"]
+    ordinal: Int64[np.ndarray, " n"]
+    epoch: Int64[np.ndarray, " n"]
 
 
 @dataclass(frozen=True, eq=False)

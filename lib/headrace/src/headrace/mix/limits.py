@@ -147,25 +147,27 @@ def phase_lengths(seq_len: int | Mapping[int, int]) -> tuple[tuple[int, int], ..
 
 
 def example_limits(
-    sizes: Mapping[str, int],
+    sizes: Mapping[str, int | None],
     max_epochs: float | Mapping[str, float] | None = None,
     budgets: Mapping[str, int] | None = None,
 ) -> dict[str, int | None]:
     """Most examples of each source in the whole run: the smaller of its epochs and its budget; None if it has no bound.
 
     Args:
-        sizes: Examples of each source; limits are in their order.
+        sizes: Examples of each source, None for one without an end; limits are in their order.
         max_epochs: Passes over each source, one number for all or by name; may be a fraction. None: no bound.
         budgets: Examples of each source, by name.
 
     Raises:
-        ConfigError: a name that is no source; an epoch count or budget that is negative or not finite.
+        ConfigError: a name that is no source; an epoch count or budget that is negative or not finite; epochs of a
+            source without an end, or so few that they hold no example.
 
     Example:
         >>> example_limits({"web": 1000, "docs": 10}, max_epochs={"docs": 2.5}, budgets={"web": 600})
         {'web': 600, 'docs': 25}
     """
-    epochs = max_epochs if isinstance(max_epochs, Mapping) else dict.fromkeys(sizes, max_epochs)
+    by_name = isinstance(max_epochs, Mapping)
+    epochs = max_epochs if by_name else dict.fromkeys(sizes, max_epochs)
     limits: dict[str, int | None] = dict.fromkeys(sizes)
     for field, settings in (("max_epochs", epochs), ("budgets", budgets or {})):
         for name, value in settings.items():
@@ -173,9 +175,19 @@ def example_limits(
                 raise ConfigError("names no source", field=f"{field}.{name}", cure=did_you_mean(name, sizes))
             if value is None:
                 continue
+            size = sizes[name]
             if isinstance(value, bool) or not (math.isfinite(value) and value >= 0):
                 raise ConfigError("must be finite and not negative", field=f"{field}.{name}", value=value)
-            bound = math.floor(sizes[name] * value) if field == "max_epochs" else math.floor(value)
+            if field == "max_epochs" and size is None:
+                raise ConfigError("bounds a component without an end", field=f"{field}.{name}", cure="Leave it out.")
+            bound = math.floor(value if size is None or field == "budgets" else size * value)
+            if field == "max_epochs" and size and value and bound == 0:
+                raise ConfigError(
+                    f"holds no row: component {name!r} has {size}",
+                    field=f"components.{name}.max_epochs" if by_name else "max_epochs",
+                    value=value,
+                    cure=f"Give at least {1.01 / size:.3g}.",
+                )
             limit = limits[name]
             limits[name] = bound if limit is None else min(limit, bound)
     return limits

@@ -19,7 +19,7 @@ from headrace.analysis.check.plan import HOSTS, RunPlan, plan_run
 from headrace.analysis.check.sizes import planned_caches
 from headrace.config.lm_data import LmDataConfig, load_config
 from headrace.data.dataset import BatchOrder
-from headrace.data.packed import PackedTokenDataset
+from headrace.data.packed import packed_datasets
 from headrace.errors import ConfigError, HeadraceError
 from headrace.mix.schedule import BatchSchedule
 from headrace.report.plan_figures import (
@@ -228,8 +228,7 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
         lengths={name: document_lengths(cache) for name, cache in there.items()},
         fills={
             name: pack_fill(packed.plan.lengths, packed.seq_len, packed.packing.algorithm)
-            for name, packed in stored.items()
-            if isinstance(packed, PackedTokenDataset)
+            for name, packed in packed_datasets(stored).items()
         },
         sources=tuple(_source(name, c.shown_cache, there.get(name)) for name, c in config.components.items()),
         fingerprint=None if manifest is None else manifest.fingerprint,
