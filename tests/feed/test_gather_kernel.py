@@ -1,32 +1,144 @@
-"""The copying kernel against NumPy, and what is said where it cannot be assembled."""
+"""The copying kernel against NumPy, its thread without an interpreter, and what is said where it cannot be had."""
 
+import json
 import logging
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.errors import ReadError
 from headrace.feed import gather_kernel
-from headrace.feed.gather_kernel import copy_kernel
+from headrace.feed.gather_kernel import Copies, CopyThread, copy_kernel
 
 
-@given(data=st.data(), size=st.integers(1, 300))
-def test_pieces_come_from_and_to_any_byte(data, size):
+def copies_of(source: np.ndarray, out: np.ndarray, pieces: list[tuple[int, int, int]], **more: object) -> Copies:
+    """Copies of pieces: where each begins in ``source``, where in ``out``, and its bytes."""
+    begin, target, size = np.array(pieces, np.int64).reshape(-1, 3).T
+    arrays = (np.ascontiguousarray(a) for a in (source.ctypes.data + begin, out.ctypes.data + target, size))
+    return Copies(*arrays, holds=(source, out), **more)
+
+
+def run_script(folder: Path, text: str) -> object:
+    """What a script prints as JSON, in a process of its own."""
+    script = folder / "script.py"
+    script.write_text(
+        "import json, os\nimport numpy as np\nfrom headrace.feed.gather_kernel import Copies, CopyThread\n" + text
+    )
+    return json.loads(subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout)
+
+
+@given(data=st.data(), size=st.integers(1, 300), threaded=st.booleans())
+def test_pieces_come_from_and_to_any_byte(data, size, threaded):
     source = np.arange(size, dtype=np.uint8)
     pieces = data.draw(st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, 40)), max_size=9))
     pieces = [(begin, min(length, size - begin)) for begin, length in pieces]
     out = np.full(sum(length for _, length in pieces) + len(pieces) + 1, 255, np.uint8)
-    expected, address, target, sizes, at = out.copy(), [], [], [], 1
+    expected, placed, at = out.copy(), [], 1
     for begin, length in pieces:
-        address.append(source.ctypes.data + begin)
-        target.append(out.ctypes.data + at)
-        sizes.append(length)
+        placed.append((begin, at, length))
         expected[at : at + length] = source[begin : begin + length]
         at += length + 1
-    copy_pieces = copy_kernel()
-    assert copy_pieces is not None
-    copy_pieces(*(np.array(a, np.int64) for a in (address, target, sizes)))
+    copies = copies_of(source, out, placed)
+    if threaded:
+        thread = CopyThread()
+        thread.submit([copies]).result()
+        thread.close()
+    else:
+        copies()
     assert np.array_equal(out, expected)
+
+
+@given(st.lists(st.integers(0, 3), max_size=20), st.data())
+def test_tables_are_copied_in_order_however_they_are_waited_for(counts, data):
+    source, out, thread = np.arange(1, 100, dtype=np.uint8), np.zeros(8, np.uint8), CopyThread()
+    waiting, number = [], 0
+    for count in counts:
+        parts = [copies_of(source, out, [(number + k, 0, 1)]) for k in range(count)]
+        number += count
+        waiting.append((number, thread.submit(parts)))
+        if data.draw(st.booleans()):
+            last, copying = waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
+            copying.result()
+            assert last == 0 or source[last - 1] <= out[0]
+    thread.close()
+    assert out[0] == number
+
+
+def test_what_a_check_says_is_the_error_of_the_result_and_nothing_is_copied():
+    def damaged() -> None:
+        raise ReadError("was changed", field="array", value="a")
+
+    source, out, thread = np.ones(4, np.uint8), np.zeros(4, np.uint8), CopyThread()
+    bad = thread.submit([copies_of(source, out, [(0, 0, 1)]), copies_of(source, out, [(0, 1, 1)], check=damaged)])
+    thread.submit([copies_of(source, out, [(0, 2, 1)])]).result()
+    with pytest.raises(ReadError, match="was changed"):
+        bad.result()
+    thread.close()
+    assert out.tolist() == [0, 0, 1, 0]
+
+
+def test_it_leaves_no_thread_no_descriptor_and_no_memory_behind(tmp_path):
+    """In a process of its own: other tests' threads come and go."""
+    assert run_script(
+        tmp_path,
+        """
+import gc, weakref
+def threads_and_descriptors():
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+def use(close):
+    source, out, thread = np.ones(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8), CopyThread()
+    def submit():
+        where = (np.array([a.ctypes.data]) for a in (source, out))
+        return thread.submit([Copies(*where, np.array([1 << 20]), holds=(source, out))])
+    for _ in range(20):
+        submit()
+    if close:
+        thread.close()
+        submit().result()  # it begins anew
+        thread.close()
+        thread.close()
+        assert out.all()
+    return weakref.ref(out)
+use(True)
+before, results = threads_and_descriptors(), []
+for close in (True, False):
+    out = use(close)
+    gc.collect()
+    results.append(out() is None and threads_and_descriptors() == before)
+print(json.dumps(results))
+""",
+    ) == [True, True]
+
+
+def test_the_thread_is_not_of_a_fork_and_takes_no_signal(tmp_path):
+    """A fork that ends must not end the thread of the process that it comes from; signals are for Python's threads."""
+    assert run_script(
+        tmp_path,
+        """
+import signal
+source, out, thread = np.arange(9, dtype=np.uint8), np.zeros(9, np.uint8), CopyThread()
+def copy(k):
+    where = (np.array([a.ctypes.data + k]) for a in (source, out))
+    thread.submit([Copies(*where, np.array([1]))]).result()
+copy(1)
+if (child := os.fork()) == 0:
+    thread.close()
+    os._exit(0)
+os.waitpid(child, 0)
+signals = []
+signal.signal(signal.SIGUSR1, lambda *_: signals.append(1))
+status = [open(f"/proc/self/task/{task}/status").read() for task in os.listdir("/proc/self/task")]
+blocking = [int(text.split("SigBlk:")[1].split()[0], 16) >> (signal.SIGUSR1 - 1) & 1 for text in status]
+os.kill(os.getpid(), signal.SIGUSR1)
+copy(2)
+print(json.dumps([sum(blocking), out.tolist()[:3], signals]))
+""",
+    ) == [1, [0, 1, 2], [1]]
 
 
 def test_without_llvmlite_it_is_said_how_to_get_it(monkeypatch, caplog):

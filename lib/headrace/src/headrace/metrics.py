@@ -61,8 +61,8 @@ map_s, transfer_s                     for rows to be gathered, in functions of `
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -197,6 +197,21 @@ class LoaderStats:
         return cls(**combined)
 
 
+class _Phase:
+    """A ``with`` block that is timed: a third of the cost of a generator's, and a loader has several a batch."""
+
+    __slots__ = ("_name", "_seconds", "_started")
+
+    def __init__(self, seconds: dict[str, float], name: str) -> None:
+        self._seconds, self._name = seconds, name
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + time.perf_counter() - self._started
+
+
 class Stopwatch:
     """Seconds spent in named phases.
 
@@ -211,14 +226,9 @@ class Stopwatch:
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """Adds the time spent in the ``with`` block to ``name``."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+        return _Phase(self._seconds, name)
 
     def seconds(self, name: str) -> float:
         """Seconds spent in ``name`` so far."""

@@ -4,7 +4,7 @@ Slots: the memory of blocks is allocated once, for each kind of values (tokens, 
 of which the operating system backs only what is touched. TensorStore reads into it. Chunks of local uncompressed arrays
 stay where they are, in memory-mapped files (store/mapped.py): each is held against its checksum once, where it lies,
 and its slot is but its address. The rows of several steps are gathered from these addresses in one call
-(feed/gather_kernel.py), straight into the buffers of the batches.
+(feed/gather_kernel.py), straight into the buffers of the batches, by a thread that needs no interpreter.
 
 Where that kernel cannot be had, or arrays of several dtypes are mixed, mapped chunks are copied into their slots. Rows
 that lie there at multiples of their own length are gathered in one call of ``np.take``, others in runs of elements.
@@ -31,7 +31,7 @@ from numpy.lib.stride_tricks import as_strided
 from headrace.data.columns import RunColumn
 from headrace.data.rows import runs_of_elements
 from headrace.errors import HeadraceError
-from headrace.feed.gather_kernel import CopyPieces, copy_kernel
+from headrace.feed.gather_kernel import Copies, copy_kernel
 from headrace.feed.mapped_files import MappedFiles
 from headrace.feed.plan import WindowPlan, slot_bytes
 from headrace.feed.workers import Workers
@@ -162,7 +162,7 @@ class Slots:
         self._workers, self._mapping = workers, mapping
         self._mapped: dict[int, MappedArray | None] = {}
         self._files = MappedFiles()
-        self._last_rows: tuple[tuple[int, ...], np.ndarray, np.ndarray] | None = None
+        self._last_rows: tuple[tuple[int, ...], np.ndarray, np.ndarray, np.ndarray] | None = None
         self.allocate(0)
 
     def allocate(self, slots: int) -> None:
@@ -173,9 +173,9 @@ class Slots:
         self._files.hold(slots)
 
     @cached_property
-    def _copy_pieces(self) -> CopyPieces | None:
-        """None: what is gathered lies in :attr:`_memory`."""
-        return copy_kernel() if self._dtypes == [self.dtype] and self.slot_bytes else None
+    def _by_address(self) -> bool:
+        """Whether pieces are copied from their addresses; else what is gathered lies in :attr:`_memory`."""
+        return self._dtypes == [self.dtype] and self.slot_bytes > 0 and copy_kernel() is not None
 
     def start(self, number: int, chunk: int, slot: int) -> Pending | None:
         """Starts fetching a chunk of an array into a slot; None: there is nothing to wait for."""
@@ -200,7 +200,7 @@ class Slots:
     def _start_mapped(self, number: int, mapped: MappedArray, chunk: int, slot: int, at: int) -> Pending | None:
         self.stats.bytes_read += mapped.bytes_of(chunk)
         self.stats.mapped_blocks += 1
-        if self._copy_pieces is None:
+        if not self._by_address:
             mapped.will_need(chunk)
             return self._workers.submit(partial(mapped.copy, chunk, self._memory_of(slot)[: mapped.chunk_bytes]))
         self._address[slot] = at
@@ -230,18 +230,18 @@ class Slots:
     def gather(self, steps: Sequence[Gathering], out: np.ndarray) -> Callable[[], None]:
         """What copies the rows of some steps, all of one length, into ``out``, where rows without data become zeros.
 
-        For any thread, once; the slots must not be filled anew before it returns. As little as can be is left to it
-        that needs the interpreter's lock. ``out`` is ``[rows of all steps, row elements]`` of :attr:`dtype`, C order,
+        For any thread, once; the slots must not be filled anew before it returns. Where it can be :class:`Copies`, it
+        needs no interpreter's lock. ``out`` is ``[rows of all steps, row elements]`` of :attr:`dtype`, C order,
         with :attr:`width` elements for each token.
         """
         if not self._of_documents and self.slot_bytes:
             return self._gather_stored(steps, out)
-        stored = [self._gather_stored(steps, out)] if self.slot_bytes else []
-        return partial(run_each, [*stored, partial(self._lay_documents, steps, out)])
+        stored = self._gather_stored(steps, out) if self.slot_bytes else None
+        return partial(self._gather_documents, stored, steps, out)
 
     def _gather_stored(self, steps: Sequence[Gathering], out: np.ndarray) -> Callable[[], None]:
-        if self._copy_pieces is not None:
-            return self._gather_from_addresses(self._copy_pieces, steps, out)
+        if self._by_address:
+            return self._gather_from_addresses(steps, out)
         row_bytes = out.shape[1] * out.itemsize
         first_byte = [self._addresses(step) - self._memory.ctypes.data for step in steps]
         regular = self._dtypes == [self.dtype] and self.slot_bytes % row_bytes == 0
@@ -253,50 +253,40 @@ class Slots:
                 return partial(_take, self._memory.reshape(-1, row_bytes), row, out.view(np.uint8))
         return partial(self._gather_steps, steps, first_byte, out)
 
-    def _gather_from_addresses(
-        self, copy_pieces: CopyPieces, steps: Sequence[Gathering], out: np.ndarray
-    ) -> Callable[[], None]:
-        begins = [self._addresses(step) for step in steps]
-        bare: list[np.ndarray] = []
+    def _gather_from_addresses(self, steps: Sequence[Gathering], out: np.ndarray) -> Copies:
+        addresses = [self._addresses(step) for step in steps]
+        rows_at, row_bytes, blank = self._rows_of(out)
         if all(s.fills_rows for s in steps):
-            address, (target, size) = (
-                [_by_place(s, at) for s, at in zip(steps, begins, strict=True)],
-                self._rows_of(out),
-            )
+            addresses = [_by_place(s, begins) for s, begins in zip(steps, addresses, strict=True)]
+            targets, sizes = [rows_at], [row_bytes]
         else:
-            address, (target, size) = begins, self._places(steps, out, bare)
-        begin = address[0] if len(steps) == 1 else np.concatenate(address)
+            at, targets, sizes = 0, list[np.ndarray](), list[np.ndarray]()
+            for number, step in enumerate(steps):
+                plan, pieces, rows = step.plan, step.pieces, slice(at, at + step.rows)
+                size = plan.size[pieces] * (self.width * out.itemsize)
+                column = plan.column[pieces] * (self.width * out.itemsize)
+                target = rows_at[at + plan.piece_row[pieces]] + column
+                if int(size.sum()) < step.rows * int(row_bytes[0]):  # first what lies where no piece does
+                    addresses[number] = np.concatenate([np.full(step.rows, blank.ctypes.data), addresses[number]])
+                    size, target = np.concatenate([row_bytes[rows], size]), np.concatenate([rows_at[rows], target])
+                sizes.append(size)
+                targets.append(target)
+                at += step.rows
         slots = np.concatenate([step.slots for step in steps])
+        return Copies(
+            np.concatenate(addresses),
+            np.concatenate(targets) + out.ctypes.data,
+            np.concatenate(sizes),
+            check=partial(self._files.check, slots),
+            holds=(out, blank, self),
+        )
 
-        def gather() -> None:  # it holds ``out``, and by ``self`` all that the addresses are of
-            self._files.check(slots)
-            for rows in bare:  # where no piece lies
-                rows[:] = self.kind.fill
-            copy_pieces(begin, target + out.ctypes.data, size)
-
-        return gather
-
-    def _rows_of(self, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where each row begins, in bytes from the first, and how many it has."""
+    def _rows_of(self, out: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where each row begins, in bytes from the first, and how many it has; and a row without data."""
         if self._last_rows is None or self._last_rows[0] != out.shape:
-            row_bytes = out.shape[1] * out.itemsize
-            self._last_rows = out.shape, np.arange(out.shape[0]) * row_bytes, np.full(out.shape[0], row_bytes)
+            row_bytes, blank = out.shape[1] * out.itemsize, np.full(out.shape[1], self.kind.fill, self.dtype)
+            self._last_rows = out.shape, np.arange(out.shape[0]) * row_bytes, np.full(out.shape[0], row_bytes), blank
         return self._last_rows[1:]
-
-    def _places(
-        self, steps: Sequence[Gathering], out: np.ndarray, bare: list[np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Where each piece comes, in bytes from the first row, and its bytes; rows that are not full go to ``bare``."""
-        at, targets, sizes = 0, list[np.ndarray](), list[np.ndarray]()
-        for step in steps:
-            plan, pieces = step.plan, step.pieces
-            targets.append((at + plan.piece_row[pieces]) * out.shape[1] + plan.column[pieces] * self.width)
-            sizes.append(plan.size[pieces] * self.width)
-            rows = out[at : at + step.rows]
-            if int(sizes[-1].sum()) < rows.size:
-                bare.append(rows)
-            at += step.rows
-        return np.concatenate(targets) * out.itemsize, np.concatenate(sizes) * out.itemsize
 
     def _addresses(self, where: Gathering) -> np.ndarray:
         """Where each piece of a step begins."""
@@ -337,6 +327,11 @@ class Slots:
         offset = np.minimum(nth * run, np.repeat(size - run, count))
         memory = self._memory[: self._memory.size // dtype.itemsize * dtype.itemsize].view(dtype)
         _runs(out, run)[np.repeat(begin, count) + offset] = _runs(memory, run)[np.repeat(first, count) + offset]
+
+    def _gather_documents(self, stored: Callable[[], None] | None, steps: Sequence[Gathering], out: np.ndarray) -> None:
+        if stored is not None:
+            stored()
+        self._lay_documents(steps, out)
 
     def _lay_documents(self, steps: Sequence[Gathering], out: np.ndarray) -> None:
         """Writes what is of documents, and the default where an array has nothing and no slots keep it."""
@@ -398,12 +393,6 @@ def _lay_runs(flat: np.ndarray, begin: np.ndarray, size: np.ndarray, value: np.n
     values[1::2], sizes[1::2] = value[order], size
     sizes[0], sizes[2::2] = begin[0], np.append(begin[1:], flat.size) - ends
     flat[:] = np.repeat(values, sizes)
-
-
-def run_each(parts: Sequence[Callable[[], None]]) -> None:
-    """Does some work, one part after the other."""
-    for part in parts:
-        part()
 
 
 def _take(rows: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> None:

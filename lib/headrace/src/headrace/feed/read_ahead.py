@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.errors import HeadraceError, ReadError
-from headrace.feed.gathering import Gathering, Pending, Slots, run_each
+from headrace.feed.gathering import Gathering, Pending, Slots
 from headrace.feed.plan import BlockSpace, WindowPlan
 from headrace.feed.workers import Workers
 from headrace.metrics import ReadStats
@@ -103,10 +103,9 @@ class BlockCache:
         """Makes :meth:`wait` give up, now and from now on. For any thread."""
         self._interrupted.set()
 
-    def gather(self, steps: Sequence[Gathering], into: Sequence[np.ndarray]) -> Callable[[], None]:
+    def gather(self, steps: Sequence[Gathering], into: Sequence[np.ndarray]) -> list[Callable[[], None]]:
         """What copies the rows of some steps into one array for each of :attr:`kinds`, see :meth:`Slots.gather`."""
-        parts = [kind.gather(steps, out) for kind, out in zip(self.kinds, into, strict=True)]
-        return partial(run_each, parts)
+        return [kind.gather(steps, out) for kind, out in zip(self.kinds, into, strict=True)]
 
     def close(self) -> None:
         """Gives the memory back. Reads in flight are abandoned; each keeps alive what it may still write into."""
@@ -234,10 +233,9 @@ class ReadAhead:
         fetches = self._fetches
         while fetches and fetches[0].free_after <= self._gathered:
             fetch = fetches.popleft()
-            stats = self._cache.stats
-            mapped, now = stats.mapped_blocks, time.perf_counter()
+            mapped = self._cache.stats.mapped_blocks
             if self._cache.start(fetch.block, fetch.slot):
-                counts, is_mapped = own_counts(), stats.mapped_blocks > mapped
+                counts, is_mapped, now = own_counts(), self._cache.stats.mapped_blocks > mapped, time.perf_counter()
                 since = now - fetch.wanted
                 self._started[fetch.block] = _Started(now, since, is_mapped, counts.retries, counts.decode_s)
 

@@ -7,9 +7,12 @@ planned and passes the batches through them. Other datasets are read by ``AsyncR
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +24,7 @@ from headrace.data.dataset import BatchOrder, PlannedDataset
 from headrace.errors import ConfigError
 from headrace.feed.async_reader import AsyncReader, BatchReader, pad_batch
 from headrace.feed.exchange import PooledRows, RowExchange
+from headrace.feed.gather_kernel import Copies, Copying, CopyThread
 from headrace.feed.gathering import ALIGNMENT, Buffers, Gathering
 from headrace.feed.placement import HostRows, Placement, count_untrained, spread_rows
 from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
@@ -59,7 +63,7 @@ class _Group(NamedTuple):
 
     steps: list[Step]
     values: list[np.ndarray]
-    job: Job[None]
+    job: Copying | Job[None]
 
 
 class PlannedReader(BatchReader):
@@ -90,6 +94,7 @@ class PlannedReader(BatchReader):
         self._row_order: RowOrder = order.row_order
         self._space = BlockSpace(dataset.sources)
         self._copiers, self._gatherer = Workers(min(grouping.steps, 1)), Workers(min(grouping.steps, 1))
+        self._copy_thread = CopyThread()
         self._cache = BlockCache(self._space, max_bytes, stats.reads, self._copiers, mapping=mapping)
         self._residency: Residency | None = None
         self._buffers = [Buffers() for _ in self._cache.kinds]
@@ -118,6 +123,7 @@ class PlannedReader(BatchReader):
     def _close_workers(self) -> None:
         self._copiers.close()
         self._gatherer.close()
+        self._copy_thread.close()
 
     def _groups(self, first_step: int, stop_step: int | None) -> Iterator[list[HostRows | PooledRows]]:
         ahead = ReadAhead(self._plan, self._cache, first_step, stop_step, self._waits)
@@ -185,13 +191,24 @@ class PlannedReader(BatchReader):
         ]
         located = [Gathering(s.plan, s.number, s.slots, rows, self._loose and not s.plan.padded) for s in steps]
         with self._watch.phase("gather"), self._waits.during("gather"):
-            return _Group(steps, values, self._gatherer.submit(self._cache.gather(located, values)))
+            return _Group(steps, values, self._submit(self._cache.gather(located, values)))
+
+    def _submit(self, parts: list[Callable[[], None]]) -> Copying | Job[None]:
+        copies = [part for part in parts if isinstance(part, Copies)]
+        if self._grouping.steps and len(copies) == len(parts):
+            return self._copy_thread.submit(copies)
+        return self._gatherer.submit(partial(_run_each, parts))
 
     def _gathered(self, group: _Group, ahead: ReadAhead) -> list[HostRows | PooledRows]:
         with self._watch.phase("gather"), self._waits.during("gather"):
             group.job.result()
         ahead.gathered(group.steps[-1].step)
         rows = group.values[0].shape[0] // len(group.steps)
+        row_bytes = sum([values[:1].nbytes for values in group.values])
+        for plan, steps in itertools.groupby(group.steps, key=attrgetter("plan")):
+            numbers = [step.number for step in steps]
+            self._count(plan, numbers[0], numbers[-1] + 1, row_bytes)
+        self._warn()
         return [
             self._host_rows(step, *(of_kind[number * rows : (number + 1) * rows] for of_kind in group.values))
             for number, step in enumerate(group.steps)
@@ -202,17 +219,17 @@ class PlannedReader(BatchReader):
         rows = slice(int(plan.row_bounds[k]), int(plan.row_bounds[k + 1]))
         count = rows.stop - rows.start
         row_place = slice(0, count) if plan.row_place is None else plan.row_place[rows]
-        source_id = np.full(tokens.shape[0], -1, np.int32)
-        source_id[row_place] = plan.source[rows]
+        if plan.row_place is None and count == tokens.shape[0]:
+            source_id = plan.source[rows].astype(np.int32)
+        else:
+            source_id = np.full(tokens.shape[0], -1, np.int32)
+            source_id[row_place] = plan.source[rows]
         served = self._dataset.at_step(step.step)[0]
         weights = spread_rows(served.loss_weights_at(step.step, plan.source[rows]), row_place, tokens.shape[0])
-        row_bytes = tokens[:1].nbytes + (sum([values[:1].nbytes for values in columns]) if columns else 0)
-        self._count(plan, k, row_bytes)
         segments = None if plan.segments is None else spread_rows(plan.segments[rows], row_place, tokens.shape[0])
         mask, extras = self._of_batch(columns, served) if columns else (None, None)
         if mask is not None and mask.shape[1] == plan.seq_len:
             self._stats.untrained_examples += count_untrained(mask[row_place])
-        self._warn()
         host = HostRows(tokens, source_id, int(plan.array_sizes[k]), plan.seq_len, segments, mask, extras, weights)
         return (
             host if plan.origin is None else PooledRows(host, plan.origin[k], int(plan.batch_sizes[k]), host.batch_size)
@@ -230,22 +247,24 @@ class PlannedReader(BatchReader):
         }
         return of_batch(named)
 
-    def _count(self, plan: WindowPlan, k: int, row_bytes: int) -> None:
-        stats, count = self._stats, int(plan.row_bounds[k + 1] - plan.row_bounds[k])
+    def _count(self, plan: WindowPlan, begin: int, end: int, row_bytes: int) -> None:
+        """Counts the steps ``begin .. end`` of a plan."""
+        stats, rows = self._stats, slice(int(plan.row_bounds[begin]), int(plan.row_bounds[end]))
+        count = rows.stop - rows.start
         stats.examples_requested += count
-        stats.unique_examples += int(plan.distinct[k])
-        stats.coalesced_ranges += int(plan.ranges[k])
+        stats.unique_examples += int(plan.distinct[begin:end].sum())
+        stats.coalesced_ranges += int(plan.ranges[begin:end].sum())
         stats.bytes_delivered += count * row_bytes
-        of_rows = None if plan.segments is None else plan.segments[plan.row_bounds[k] : plan.row_bounds[k + 1]]
-        content = np.full(count, plan.seq_len) if of_rows is None else of_rows.sum(axis=1)
+        content = np.full(count, plan.seq_len) if plan.segments is None else plan.segments[rows].sum(axis=1)
         stats.content_tokens += int(content.sum())
         if not plan.whole:  # what no piece holds of it was removed
             first, last = self._placement.local_columns(plan.seq_len)
-            pieces = plan.size[plan.piece_bounds[k] : plan.piece_bounds[k + 1]]
+            pieces = plan.size[plan.piece_bounds[begin] : plan.piece_bounds[end]]
             stats.removed_tokens += int((np.clip(content, first, last) - first).sum() - pieces.sum())
         if plan.sent is not None:
-            stats.exchanged_examples += int(plan.sent[k])
-            stats.exchanged_bytes += int(plan.sent[k]) * row_bytes
+            sent = int(plan.sent[begin:end].sum())
+            stats.exchanged_examples += sent
+            stats.exchanged_bytes += sent * row_bytes
 
     def _warn(self) -> None:
         """Says, once each, that the budget is too small for the order, when more than a cold start has been read, and
@@ -271,6 +290,11 @@ class PlannedReader(BatchReader):
         if what not in self._said:
             self._said.add(what)
             logging.getLogger(__name__).warning(message)
+
+
+def _run_each(parts: Sequence[Callable[[], None]]) -> None:
+    for part in parts:
+        part()
 
 
 class MappedReader(BatchReader):
