@@ -27,9 +27,9 @@ from headrace.data.saved_filters import ReadOnce, RemovedDocuments, removed_once
 from headrace.errors import ConfigError
 from headrace.order.bits import Bits, NumberSet
 from headrace.order.intervals import Intervals, Removal
+from headrace.order.rising import starts
 from headrace.store.cache import TokenCache
 from headrace.store.layout import OFFSETS_CHUNK, TOKENS
-from headrace.store.leaf import starts
 from headrace.store.ledger import shuffle_record
 from headrace.store.pending import ArrayFuture
 

@@ -9,7 +9,7 @@ Price: 4.03 bytes a number; a look-up is two gathers, a search 1 us in batches o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,3 +125,15 @@ def bisect(
         low = np.where(open_ & is_later, middle + 1, low)
         high = np.where(open_ & ~is_later, middle, high)
     return low
+
+
+def starts(counts: Sequence[int] | np.ndarray) -> Int64[np.ndarray, " n1"]:
+    """Where each of some stretches, one behind the other, begins, and the last ends.
+
+    Example:
+        >>> starts([3, 0, 2]).tolist()
+        [0, 3, 3, 5]
+    """
+    sums = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, dtype=np.int64, out=sums[1:])
+    return sums

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 from jaxtyping import Int64
@@ -104,9 +104,8 @@ class ArrayList(Sequence[StoredArray]):
     def __init__(self, runs: Sequence[ArrayRun]) -> None:
         self.runs = tuple(runs)
         self._first = np.cumsum([0, *(run.lengths.size for run in self.runs)])
-        self.lengths: Int64[np.ndarray, " n"] = (
-            self.runs[0].lengths if len(self.runs) == 1 else np.concatenate([np.zeros(0, np.int64), *self._lengths()])
-        )
+        lengths = [run.lengths for run in self.runs] or [np.zeros(0, np.int64)]
+        self.lengths: Int64[np.ndarray, " n"] = lengths[0] if len(lengths) == 1 else np.concatenate(lengths)
 
     @classmethod
     def of(cls, arrays: Sequence[StoredArray]) -> ArrayList:
@@ -167,25 +166,11 @@ class ArrayList(Sequence[StoredArray]):
     def first_chunks(self) -> Int64[np.ndarray, " n1"]:
         """Where the chunks of each array begin, and the last end, if those of all are numbered."""
         sizes = {run.chunk for run in self.runs}  # dividing by one number is faster
-        chunks = -(-self.lengths // (sizes.pop() if len(sizes) == 1 else self.spread([r.chunk for r in self.runs])))
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(chunks)])
-
-    def _lengths(self) -> list[np.ndarray]:
-        return [run.lengths for run in self.runs]
-
-
-class WithData(Protocol):
-    """A part of a leaf."""
-
-    @property
-    def data(self) -> StoredArray:
-        """The array with its values."""
-        ...
-
-
-def data_of(parts: Sequence[WithData], number: int) -> StoredArray:
-    """The array with the values of a part."""
-    return parts[number].data
+        size = sizes.pop() if len(sizes) == 1 else self.spread([r.chunk for r in self.runs])
+        first = np.zeros(len(self) + 1, np.int64)
+        chunks = np.add(self.lengths, size - 1, out=first[1:])
+        np.cumsum(np.floor_divide(chunks, size, out=chunks), out=chunks)
+        return first
 
 
 def _run_of(array: StoredArray) -> ArrayRun:

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import CacheError, IndexOutOfRangeError, ReadError
+from headrace.order.rising import starts
 from headrace.store.array import StoredArray
 from headrace.store.arrays import ArrayList
 from headrace.store.chunk_pages import ChunkPages
@@ -226,21 +227,16 @@ def fitting(values: np.ndarray, dtype: np.dtype[Any], url: str) -> np.ndarray:
     return values.astype(dtype, copy=False)
 
 
+def data_of(parts: Sequence[LeafPart], number: int) -> StoredArray:
+    """The array with the values of a part."""
+    return parts[number].data
+
+
 def check_range(start: int, stop: int, length: int, what: str, path: str) -> None:
     """Raises IndexOutOfRangeError unless ``0 <= start <= stop <= length``."""
     if not 0 <= start <= stop <= length:
         problem, cure = f"is not within {path}", f"Give 0 to {length}, as many as it has."
         raise IndexOutOfRangeError(problem, field=what, value=(start, stop), cure=cure)
-
-
-def starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Where each part begins, and the last ends.
-
-    Example:
-        >>> starts([3, 0, 2]).tolist()
-        [0, 3, 3, 5]
-    """
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))])
 
 
 def spans(starts: np.ndarray, start: int, stop: int) -> list[tuple[int, int, int]]:
