@@ -62,7 +62,8 @@ def remove(
                 _LOG.warning("%s: looking up where %d documents lie: %.0f%%", cache.path, which.total, 100 * share)
             yield token_ranges(cache, some)
 
-    left = Removal(cache.num_tokens, tokens()) if which.total else None
+    most = which.start.size if isinstance(which, Intervals) else min(which.total, which.length // 2 + 1)
+    left = Removal(cache.num_tokens, tokens(), most) if which.total else None
     left = None if left is None or not left.ranges else left
     return RemovedDocuments(which, left, listed, repeated, not_found, requests=reads)
 
@@ -271,7 +272,7 @@ def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
 
     for number in np.flatnonzero(np.diff(bounds)).tolist():
         low, high = bounds[number : number + 2].tolist()
-        offsets = cache.leaf(TOKENS).parts[number].offsets
+        offsets = cache.leaf(TOKENS).parts.once(number).offsets  # an open one takes 70 KB
         assert offsets is not None  # tokens are ragged
         at = ends[low:high] - first_document[number]
         for run in _chunk_runs(at, offsets.chunk_elements):

@@ -49,6 +49,11 @@ class MadeList(Sequence[T], Generic[T]):
             item = self._made.setdefault(numbers, self._make(numbers))  # another thread may have been faster
         return item
 
+    def once(self, number: int) -> T:
+        """One of them, which is not kept if it was not made before: for a pass over many."""
+        item = self._made.get(number)
+        return self._make(number) if item is None else item
+
 
 class ArrayRun:
     """Arrays of one dtype, in chunks of one size.

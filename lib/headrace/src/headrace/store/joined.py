@@ -133,7 +133,7 @@ class JoinedCache(TokenCache):
 
     def _member_part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
         member, index = self._joined_table.place(number)
-        return self._members[member].leaf(name).parts[index]
+        return self._members[member].leaf(name).parts.once(index)
 
     @property
     def _joined_table(self) -> _JoinedTable:
