@@ -63,9 +63,8 @@ def remove(
             yield token_ranges(cache, some)
 
     most = which.start.size if isinstance(which, Intervals) else min(which.total, which.length // 2 + 1)
-    left = Removal(cache.num_tokens, tokens(), most) if which.total else None
-    left = None if left is None or not left.ranges else left
-    return RemovedDocuments(which, left, listed, repeated, not_found, requests=reads)
+    left = Removal(cache.num_tokens, tokens(), most)
+    return RemovedDocuments(which, left if left.ranges else None, listed, repeated, not_found, requests=reads)
 
 
 def remove_others(
@@ -131,8 +130,17 @@ class DocumentFilter:
         return loaded
 
     @cached_property
+    def _content(self) -> str:  # of a large file
+        return content_digest(self._large_file, self.name)
+
+    @cached_property
     def _listing(self) -> Listing:
-        return read_listing(self._large_file, self.name)
+        content, listing = self._content, read_listing(self._large_file, self.name)
+        if content_digest(self._large_file, self.name) != content:  # else this would be saved as what the other lists
+            raise ConfigError(
+                "changed after it was opened", field=self.name, value=self._large_file, cure="Start again."
+            )
+        return listing
 
     @property
     def listed(self) -> int:
@@ -155,10 +163,9 @@ class DocumentFilter:
 
         def made_from() -> dict[str, Any]:
             if self._large_file:
-                content: dict[str, Any] = {"file": content_digest(self._large_file, self.name)}
-            else:
-                documents = self._listing.documents.digest()
-                content = {"documents": documents, "listed": self.listed, "bitmap": self._listing.bitmap_length}
+                return {"cache": cache.fingerprint, "file": self._content}
+            documents = self._listing.documents.digest()
+            content = {"documents": documents, "listed": self.listed, "bitmap": self._listing.bitmap_length}
             return {"cache": cache.fingerprint, **content}
 
         removed = removed_once(cache.path, made_from, lambda: self._removed_from(cache), read_once)

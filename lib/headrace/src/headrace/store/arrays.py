@@ -7,13 +7,13 @@ until somebody reads it. Price: 8 bytes an array and column, 1 us for the first 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 from jaxtyping import Int64
 
+from headrace.order.rising import starts
 from headrace.store.array import StoredArray
 from headrace.store.chunk_pages import ChunkPages
 
@@ -127,7 +127,7 @@ class ArrayList(Sequence[StoredArray]):
     @classmethod
     def missing(cls, size: int) -> ArrayList:
         """Places of so many arrays that do not exist."""
-        return cls([ArrayRun(np.zeros(size, np.int64), 1, None, _nothing)])
+        return cls([ArrayRun(np.zeros(size, np.int64), 1, None, dict[int, StoredArray]().get)])
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -172,22 +172,9 @@ class ArrayList(Sequence[StoredArray]):
         """Where the chunks of each array begin, and the last end, if those of all are numbered."""
         sizes = {run.chunk for run in self.runs}  # dividing by one number is faster
         size = sizes.pop() if len(sizes) == 1 else self.spread([r.chunk for r in self.runs])
-        first = np.zeros(len(self) + 1, np.int64)
-        chunks = np.add(self.lengths, size - 1, out=first[1:])
-        np.cumsum(np.floor_divide(chunks, size, out=chunks), out=chunks)
-        return first
+        return starts((self.lengths + (size - 1)) // size)
 
 
 def _run_of(array: StoredArray) -> ArrayRun:
-    shard = array.layout.shard_chunks
-    return ArrayRun(
-        np.array([array.length]), array.chunk_elements, array.dtype, partial(_itself, array), shard_chunks=shard
-    )
-
-
-def _itself(array: StoredArray, number: int) -> StoredArray:
-    return array
-
-
-def _nothing(number: int) -> None:
-    return None
+    length, shard = np.array([array.length]), array.layout.shard_chunks
+    return ArrayRun(length, array.chunk_elements, array.dtype, [array].__getitem__, shard_chunks=shard)
