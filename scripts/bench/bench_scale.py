@@ -13,9 +13,10 @@ the server: those to open the cache, and all over the blocks that were read. ``f
 ``headrace.analysis.simulate`` says beforehand of all requests. The last row is a cache without ``ledger.bin``, as
 earlier releases wrote them, of which each host asks for descriptions and indices too.
 
-Tables 4 and 5: pack plans, see :mod:`_scaling_plans`. Table 6: filters, see :mod:`_scaling_filters`. ``--quick`` has
-256 hosts instead of 1,024 and fewer steps, makes plans of 1e7 documents and opens some of 1e8; its filters are of 1e8.
-``--only`` leaves the other tables out.
+Tables 4 and 5: pack plans, see :mod:`_scaling_plans`. Table 6: filters, see :mod:`_scaling_filters`. Table 7: builds
+of small corpora, see :mod:`_scaling_builds`. ``--quick`` has 256 hosts instead of 1,024 and fewer steps, makes plans of
+1e7 documents and opens some of 1e8; its filters are of 1e8, and it builds 1e4 small files alone. ``--only`` leaves the
+other tables out.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
+import _scaling_builds
 import _scaling_filters
 import _scaling_plans
 import google_crc32c
@@ -317,6 +319,8 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         _scaling_plans.measure_plans(args, apart, report)
     if args.only in (None, "filters"):
         _scaling_filters.measure_filters(args, apart, report)
+    if args.only in (None, "builds"):
+        _scaling_builds.measure_builds(args, report)
 
 
 def measure_parts(args: argparse.Namespace, report: Report) -> None:
@@ -359,11 +363,12 @@ def measure_parts(args: argparse.Namespace, report: Report) -> None:
     report.table(f"Hosts on {PARTS:,} parts over HTTP", columns, rows)
 
 
-JOBS = {"open": job_open, "first_batch": job_first_batch, **_scaling_plans.JOBS, **_scaling_filters.JOBS}
+JOBS = {"open": job_open, "first_batch": job_first_batch}
+JOBS |= _scaling_plans.JOBS | _scaling_filters.JOBS | _scaling_builds.JOBS
 
 
 def flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", choices=["parts", "plans", "filters"], help="measure these tables alone")
+    parser.add_argument("--only", choices=["parts", "plans", "filters", "builds"], help="measure these tables alone")
     parser.add_argument("--folder", help="where plans of 1e9 documents are forged: 36 GB; the system's own by default")
     parser.add_argument(
         "--planned", type=int, nargs="+", default=[100_000_000, 300_000_000], help="documents that are planned"

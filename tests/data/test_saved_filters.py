@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +134,28 @@ def test_a_file_is_known_by_what_it_holds(cache, small, monkeypatch, tmp_path):
         DocumentFilter.load(f"{tmp_path}/nothing.npy").of(cache)
 
 
+def test_a_file_that_changes_is_never_saved_as_the_other(cache, small, monkeypatch, tmp_path):
+    monkeypatch.setattr(filter_files, "_LARGE", 0)
+    path, read = tmp_path / "ids.txt", documents_module.read_listing
+    path.write_text("3\n4\n")
+    first = DocumentFilter.load(str(path))
+    assert first.listed == 2
+    path.write_text("3\n5\n")
+    assert facts(first.of(cache)) == facts(worked_out(cache, [3, 4]))
+    assert facts(DocumentFilter.load(str(path)).of(cache)) == facts(worked_out(cache, [3, 5]))
+
+    def write_and_read(url, field):
+        path.write_text("3\n6\n")
+        return read(url, field)
+
+    path.write_text("3\n7\n")
+    monkeypatch.setattr(documents_module, "read_listing", write_and_read)
+    with pytest.raises(ConfigError, match=r"changed after it was opened"):
+        DocumentFilter.load(str(path)).of(cache)
+    assert len(folders(cache)) == 2
+    assert facts(DocumentFilter.load(str(path)).of(cache)) == facts(worked_out(cache, [3, 6]))
+
+
 def test_numbers_that_are_not_found_are_refused_though_they_are_counted_elsewhere(cache, small):
     for _ in range(2):
         assert DocumentFilter([1, 5, 700], count_not_found=True).of(cache).not_found == 1
@@ -219,6 +243,53 @@ def test_a_cache_on_the_web_is_read_by_range_and_never_written(cache, small):
         assert shuffled.opening_requests(8) == dataset.opening_requests(8)
         assert dataset.removal.folder.startswith(remote)
         assert facts(dataset.removal) == expected
+
+
+def test_datasets_with_a_saved_filter_travel_to_other_processes(cache, small):
+    for _ in range(2):
+        for dataset in (TokenSeqDataset, PackedTokenDataset):
+            one = dataset(cache, 64, removed=DocumentFilter(np.arange(0, DOCUMENTS, 3)))
+            again = pickle.loads(pickle.dumps(one))
+            assert again.read([1, 4]).tokens.tolist() == one.read([1, 4]).tokens.tolist()
+            assert facts(again.removal) == facts(one.removal)
+
+
+def test_nothing_and_all_but_one_document(cache, small):
+    for numbers in ([], np.zeros(DOCUMENTS, bool), np.arange(DOCUMENTS - 1), np.arange(100, 400)):
+        expected = of_rows(cache, worked_out(cache, numbers))
+        for _ in range(2):
+            assert of_rows(cache, DocumentFilter(numbers)) == expected
+
+
+def test_a_flipped_bit_anywhere_is_worked_out_again_or_refused(cache, small, monkeypatch):
+    """Of a filter with what is held out beside it; and whatever is read comes as it was written."""
+    monkeypatch.setattr(token_seq, "_MANY", 1)
+    numbers = list(range(0, DOCUMENTS, 5))
+
+    def rows() -> list[object]:
+        dataset = TokenSeqDataset(cache, SEQ_LEN, removed=DocumentFilter(numbers))
+        return [side.read(list(range(len(side)))).tokens.tolist() for side in dataset.holdout_documents(10, seed=4)]
+
+    expected = rows()
+    for path in sorted(one for one in Path(cache.path, "filters").glob("**/*") if one.is_file()):
+        raw = bytearray(path.read_bytes())
+        for at in (0, len(raw) // 2, len(raw) - 1):
+            path.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
+            try:
+                found = rows()
+            except CacheCorruptError as error:
+                found = expected if path.name in str(error) else [error]
+            assert found == expected
+            path.write_bytes(raw)
+
+
+def test_many_make_the_same_at_once(cache, small):
+    numbers = np.arange(0, DOCUMENTS, 3)
+    with ThreadPoolExecutor(8) as pool:
+        every = list(pool.map(lambda _: facts(DocumentFilter(numbers).of(TokenCache.open(cache.path))), range(32)))
+    assert every == [facts(worked_out(cache, numbers))] * 32
+    assert filter_findings(cache.path) == []
+    assert not list(Path(cache.path, "filters").glob("*/*.tmp"))
 
 
 def test_what_is_held_out_is_saved_beside_large_caches(cache, monkeypatch):

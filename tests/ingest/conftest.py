@@ -5,7 +5,9 @@ import json
 import os
 import random
 import signal
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -103,10 +105,12 @@ def tree() -> Callable[[str | Path], dict[str, bytes]]:
 
 
 class RayNodes:
-    """A cluster of a head and some other nodes, each of one core."""
+    """A cluster of a head and some other nodes, each of one core; in temporary folders of their own below ``folder``,
+    if that is given.
+    """
 
-    def __init__(self, cluster: Any, others: int) -> None:
-        self._cluster, self._others = cluster, others
+    def __init__(self, cluster: Any, others: int, folder: str | None = None) -> None:
+        self._cluster, self._others, self._folder = cluster, others, folder
 
     def fill_up(self) -> bool:
         """Adds the nodes that are missing. Ray gives one 30 s to start; on a busy machine it may need another try."""
@@ -114,7 +118,7 @@ class RayNodes:
             if len(self._cluster.worker_nodes) >= self._others:
                 return True
             with suppress(Exception):
-                self._cluster.add_node(num_cpus=1)
+                self._cluster.add_node(num_cpus=1, **own_folder(self._folder))
         return len(self._cluster.worker_nodes) >= self._others
 
     def workers(self) -> list[int]:
@@ -133,9 +137,22 @@ class RayNodes:
             return True
         return False
 
-    def lose_a_node(self) -> bool:
-        self._cluster.remove_node(next(iter(self._cluster.worker_nodes)), allow_graceful=False)
-        return True
+    def lose_a_node(self, *, at_work: bool = False) -> bool:
+        """Kills all processes of a node; ``at_work``: of one that builds a part, if one does so within a minute."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            raylets = {self._parent(worker) for worker in self.workers()}
+            for node in list(self._cluster.worker_nodes):
+                if not at_work or node.all_processes["raylet"][0].process.pid in raylets:
+                    self._cluster.remove_node(node, allow_graceful=False)
+                    return True
+            time.sleep(0.01)
+        return False
+
+    def _parent(self, process: int) -> int | None:
+        with suppress(OSError):
+            return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        return None
 
     def hit_while(self, work: Callable[[], object], disaster: Callable[[], bool], delay_s: float) -> bool:
         """Does the work; ``delay_s`` after the first part was begun the disaster is called. Whether it came and hit."""
@@ -157,22 +174,27 @@ class RayNodes:
         return hit.is_set()
 
 
+def own_folder(parent: str | None) -> dict[str, str]:
+    """Arguments for a node that shares no folder of Ray's with others: a short one, sockets lie in it."""
+    return {} if parent is None else {"temp_dir": tempfile.mkdtemp(dir=parent)}
+
+
 @pytest.fixture(scope="session")
-def ray_nodes() -> Callable[[int], AbstractContextManager[RayNodes]]:
+def ray_nodes() -> Callable[..., AbstractContextManager[RayNodes]]:
     """Starts a cluster with so many nodes besides its head; ``RAY_ADDRESS`` names it meanwhile."""
 
     @contextmanager
-    def start(others: int) -> Iterator[RayNodes]:
+    def start(others: int, *, own_folders: bool = False) -> Iterator[RayNodes]:
         from ray.cluster_utils import Cluster
 
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray") as parent:
             patch.setenv("RAY_AUTH_MODE", "disabled")
             patch.setenv("RAY_DEDUP_LOGS", "0")
             try:
                 cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
             except Exception as error:  # noqa: BLE001 (a busy machine does not start it in time)
                 pytest.skip(f"Ray did not start: {error}")
-            nodes = RayNodes(cluster, others)
+            nodes = RayNodes(cluster, others, parent if own_folders else None)
             if not nodes.fill_up():
                 cluster.shutdown()
                 pytest.skip("Ray's other nodes did not start")

@@ -1,5 +1,6 @@
 """Opening a cache costs the same whatever the number of documents: counted in reads and bytes, not in seconds."""
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -151,3 +152,21 @@ def test_threads_open_caches_at_once_in_a_new_process(tmp_path):
                 thread.join()
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program), cache.path], check=True)
+
+
+def test_a_pass_over_the_lengths_of_all_parts_keeps_nothing(tmp_path):
+    """Neither the arrays that it opened nor what TensorStore would leave of each."""
+    parts = 60
+    cache = tiny_cache(tmp_path / "c", documents=4 * parts, parts=parts)
+    expected = cache.lengths().tolist()  # what is imported and worked out once
+    tracemalloc.start()
+    kept = []
+    for _ in range(4):
+        assert TokenCache.open(cache.path).lengths().tolist() == expected
+        gc.collect()
+        kept.append(tracemalloc.get_traced_memory()[0])
+    assert kept[-1] - kept[-2] < 1000 * parts
+    opened = TokenCache.open(cache.path)
+    opened.lengths()
+    assert opened.leaf("input_ids").parts._made == {}
+    tracemalloc.stop()

@@ -16,8 +16,8 @@ from headrace.feed.host_ledgers import tombstone_reader
 from headrace.mix.amendments import family, number_of_each
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.order.intervals import Intervals
+from headrace.order.rising import starts
 from headrace.store.cache import TokenCache
-from headrace.store.leaf import starts
 from headrace.store.tombstones import Tombstones, tombstones_of
 
 _Numbers: TypeAlias = Mapping[str, Sequence[int]]

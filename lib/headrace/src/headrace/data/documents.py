@@ -27,9 +27,9 @@ from headrace.data.saved_filters import ReadOnce, RemovedDocuments, removed_once
 from headrace.errors import ConfigError
 from headrace.order.bits import Bits, NumberSet
 from headrace.order.intervals import Intervals, Removal
+from headrace.order.rising import starts
 from headrace.store.cache import TokenCache
 from headrace.store.layout import OFFSETS_CHUNK, TOKENS
-from headrace.store.leaf import starts
 from headrace.store.ledger import shuffle_record
 from headrace.store.pending import ArrayFuture
 
@@ -62,9 +62,9 @@ def remove(
                 _LOG.warning("%s: looking up where %d documents lie: %.0f%%", cache.path, which.total, 100 * share)
             yield token_ranges(cache, some)
 
-    left = Removal(cache.num_tokens, tokens()) if which.total else None
-    left = None if left is None or not left.ranges else left
-    return RemovedDocuments(which, left, listed, repeated, not_found, requests=reads)
+    most = which.start.size if isinstance(which, Intervals) else min(which.total, which.length // 2 + 1)
+    left = Removal(cache.num_tokens, tokens(), most)
+    return RemovedDocuments(which, left if left.ranges else None, listed, repeated, not_found, requests=reads)
 
 
 def remove_others(
@@ -130,8 +130,17 @@ class DocumentFilter:
         return loaded
 
     @cached_property
+    def _content(self) -> str:  # of a large file
+        return content_digest(self._large_file, self.name)
+
+    @cached_property
     def _listing(self) -> Listing:
-        return read_listing(self._large_file, self.name)
+        content, listing = self._content, read_listing(self._large_file, self.name)
+        if content_digest(self._large_file, self.name) != content:  # else this would be saved as what the other lists
+            raise ConfigError(
+                "changed after it was opened", field=self.name, value=self._large_file, cure="Start again."
+            )
+        return listing
 
     @property
     def listed(self) -> int:
@@ -154,10 +163,9 @@ class DocumentFilter:
 
         def made_from() -> dict[str, Any]:
             if self._large_file:
-                content: dict[str, Any] = {"file": content_digest(self._large_file, self.name)}
-            else:
-                documents = self._listing.documents.digest()
-                content = {"documents": documents, "listed": self.listed, "bitmap": self._listing.bitmap_length}
+                return {"cache": cache.fingerprint, "file": self._content}
+            documents = self._listing.documents.digest()
+            content = {"documents": documents, "listed": self.listed, "bitmap": self._listing.bitmap_length}
             return {"cache": cache.fingerprint, **content}
 
         removed = removed_once(cache.path, made_from, lambda: self._removed_from(cache), read_once)
@@ -271,7 +279,7 @@ def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
 
     for number in np.flatnonzero(np.diff(bounds)).tolist():
         low, high = bounds[number : number + 2].tolist()
-        offsets = cache.leaf(TOKENS).parts[number].offsets
+        offsets = cache.leaf(TOKENS).parts.once(number).offsets  # an open one takes 70 KB
         assert offsets is not None  # tokens are ragged
         at = ends[low:high] - first_document[number]
         for run in _chunk_runs(at, offsets.chunk_elements):

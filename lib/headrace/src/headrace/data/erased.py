@@ -32,8 +32,8 @@ from headrace.errors import ConfigError
 from headrace.mix.schedule import BatchSchedule
 from headrace.order.intervals import Intervals
 from headrace.order.order import OpenWindow, Order, check_indices
+from headrace.order.rising import starts
 from headrace.store.cache import TokenCache
-from headrace.store.leaf import starts
 
 _TRAINED = Column(MASK, np.dtype(np.uint8), 1)  # wherever a piece lies
 

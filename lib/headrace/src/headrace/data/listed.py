@@ -22,10 +22,10 @@ from headrace.data.rows import Pieces
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import CacheDataset, end_of_text
 from headrace.errors import ConfigError
+from headrace.order.rising import starts
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS
-from headrace.store.leaf import starts
 
 
 class Listing(NamedTuple):

@@ -30,13 +30,13 @@ from headrace.data.rows import Pieces
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import CacheDataset
 from headrace.errors import ConfigError
+from headrace.order.rising import starts
 from headrace.pack.plan import PackPlan
 from headrace.pack.saved_plans import first_tokens, incomplete_documents, plan_of_cache
 from headrace.pack.spec import PackingConfig
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS
-from headrace.store.leaf import starts
 
 _LOG = logging.getLogger(__name__)
 _CHUNK = 1 << 16  # rows whose blocks are counted at a time

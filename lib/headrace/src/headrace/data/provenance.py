@@ -23,9 +23,9 @@ from headrace.data.columns import columns_of
 from headrace.data.rows import Rows, RowSource
 from headrace.errors import IndexOutOfRangeError
 from headrace.mix.schedule import BatchSchedule, RowOrder
+from headrace.order.rising import starts
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
-from headrace.store.leaf import starts
 
 if TYPE_CHECKING:
     from headrace.data.dataset import PlannedDataset

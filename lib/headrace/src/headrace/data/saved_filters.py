@@ -229,9 +229,9 @@ def _removal(vectors: Mapping[str, PiecedVector], length: int, *sizes: int) -> R
     for name, size, total in zip(("kept", "gaps"), sizes[0::2], sizes[1::2], strict=True):
         first, more = vectors.get(f"{name}-first"), vectors[f"{name}-more"]
         if first is None:  # so few that they are searched as they are
-            sums.append(RunningSums.of_blocks(size, total, np.zeros(0, np.int64), more.loaded()))
+            sums.append(RunningSums(size, total, np.zeros(0, np.int64), more.loaded()))
         else:
-            sums.append(RunningSums.of_blocks(size, total, first.loaded(), cast(np.ndarray, more)))
+            sums.append(RunningSums(size, total, first.loaded(), cast(np.ndarray, more)))
     return Removal.of_sums(length, *sums)
 
 

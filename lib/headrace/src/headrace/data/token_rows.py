@@ -15,11 +15,11 @@ from headrace.data.kept_sums import kept
 from headrace.data.rows import Pieces
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.order.intervals import Intervals, clean_borders
+from headrace.order.rising import starts
 from headrace.order.windows import Windows
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS
-from headrace.store.leaf import starts
 
 _STRETCHES_VERSION = 1  # of what is kept of them
 CLEAN_ROWS = 256

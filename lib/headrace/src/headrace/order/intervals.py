@@ -19,10 +19,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int64, Integer
+from jaxtyping import Bool, Int64
 
 from headrace.errors import IndexOutOfRangeError
-from headrace.order.rising import RunningSums, bisect
+from headrace.order.rising import RunningSums, SumsWriter, bisect
 
 _CHUNK = 1 << 20  # ranges that are looked at together
 
@@ -215,6 +215,7 @@ class Removal:
     Args:
         length: Positions.
         removed: What is taken out: a set, or the sets of stretches of the stream, in their order.
+        most: Ranges that there may be in those sets together.
 
     Raises:
         IndexOutOfRangeError: a removed position is not in the stream.
@@ -228,13 +229,13 @@ class Removal:
         ([3, 7], [1, 2])
     """
 
-    def __init__(self, length: int, removed: Intervals | Iterable[Intervals]) -> None:
-        kept_runs, gap_runs = _runs(length, [removed] if isinstance(removed, Intervals) else removed)
-        self.length, self.ranges = length, gap_runs.size
+    def __init__(self, length: int, removed: Intervals | Iterable[Intervals], most: int = 0) -> None:
+        if isinstance(removed, Intervals):
+            removed, most = [removed], removed.start.size
         # Gap k lies before the remaining position cut[k + 1], and shifts all from there on by removed_upto[k + 1] in
         # all. At the end stands what cuts the last piece.
-        self._cut, self._removed_upto = self.sums = RunningSums(kept_runs), RunningSums(gap_runs)
-        self.remaining = self._cut.total
+        self._cut, self._removed_upto = self.sums = _sums(length, removed, most)
+        self.length, self.ranges, self.remaining = length, self._removed_upto.size - 1, self._cut.total
 
     @classmethod
     def of_sums(cls, length: int, remaining_before: RunningSums, removed_before: RunningSums) -> Removal:
@@ -285,30 +286,24 @@ class Removal:
         return StoredRanges(number, begin - start[number], begin + self._removed_upto[gap], end - begin)
 
 
-def _runs(length: int, removed: Iterable[Intervals]) -> tuple[Integer[np.ndarray, " k1"], Integer[np.ndarray, " k"]]:
-    """Positions that remain before each range and behind the last, and those of the ranges. Ranges of sets that touch
-    are one.
+def _sums(length: int, removed: Iterable[Intervals], most: int) -> tuple[RunningSums, RunningSums]:
+    """Positions that remain before each range and behind the last, and those of the ranges, summed up. Ranges of sets
+    that touch are one.
     """
-    kept_runs: list[np.ndarray] = []
-    gap_runs: list[np.ndarray] = []
+    kept, gaps = SumsWriter(most + 1), SumsWriter(most)
     last, end = Intervals.empty(), 0  # the last range so far, which the next set may go on with, and the end before it
     for one in removed:
         if one.start.size and (int(one.start[0]) < 0 or int(one.stop[-1]) > length):
             raise IndexOutOfRangeError(f"reach outside the {length} positions", field="removed", value=one)
         last_runs = Intervals(np.append(last.start, one.start), np.append(last.stop, one.stop))
         ends = np.append(end, last_runs.stop)
-        kept_runs.append(_narrow(last_runs.start[:-1] - ends[:-2]))
-        gap_runs.append(_narrow((last_runs.stop - last_runs.start)[:-1]))
+        kept.add(last_runs.start[:-1] - ends[:-2])
+        gaps.add((last_runs.stop - last_runs.start)[:-1])
         last, end = Intervals(last_runs.start[-1:], last_runs.stop[-1:]), int(ends[-2:][0])
-    tail = np.append(end, last.stop)[-1:]
-    kept_runs += [_narrow(last.start - end), _narrow(length - tail)]
-    every_kept_run = np.concatenate(kept_runs)
-    kept_runs.clear()  # there may be gigabytes of them
-    return every_kept_run, np.concatenate([*gap_runs, _narrow(last.stop - last.start)])
-
-
-def _narrow(sizes: Int64[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
-    return sizes.astype(np.uint32) if int(sizes.max(initial=0)) <= np.iinfo(np.uint32).max else sizes
+    kept.add(last.start - end)
+    kept.add(length - np.append(end, last.stop)[-1:])
+    gaps.add(last.stop - last.start)
+    return kept.finish(), gaps.finish()
 
 
 def clean_borders(

@@ -9,51 +9,28 @@ Price: 4.03 bytes a number; a look-up is two gathers, a search 1 us in batches o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Int64, Integer
 
 _BLOCK, _STEP = 256, 16
 _FEW = 1 << 20
-_CHUNK = _BLOCK << 12  # numbers that are added up together
+_CHUNK = 1 << 18  # numbers that are added up together
 
 
 class RunningSums:
-    """The sums of the first 0, 1, 2, ... steps.
-
-    Args:
-        steps: Whole numbers from 0 up.
+    """The sums of the first 0, 1, 2, ... steps, as :class:`SumsWriter` makes them.
 
     Attributes:
         size: Sums: one more than there are steps.
         total: Of all steps.
         first: First sum of each block; none of few sums.
         more: What each has more than the first of its block; the places behind the last have more than any.
-
-    Example:
-        >>> sums = RunningSums(np.array([3, 0, 4]))
-        >>> sums[np.array([0, 1, 2, 3])].tolist(), sums.search(np.array([0, 3, 7]), "right").tolist(), sums.total
-        ([0, 3, 3, 7], [1, 3, 4], 7)
     """
 
-    def __init__(self, steps: Integer[np.ndarray, " n"]) -> None:
-        if steps.size > _FEW:
-            self.first, self.more = _in_blocks(steps, np.uint32)
-        else:
-            self.first, self.more = np.zeros(0, np.int64), np.append(0, np.cumsum(steps, dtype=np.int64))
-        self.size = steps.size + 1
-        self.total = int(self[np.array([self.size - 1])][0])
-
-    @classmethod
-    def of_blocks(
-        cls, size: int, total: int, first: Int64[np.ndarray, " b"], more: Integer[np.ndarray, " n"]
-    ) -> RunningSums:
-        """Sums as they were made once; ``more`` is indexed like an array."""
-        sums = cls.__new__(cls)
-        sums.size, sums.total, sums.first, sums.more = size, total, first, more
-        return sums
+    def __init__(self, size: int, total: int, first: Int64[np.ndarray, " b"], more: Integer[np.ndarray, " n"]) -> None:
+        self.size, self.total, self.first, self.more = size, total, first, more
 
     def __getitem__(self, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         if not self.first.size:
@@ -78,23 +55,45 @@ class RunningSums:
         return position
 
 
-def _in_blocks(steps: Integer[np.ndarray, " n"], dtype: type[np.integer[Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """First of each block, and what its numbers have more: of ``dtype``, or int64 where that is too small."""
-    behind = int(np.iinfo(dtype).max)
-    first, block_start = np.empty(-(-(steps.size + 1) // _BLOCK), np.int64), 0
-    more = np.full(first.size * _BLOCK, behind, dtype)
-    for at in range(0, steps.size + 1, _CHUNK):
-        sums = np.zeros(min(_CHUNK, steps.size + 1 - at), np.int64)  # whole blocks but for the last
-        np.cumsum(steps[at : at + sums.size - 1], out=sums[1:])
-        sums += block_start
-        block_firsts = sums[::_BLOCK]
-        first[at // _BLOCK : at // _BLOCK + block_firsts.size] = block_firsts
-        above = sums - np.repeat(block_firsts, _BLOCK)[: sums.size]
-        if int(above.max()) >= behind - 1:
-            return _in_blocks(steps, np.int64)
-        more[at : at + sums.size] = above
-        block_start = int(sums[-1]) + int(steps[at + sums.size - 1 : at + sums.size].sum())
-    return first, more
+class SumsWriter:
+    """Adds up steps, whole numbers from 0 up; ``most`` of them at most, of which those to come take no memory.
+
+    Example:
+        >>> writer = SumsWriter(9)
+        >>> for steps in ([3, 0], [4]):
+        ...     writer.add(np.array(steps))
+        >>> sums = writer.finish()
+        >>> sums[np.array([0, 1, 2, 3])].tolist(), sums.search(np.array([0, 3, 7]), "right").tolist(), sums.total
+        ([0, 3, 3, 7], [1, 3, 4], 7)
+    """
+
+    def __init__(self, most: int) -> None:
+        blocks = -(-(most + 1) // _BLOCK)
+        self._first, self._more = np.zeros(blocks, np.int64), np.empty(blocks * _BLOCK, np.uint32)
+        self._size, self._total, self._more[0] = 1, 0, 0
+
+    def add(self, steps: Integer[np.ndarray, " n"]) -> None:
+        """The next steps."""
+        for at in range(0, steps.size, _CHUNK):
+            sums = self._total + np.cumsum(steps[at : at + _CHUNK], dtype=np.int64)
+            places = np.arange(self._size, self._size + sums.size)
+            is_first = places % _BLOCK == 0
+            self._first[places[is_first] // _BLOCK] = sums[is_first]
+            above = sums - self._first[places // _BLOCK]
+            if int(above.max()) >= np.iinfo(self._more.dtype).max - 1:
+                narrow, self._more = self._more, np.empty(self._more.size, np.int64)
+                self._more[: self._size] = narrow[: self._size]
+            self._more[self._size : self._size + sums.size] = above
+            self._size, self._total = self._size + sums.size, int(sums[-1])
+
+    def finish(self) -> RunningSums:
+        """The sums of all."""
+        first, more = self._first[: -(-self._size // _BLOCK)], self._more
+        if self._size > _FEW:
+            more[self._size : first.size * _BLOCK] = np.iinfo(more.dtype).max
+            return RunningSums(self._size, self._total, first, more[: first.size * _BLOCK])
+        every = np.repeat(first, _BLOCK)[: self._size] + more[: self._size]
+        return RunningSums(self._size, self._total, first[:0], every)
 
 
 def bisect(
@@ -125,3 +124,15 @@ def bisect(
         low = np.where(open_ & is_later, middle + 1, low)
         high = np.where(open_ & ~is_later, middle, high)
     return low
+
+
+def starts(counts: Sequence[int] | np.ndarray) -> Int64[np.ndarray, " n1"]:
+    """Where each of some stretches, one behind the other, begins, and the last ends.
+
+    Example:
+        >>> starts([3, 0, 2]).tolist()
+        [0, 3, 3, 5]
+    """
+    sums = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, dtype=np.int64, out=sums[1:])
+    return sums

@@ -20,6 +20,7 @@ from jaxtyping import Int64
 
 from headrace.errors import ConfigError, check_at_least
 from headrace.order.order import Order
+from headrace.order.rising import starts
 
 
 class Windows:
@@ -31,7 +32,6 @@ class Windows:
         block_tokens: Tokens of a block, at least ``seq_len``; None: rows follow each other over the whole part.
 
     Attributes:
-        rows_of_part: int64: rows of each part.
         num_rows: Rows of all parts.
         num_blocks: Full blocks of all parts, the first rows of all; 0 without blocks.
         rows_per_block: Rows of a full block; 1 without blocks.
@@ -61,27 +61,31 @@ class Windows:
         self.rows_per_block = block // seq_len
         self._block = block
         blocks = part_tokens // block  # np.divmod takes five times as long
+        self._first_block = starts(blocks)  # of each part, and of none behind them
+        self.num_blocks = 0 if block_tokens is None else int(self._first_block[-1])
+        self._block_rows = int(self._first_block[-1]) * self.rows_per_block
         # Without blocks, what is left of a part fills no row.
-        ends = [] if block_tokens is None else [(part_tokens - blocks * block) // seq_len]
-        rows = np.concatenate([blocks * self.rows_per_block, *ends])
-        self.num_blocks = 0 if block_tokens is None else int(blocks.sum())
-        self.num_rows = int(rows.sum())
-        self.rows_of_part = rows.reshape(2, -1).sum(axis=0) if ends else rows
-        part = np.flatnonzero(rows)  # stretches of rows: of full blocks by part, then of ends by part
-        self._first_row = (np.cumsum(rows) - rows)[part]
-        first_end = int(np.searchsorted(part, part_tokens.size))
-        part[first_end:] -= part_tokens.size
-        self._part, self._offset = part, np.zeros_like(part)
-        self._offset[first_end:] = blocks[part[first_end:]] * block
+        self._first_end = None if block_tokens is None else starts((part_tokens - blocks * block) // seq_len)
+        self.num_rows = self._block_rows + (0 if self._first_end is None else int(self._first_end[-1]))
+
+    @property
+    def rows_of_part(self) -> Int64[np.ndarray, " p"]:
+        """Rows of each part."""
+        rows = np.diff(self._first_block)
+        return rows if self._first_end is None else rows * self.rows_per_block + np.diff(self._first_end)
 
     def locate(self, rows: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
         """Part of each row, and its first token there. Rows are not checked."""
-        stretch = np.searchsorted(self._first_row, rows, side="right") - 1
-        nth = rows - self._first_row[stretch]
-        if self.rows_per_block == 1:
-            return self._part[stretch], self._offset[stretch] + nth * self._block
-        block, offset = np.divmod(nth, self.rows_per_block)
-        return self._part[stretch], self._offset[stretch] + block * self._block + offset * self.seq_len
+        block = rows if self.rows_per_block == 1 else rows // self.rows_per_block
+        part = np.searchsorted(self._first_block, block, side="right") - 1
+        start = (block - self._first_block[part]) * self._block + (rows - block * self.rows_per_block) * self.seq_len
+        if self._first_end is None or not (in_end := rows >= self._block_rows).any():
+            return part, start
+        end = rows[in_end] - self._block_rows
+        part[in_end] = of = np.searchsorted(self._first_end, end, side="right") - 1
+        first = (self._first_block[of + 1] - self._first_block[of]) * self._block
+        start[in_end] = first + (end - self._first_end[of]) * self.seq_len
+        return part, start
 
     def block_behind(self, row: int, block_tokens: int) -> int:
         """The first block of so many tokens behind the first ``row`` rows: how many blocks they reach into, or pass by.
@@ -96,12 +100,11 @@ class Windows:
         if self.block_tokens is not None:
             return min(-(-row // self.rows_per_block), self.num_blocks)
         blocks = self._part_tokens // block_tokens
-        rows = np.cumsum(self.rows_of_part)
-        part = int(np.searchsorted(rows, row, side="right"))
+        part = int(np.searchsorted(self._first_block[1:], row, side="right"))
         earlier_blocks = int(blocks[:part].sum())
         if part == blocks.size:
             return earlier_blocks
-        inside = row - int(rows[part] - self.rows_of_part[part])
+        inside = row - int(self._first_block[part])
         return earlier_blocks + min(-(-inside * self.seq_len // block_tokens), int(blocks[part]))
 
 
@@ -124,11 +127,11 @@ class BlockAligned(Order):
         super().__init__(int(part_rows.sum()), int(part_rows.sum()))
         check_at_least("io_block_size", block, cure="Count in examples.")
         self.block = block
-        self._part_start = np.cumsum(part_rows) - part_rows
+        self._part_start = starts(part_rows)
         self._rows = Windows(part_rows, 1, block)
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
-        if self._part_start.size <= 1:
+        if self._part_start.size <= 2:
             return i
         part, row = self._rows.locate(i)
         return self._part_start[part] + row

@@ -23,8 +23,8 @@ from headrace.errors import ConfigError, IndexOutOfRangeError, check_choice
 from headrace.mix.amendments import family
 from headrace.mix.schedule import RowOrder
 from headrace.order.intervals import Intervals
+from headrace.order.rising import starts
 from headrace.store.cache import TokenCache
-from headrace.store.leaf import starts
 
 _ROWS = 1 << 16  # looked at together
 

@@ -353,14 +353,15 @@ class StoredArray:
         )
 
     def _check_store(self, store: Any) -> None:
-        attributes = store.spec().to_json()["metadata"].get("attributes", {})
-        self._check_found(int(store.shape[0]), store.dtype.name, str(attributes.get(OWNER, "")))
-        if self._folder is not None and CHUNKS in attributes:
-            try:
-                stored = StoredLayout.parse(json.loads((self._folder / "zarr.json").read_bytes()))
-            except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-                raise self._not_opened(ValueError(f"DATA_LOSS: {error}")) from error
-            self._places = None if stored.checksums is None else LocalPlaces(self._folder, stored, stored.checksums)
+        try:  # TensorStore never frees what to_json gives: 8 KB each time
+            local = None if self._folder is None else json.loads((self._folder / "zarr.json").read_bytes())
+            attributes = (local or store.spec().to_json()["metadata"]).get("attributes", {})
+            self._check_found(int(store.shape[0]), store.dtype.name, str(attributes.get(OWNER, "")))
+            stored = None if local is None or CHUNKS not in attributes else StoredLayout.parse(local)
+        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise self._not_opened(ValueError(f"DATA_LOSS: {error}")) from error
+        if self._folder is not None and stored is not None and stored.checksums is not None:
+            self._places = LocalPlaces(self._folder, stored, stored.checksums)
 
     def _check_found(self, length: int, dtype: str, owner: str) -> None:
         actual, recorded = f"{length} elements of {dtype}", f"{self.length} elements of {self.dtype.name}"

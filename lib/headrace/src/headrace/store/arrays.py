@@ -7,13 +7,13 @@ until somebody reads it. Price: 8 bytes an array and column, 1 us for the first 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 from jaxtyping import Int64
 
+from headrace.order.rising import starts
 from headrace.store.array import StoredArray
 from headrace.store.chunk_pages import ChunkPages
 
@@ -48,6 +48,11 @@ class MadeList(Sequence[T], Generic[T]):
         if item is None:
             item = self._made.setdefault(numbers, self._make(numbers))  # another thread may have been faster
         return item
+
+    def once(self, number: int) -> T:
+        """One of them, which is not kept if it was not made before: for a pass over many."""
+        item = self._made.get(number)
+        return self._make(number) if item is None else item
 
 
 class ArrayRun:
@@ -104,9 +109,8 @@ class ArrayList(Sequence[StoredArray]):
     def __init__(self, runs: Sequence[ArrayRun]) -> None:
         self.runs = tuple(runs)
         self._first = np.cumsum([0, *(run.lengths.size for run in self.runs)])
-        self.lengths: Int64[np.ndarray, " n"] = (
-            self.runs[0].lengths if len(self.runs) == 1 else np.concatenate([np.zeros(0, np.int64), *self._lengths()])
-        )
+        lengths = [run.lengths for run in self.runs] or [np.zeros(0, np.int64)]
+        self.lengths: Int64[np.ndarray, " n"] = lengths[0] if len(lengths) == 1 else np.concatenate(lengths)
 
     @classmethod
     def of(cls, arrays: Sequence[StoredArray]) -> ArrayList:
@@ -123,7 +127,7 @@ class ArrayList(Sequence[StoredArray]):
     @classmethod
     def missing(cls, size: int) -> ArrayList:
         """Places of so many arrays that do not exist."""
-        return cls([ArrayRun(np.zeros(size, np.int64), 1, None, _nothing)])
+        return cls([ArrayRun(np.zeros(size, np.int64), 1, None, dict[int, StoredArray]().get)])
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -167,37 +171,10 @@ class ArrayList(Sequence[StoredArray]):
     def first_chunks(self) -> Int64[np.ndarray, " n1"]:
         """Where the chunks of each array begin, and the last end, if those of all are numbered."""
         sizes = {run.chunk for run in self.runs}  # dividing by one number is faster
-        chunks = -(-self.lengths // (sizes.pop() if len(sizes) == 1 else self.spread([r.chunk for r in self.runs])))
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(chunks)])
-
-    def _lengths(self) -> list[np.ndarray]:
-        return [run.lengths for run in self.runs]
-
-
-class WithData(Protocol):
-    """A part of a leaf."""
-
-    @property
-    def data(self) -> StoredArray:
-        """The array with its values."""
-        ...
-
-
-def data_of(parts: Sequence[WithData], number: int) -> StoredArray:
-    """The array with the values of a part."""
-    return parts[number].data
+        size = sizes.pop() if len(sizes) == 1 else self.spread([r.chunk for r in self.runs])
+        return starts((self.lengths + (size - 1)) // size)
 
 
 def _run_of(array: StoredArray) -> ArrayRun:
-    shard = array.layout.shard_chunks
-    return ArrayRun(
-        np.array([array.length]), array.chunk_elements, array.dtype, partial(_itself, array), shard_chunks=shard
-    )
-
-
-def _itself(array: StoredArray, number: int) -> StoredArray:
-    return array
-
-
-def _nothing(number: int) -> None:
-    return None
+    length, shard = np.array([array.length]), array.layout.shard_chunks
+    return ArrayRun(length, array.chunk_elements, array.dtype, [array].__getitem__, shard_chunks=shard)

@@ -26,12 +26,13 @@ from headrace.errors import (
     check_choice,
 )
 from headrace.order.document_shuffle import DocumentShuffle
+from headrace.order.rising import starts
 from headrace.store import files
 from headrace.store.array import StoredArray
-from headrace.store.arrays import ArrayList, ArrayRun, MadeList, data_of
+from headrace.store.arrays import ArrayList, ArrayRun, MadeList
 from headrace.store.chunk_pages import ChunkPages
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
-from headrace.store.leaf import CacheLeaf, LeafPart, OwnParts, check_range, spans, starts
+from headrace.store.leaf import CacheLeaf, LeafPart, OwnParts, check_range, data_of, spans
 from headrace.store.ledger import (
     Ledger,
     ShuffleRecord,

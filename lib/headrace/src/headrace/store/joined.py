@@ -18,12 +18,13 @@ from jaxtyping import Int64
 from msgspec.structs import replace
 
 from headrace.errors import CacheMissingError, ConfigError
+from headrace.order.rising import starts
 from headrace.store import files
 from headrace.store.arrays import ArrayList
 from headrace.store.cache import OriginalDocument, ReadLedger, TokenCache
 from headrace.store.generations import check_generation, generation_path, read_generations, wanted_generations
 from headrace.store.layout import LeafKind
-from headrace.store.leaf import LeafPart, starts
+from headrace.store.leaf import LeafPart
 from headrace.store.ledger import LaterSources, Ledger, open_ledger
 from headrace.store.levanter.layout import read_catalog, read_levanter
 from headrace.store.parts import PartRecord, PartTable
@@ -132,7 +133,7 @@ class JoinedCache(TokenCache):
 
     def _member_part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
         member, index = self._joined_table.place(number)
-        return self._members[member].leaf(name).parts[index]
+        return self._members[member].leaf(name).parts.once(index)
 
     @property
     def _joined_table(self) -> _JoinedTable:

@@ -16,8 +16,9 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import CacheError, IndexOutOfRangeError, ReadError
+from headrace.order.rising import starts
 from headrace.store.array import StoredArray
-from headrace.store.arrays import ArrayList
+from headrace.store.arrays import ArrayList, MadeList
 from headrace.store.chunk_pages import ChunkPages
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind
 from headrace.store.parts import PartTable
@@ -94,7 +95,7 @@ class CacheLeaf:
         name: str,
         dtype: np.dtype[Any],
         kind: LeafKind,
-        parts: Sequence[LeafPart],
+        parts: MadeList[LeafPart],
         arrays: ArrayList,
         first_document: Int64[np.ndarray, " parts1"],
         path: str,
@@ -129,7 +130,8 @@ class CacheLeaf:
         spans = self._spans(start, stop)
         if self.kind == "fixed":
             return np.ones(stop - start, np.int64)
-        reads = [offsets.read(a, b + 1) for p, a, b in spans if (offsets := self.parts[p].offsets) is not None]
+        part = self.parts.once if len(spans) > 1 else self.parts.__getitem__
+        reads = [offsets.read(a, b + 1) for p, a, b in spans if (offsets := part(p).offsets) is not None]
         return np.concatenate([np.zeros(0, np.int64), *(np.diff(r.result()) for r in reads)])
 
     def values(self, start: int, stop: int) -> np.ndarray:
@@ -166,7 +168,8 @@ class CacheLeaf:
         """The leaf in one part alone."""
         part = self.parts[number]
         bounds = starts([part.documents])
-        return CacheLeaf(self.name, self.dtype, self.kind, [part], ArrayList.of([part.data]), bounds, self._path)
+        parts = MadeList(1, [part].__getitem__)
+        return CacheLeaf(self.name, self.dtype, self.kind, parts, ArrayList.of([part.data]), bounds, self._path)
 
     def document(self, i: int) -> np.ndarray:
         """Values of document ``i``."""
@@ -226,21 +229,16 @@ def fitting(values: np.ndarray, dtype: np.dtype[Any], url: str) -> np.ndarray:
     return values.astype(dtype, copy=False)
 
 
+def data_of(parts: Sequence[LeafPart], number: int) -> StoredArray:
+    """The array with the values of a part."""
+    return parts[number].data
+
+
 def check_range(start: int, stop: int, length: int, what: str, path: str) -> None:
     """Raises IndexOutOfRangeError unless ``0 <= start <= stop <= length``."""
     if not 0 <= start <= stop <= length:
         problem, cure = f"is not within {path}", f"Give 0 to {length}, as many as it has."
         raise IndexOutOfRangeError(problem, field=what, value=(start, stop), cure=cure)
-
-
-def starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Where each part begins, and the last ends.
-
-    Example:
-        >>> starts([3, 0, 2]).tolist()
-        [0, 3, 3, 5]
-    """
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))])
 
 
 def spans(starts: np.ndarray, start: int, stop: int) -> list[tuple[int, int, int]]:

@@ -189,7 +189,7 @@ class PiecedVector:
     """
 
     def __init__(self, url: str, record: Mapping[str, Any], what: str) -> None:
-        self._url, self._what = url, what
+        self._url, self._record, self._what = url, record, what
         self.dtype, self.size, self._piece = np.dtype(record["dtype"]), int(record["length"]), int(record["piece"])
         if self._piece < 1 or self.size < 0 or self.dtype.kind not in "iu":  # mapped objects would be addresses
             raise ValueError("no whole numbers, or lengths that are not positive")
@@ -208,6 +208,9 @@ class PiecedVector:
         self._checked = np.zeros(self._pieces, bool)  # of a mapped file
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, np.ndarray] = OrderedDict()  # pieces of another one, the last used behind
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PiecedVector, (self._url, self._record, self._what)
 
     def __len__(self) -> int:
         return self.size
