@@ -97,11 +97,7 @@ def check(
 
 
 @app.command("show")
-def show(
-    config: Config,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+def show(config: Config, settings: Settings = None, as_json: AsJson = False) -> None:
     """Print a config whole, with settings applied and defaults filled in, as YAML that loads to the same.
 
     For example:

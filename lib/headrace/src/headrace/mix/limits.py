@@ -32,7 +32,7 @@ STOP_STRATEGIES = ("restart", "first_exhausted", "all_exhausted")
 
 def check_epochs(path: str, value: float | None) -> None:
     """Raises ConfigError unless passes are a finite number above 0, or None."""
-    if value is not None and not (math.isfinite(value) and value > 0):
+    if value is not None and (isinstance(value, bool | str) or not (math.isfinite(value) and value > 0)):
         cure = "Passes over the source, e.g. 1.5."
         raise ConfigError("must be finite and above 0", field=path, value=value, cure=cure)
 
@@ -173,7 +173,9 @@ def example_limits(
                 raise ConfigError("names no source", field=f"{field}.{name}", cure=did_you_mean(name, sizes))
             if value is None:
                 continue
-            if isinstance(value, bool) or not (math.isfinite(value) and value >= 0):
+            if field == "max_epochs":
+                check_epochs(f"{field}.{name}" if isinstance(max_epochs, Mapping) else field, value)
+            elif isinstance(value, bool | str) or not (math.isfinite(value) and value >= 0):
                 raise ConfigError("must be finite and not negative", field=f"{field}.{name}", value=value)
             bound = math.floor(sizes[name] * value) if field == "max_epochs" else math.floor(value)
             limit = limits[name]

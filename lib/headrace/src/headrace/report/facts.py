@@ -22,14 +22,7 @@ from headrace.data.dataset import BatchOrder
 from headrace.data.packed import PackedTokenDataset
 from headrace.errors import ConfigError, HeadraceError
 from headrace.mix.schedule import BatchSchedule
-from headrace.report.plan_figures import (
-    Fill,
-    Lengths,
-    MixtureFacts,
-    document_lengths,
-    mixture_facts,
-    pack_fill,
-)
+from headrace.report.plan_figures import Fill, Lengths, MixtureFacts, document_lengths, mixture_facts, pack_fill
 from headrace.report.run_records import RunRecords, read_records
 from headrace.run.manifest import RunManifest, began_with
 from headrace.store.cache import TokenCache
