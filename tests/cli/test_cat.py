@@ -130,7 +130,9 @@ def test_mistakes_say_what_to_do(headrace: Run, run: str):
         (["--step", "-1"], "is not a step of this run. Steps count from 0."),
         (["--step", "20", "num_steps=20"], "is not a step of this run. Steps run from 0 to 19."),
         (["--step", "0", "--run", "nowhere"], "holds no run"),
-        (["--step", "0", "--tokenizer", "nothing.json"], None),  # the caches have their own
+        (["--step", "0", "--tokenizer", "nothing.json"], "which has a tokenizer of its own, bytes. Leave it out."),
+        (["--step", "0", "--tokenizer", "bytes"], None),  # the same
+        (["--step", "0", "--id-leaf", "nope"], "is not a leaf of these caches."),
     ):
         code, _, err = headrace("cat", run, *arguments)
         assert code == (0 if words is None else 2)
@@ -148,7 +150,7 @@ def test_a_run_is_recognised_and_left_as_it_was(headrace: Run, run: str, tmp_pat
     assert {p: p.read_bytes() for p in (tmp_path / "runs").iterdir()} == before
     code, _, err = headrace("cat", run, "--run", "runs", "seed=1")
     assert code == 2
-    assert "the run was started with another config: seed: nothing -> 1" in err
+    assert "the run was started with another config: seed: not set -> 1" in err
 
 
 def test_a_run_that_was_amended(headrace: Run, run: str):

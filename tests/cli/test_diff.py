@@ -105,10 +105,10 @@ def test_the_printed_amendment_works_when_it_is_typed(headrace, run):
 def test_what_no_amendment_can_say(headrace, run):
     done = headrace("diff", *map(str, run), "seed=7", "components.web.weight=1", "--step", "30")
     assert done.code == 1
-    assert "seed: nothing -> 7" in done.out.split("A run cannot change otherwise")[1]
+    assert "seed: not set -> 7" in done.out.split("A run cannot change otherwise")[1]
     assert "step: 30" in done.out
     facts = json.loads(headrace("diff", *map(str, run), "seed=7", "--json").out)
-    assert (facts["amendment"], facts["refused"]) == (None, ["seed: nothing -> 7"])
+    assert (facts["amendment"], facts["refused"]) == (None, ["seed: not set -> 7"])
 
 
 def test_flags_of_a_run_are_refused_for_caches(headrace, run, tmp_path):

@@ -67,7 +67,7 @@ def test_comparing_saves_nothing(headrace: Run, cache: str):
     assert rows["wrap"]["fill"] >= rows["bfd"]["fill"] >= rows["next_fit"]["fill"]
     assert rows["windowed"]["blocks_a_pack"] <= rows["bfd"]["blocks_a_pack"]
     assert not Path(cache, "plans").exists()
-    assert "blocks a pack" in headrace("pack", cache, "-s", "64", "--compare", "--long", "drop")[1]
+    assert "blocks per pack" in headrace("pack", cache, "-s", "64", "--compare", "--long", "drop")[1]
 
 
 def test_units(headrace: Run, cache: str):

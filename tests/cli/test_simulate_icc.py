@@ -48,7 +48,7 @@ def test_what_is_saved_or_given_is_forecast_checked_and_reported(headrace, cache
     config.write_text(
         f"components: {{code: {{cache: {cache.path}}}}}\nseq_len: 8\nbatch_size: 16\nnum_steps: 400\nshuffle: 512\n"
     )
-    assert "headrace icc CACHE --save" in headrace("simulate", str(config)).out
+    assert f"headrace icc {cache.path} --save" in headrace("simulate", str(config)).out
     assert "excess loss" not in headrace("config", "check", str(config)).out
     assert json.loads(headrace("simulate", str(config), "--json").out)["noise"] == {}
 

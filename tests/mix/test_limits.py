@@ -71,7 +71,9 @@ def test_a_limit_uses_a_source_up():
 
 
 @given(
-    st.dictionaries(st.sampled_from("abc"), st.integers(0, 10**12), min_size=1), st.floats(0, 9), st.integers(0, 10**12)
+    st.dictionaries(st.sampled_from("abc"), st.integers(0, 10**9), min_size=1),
+    st.floats(0.1, 9),
+    st.integers(0, 10**12),
 )
 def test_limits_are_the_smaller_of_epochs_and_budget(sizes, epochs, budget):
     name = min(sizes)
@@ -90,9 +92,11 @@ def test_limits_are_the_smaller_of_epochs_and_budget(sizes, epochs, budget):
 def test_bad_limits_are_refused():
     with pytest.raises(ConfigError, match="Did you mean 'docs'"):
         example_limits({"docs": 3}, {"dosc": 1.0})
-    for bad in (-1.0, float("inf"), float("nan"), True):
-        with pytest.raises(ConfigError, match=r"max_epochs\.docs"):
+    for bad in (-1.0, 0, float("inf"), float("nan"), True, "2"):
+        with pytest.raises(ConfigError, match="max_epochs = "):
             example_limits({"docs": 3}, bad)
+        with pytest.raises(ConfigError, match=r"max_epochs\.docs"):
+            example_limits({"docs": 3}, {"docs": bad})
     with pytest.raises(ConfigError, match=r"budgets\.docs"):
         example_limits({"docs": 3}, None, {"docs": -1})
     with pytest.raises(ConfigError, match=r"max_epochs\.docs.*without an end"):

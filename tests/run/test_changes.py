@@ -71,11 +71,11 @@ def test_the_fields_of_the_config_come_first_and_what_follows_stays_behind(cache
     assert loaded.config == manifest.config == json.loads(json.dumps(given_fields(began)))
     with pytest.raises(PlanMismatchError) as caught:
         open_run(tmp_path, config_of(caches, {"web": 3, "code": 2}, seed=1).loader())
-    assert "another config: components.code.weight: 1 -> 2; seed: nothing -> 1" in str(caught.value)
+    assert "another config: components.code.weight: 1 -> 2; seed: not set -> 1" in str(caught.value)
     assert "headrace diff RUN CONFIG" in (caught.value.cure or "")
     changes = run_changes(loaded, config_of(caches, {"web": 3, "code": 2}, seed=1), 10)
     assert changes.amendment == AmendmentConfig(10, weights={"code": 2})
-    assert changes.refused == ["seed: nothing -> 1"]
+    assert changes.refused == ["seed: not set -> 1"]
     assert len(changes.resolved) > 2
     weighed = run_changes(loaded, config_of(caches, {"web": 3, "code": 2}), 10)  # components in an order of their own
     assert (weighed.amendment, [*weighed.refused]) == (AmendmentConfig(10, weights={"code": 2}), [])
@@ -104,7 +104,7 @@ def test_what_a_run_may_change_freely_is_no_difference(caches):
     manifest = RunManifest.of(began.loader())
     assert run_changes(manifest, replace(began, prefetch_bytes=1 << 28, num_steps=5), 3).same
     changes = run_changes(manifest, replace(began, prefetch_bytes=1 << 28, seed=2), 3)
-    assert changes.refused == ["seed: nothing -> 2"]
+    assert changes.refused == ["seed: not set -> 2"]
 
 
 def test_nested_blends():

@@ -156,6 +156,16 @@ class HostError(HeadraceError):
     process: int = -1
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and what it counts.
+
+    Example:
+        >>> counted(1, "host"), counted(2000, "row")
+        ('1 host', '2,000 rows')
+    """
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A sentence with the nearest known names, for the ``cure`` of an error.
 

@@ -36,18 +36,8 @@ COMMANDS = {  # the function and, before the dot, its module
 GROUPS = ("config",)
 PANELS = {
     "To begin": ("demo", "init"),
-    "Caches": (
-        "build",
-        "inspect",
-        "verify",
-        "reshuffle",
-        "remove",
-        "pack",
-        "diff",
-        "consolidate",
-        "convert",
-        "upgrade",
-    ),
+    "Caches": ("build", "inspect", "verify", "reshuffle", "remove", "pack", "diff"),
+    "Cache formats": ("consolidate", "convert", "upgrade"),
     "Runs": ("config", "simulate", "icc", "cat", "where", "report"),
     "Your shell": ("completion",),
 }

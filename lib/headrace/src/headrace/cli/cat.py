@@ -12,7 +12,7 @@ import typer
 
 from headrace.cli.options import ID_LEAF, AsJson, Config, Decoder, IdLeaf, SameRun, Settings, check_run, load_as_begun
 from headrace.cli.shown import coloured, legend, marked, one_line, printable
-from headrace.errors import redact
+from headrace.errors import ConfigError, did_you_mean, redact
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,8 +76,6 @@ def command(
 
 
 def _check_rows(rows: StepRows, asked: list[int]) -> None:
-    from headrace.errors import ConfigError
-
     for one in asked:
         if not 0 <= one < len(rows):
             padding = len(rows) <= one < rows.batch_size
@@ -102,12 +100,14 @@ def described_rows(
 
     spans = spans_of_rows(rows, np.unique(np.asarray(places, np.int64)))
     tokens, columns = read_spans(rows, spans), read_columns_of_spans(rows, spans)
-    decoders = {
-        number: cache_tokenizer(rows.caches[number])
-        or (tokenizer and cache_tokenizer(rows.caches[number], tokenizer))
-        or None
-        for number in set(spans.source.tolist())
-    }
+    decoders = {number: cache_tokenizer(rows.caches[number]) for number in set(spans.source.tolist())}
+    without = [number for number, decoder in decoders.items() if decoder is None] or [*decoders]
+    if tokenizer is not None:  # refused if each has its own
+        decoders |= {number: cache_tokenizer(rows.caches[number], tokenizer) for number in without}
+    leaves = dict.fromkeys(leaf for cache in rows.caches for leaf in cache.leaves)
+    if id_leaf not in {ID_LEAF, *leaves}:
+        cure = f"{did_you_mean(id_leaf, leaves)} Or leave it out." if leaves else "Leave it out: they keep no ids."
+        raise ConfigError("is not a leaf of these caches", field="--id-leaf", value=id_leaf, cure=cure)
     ids = {
         number: document_ids(cache, spans.document[spans.source == number].tolist(), id_leaf)
         for number, cache in enumerate(rows.caches)

@@ -26,7 +26,8 @@ from headrace.cli.options import (
     parse_shares,
     parse_sizes,
 )
-from headrace.cli.shown import in_bytes
+from headrace.cli.shown import figures_table, in_bytes, show_judgments
+from headrace.errors import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -96,11 +97,7 @@ def check(
 
 
 @app.command("show")
-def show(
-    config: Config,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+def show(config: Config, settings: Settings = None, as_json: AsJson = False) -> None:
     """Print a config whole, with settings applied and defaults filled in, as YAML that loads to the same.
 
     For example:
@@ -240,6 +237,8 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from headrace.analysis.check.judgments import judge_plan
+
     console = Console(highlight=False)
     console.print(Text(_run_line(plan)), soft_wrap=True)
     for stage in plan.stages if len(plan.stages) > 1 else ():
@@ -253,8 +252,8 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
     console.print()
     console.print(
         Text(
-            f"The first batch touches {plan.first_batch_chunks:,} chunks, {in_bytes(plan.first_batch_bytes)}, for"
-            f" {in_bytes(plan.batch_size * plan.row_bytes)} of tokens."
+            f"The first batch touches {counted(plan.first_batch_chunks, 'chunk')}, {in_bytes(plan.first_batch_bytes)},"
+            f" for {in_bytes(plan.batch_size * plan.row_bytes)} of tokens."
         ),
         soft_wrap=True,
     )
@@ -264,6 +263,7 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
         if text := h.describe_exchange(plan.config.exchange_setting, plan.batch_size):
             console.print(text, soft_wrap=True)
     console.print()
+    show_judgments(j for j in judge_plan(plan) if j.level == "good" and j.figure not in {f.field for f in found})
     for finding in found:
         style = "bold red" if finding.level == "problem" else "yellow"
         console.print(Text.assemble((finding.level, style), " ", str(finding)), soft_wrap=True)
@@ -271,14 +271,14 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
     if not found:
         console.print(Text("nothing found that will hurt", "green"))
     else:
-        console.print(Text(f"{problems} problems, {len(found) - problems} warnings", "dim"))
+        console.print(Text(f"{counted(problems, 'problem')}, {counted(len(found) - problems, 'warning')}", "dim"))
 
 
 def _run_line(plan: RunPlan) -> str:
     rows = f"batches of {plan.batch_size:,}"
     rows += f" to {plan.largest_batch:,} rows" if plan.largest_batch != plan.batch_size else " rows"
     lengths = ", then ".join(f"{n:,}" + (f" from step {s:,}" if s else "") for s, n in plan.phases)
-    end = "without an end" if plan.steps is None else f"{plan.steps:,} steps, {plan.tokens or 0:,} tokens"
+    end = "without an end" if plan.steps is None else f"{counted(plan.steps, 'step')}, {plan.tokens or 0:,} tokens"
     packed = ""
     if (effective := plan.effective_batch) is not None:
         documents, tokens = effective
@@ -286,7 +286,7 @@ def _run_line(plan: RunPlan) -> str:
             f"\nA batch of {plan.batch_size:,} packed rows holds about {documents:,} documents and {tokens:,} tokens."
         )
     packed += f"\n{plan.micro_batches}" if plan.micro_batches is not None else ""
-    return f"{len(plan.components)} components, {rows} of {lengths} tokens, {end}{packed}"
+    return f"{counted(len(plan.components), 'component')}, {rows} of {lengths} tokens, {end}{packed}"
 
 
 def _short(weights: Any) -> str:
@@ -295,13 +295,9 @@ def _short(weights: Any) -> str:
 
 
 def _components(plan: RunPlan) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("component", overflow="fold")
-    for title in ("tokens", "share", "epochs", "order", "strands", "block rows", "open blocks"):
-        table.add_column(title, justify="right")
+    table = figures_table("component", "tokens", "share", "epochs", "order", "strands", "block rows", "open blocks")
     for c in plan.components:
         share = f"{c.first_share:.2%}"
         if abs(c.last_share - c.first_share) > 5e-5:
@@ -320,13 +316,9 @@ def _components(plan: RunPlan) -> Table:
 
 
 def _reads(plan: RunPlan) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("hosts", "reads a block and epoch", "reads a host and step", "a step", "held by a host", "needed"):
-        table.add_column(title, justify="right")
-    forecast = plan.forecast or plan.unlimited
-    for h in forecast.by_hosts:
+    heads = ("reads per block per epoch", "reads per host per step", "bytes per host per step", "memory held")
+    table = figures_table("hosts", *heads, "memory needed", left=0)
+    for h in (plan.forecast or plan.unlimited).by_hosts:
         table.add_row(
             f"{h.hosts:,}",
             f"{h.reads_per_block:.2f}",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import AsJson, Settings
+from headrace.cli.shown import figures_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -249,15 +250,12 @@ def _part(part: Any) -> str:
 
 
 def _show_differences(console: Console, a: str, b: str, found: list[Difference], same_content: bool) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     if not found:
         console.print(Text.assemble(("the same ", "green"), f"{a} and {b}"))
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("", a, b):
-        table.add_column(title, overflow="fold")
+    table = figures_table("", a, b, left=3)
     counts: dict[str, int] = {}
     for d in found:
         section = d.what.split(" ", 1)[0]

@@ -12,7 +12,7 @@ import typer
 
 from headrace.cli.build_options import TokenizerOption
 from headrace.cli.exits import kept_when_interrupted
-from headrace.cli.shown import counted
+from headrace.errors import counted
 
 if TYPE_CHECKING:
     from headrace.ingest.survey import FoundSource

@@ -21,7 +21,7 @@ from headrace.cli.options import (
     Settings,
     refuse_typed,
 )
-from headrace.cli.shown import counting
+from headrace.cli.shown import counting, figures_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -336,14 +336,11 @@ def _shuffle(component: PlannedDataset) -> dict[str, Any]:
 
 
 def _show_run(console: Console, path: str, facts: dict[str, Any]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     console.print(Text(path, "bold"))
-    table = Table(title="Tokens", title_justify="left", box=None, pad_edge=False, header_style="dim")
-    table.add_column("source")
-    for title in ("train", "held out", "removed", "in no row", "in all", "strands", "open MiB"):
-        table.add_column(title, justify="right", no_wrap=True)
+    heads = ("train", "held out", "removed", "in no row", "in all", "strands", "open MiB")
+    table = figures_table("source", *heads, title="Tokens")
     for name, one in facts["components"].items():
         figures = [f"{one[f'{key}tokens']:,}" for key in ("train_", "validation_", "removed_", "dropped_", "")]
         table.add_row(Text(name), *figures, f"{one['strands']:,}", f"{one['open_bytes'] / 2**20:,.1f}")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.shown import facts_table
+from headrace.cli.shown import facts_table, figures_table
 
 
 def inspect_rollouts(folder: str, as_json: bool) -> None:
@@ -43,11 +43,7 @@ def inspect_rollouts(folder: str, as_json: bool) -> None:
 
 
 def _logs_table(logs: dict[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("log")
-    for title in ("records", "torn bytes", "fenced", "lost"):
-        table.add_column(title, justify="right")
-    table.add_column("")
+    table = figures_table("log", "records", "torn bytes", "fenced", "lost", "state")
     for name, log in logs.items():
         figures = (f"{log[key]:,}" for key in ("records", "torn_bytes", "fenced_records", "lost_records"))
         table.add_row(Text(name), *figures, "" if log["closed"] else "is being written, or its writer was killed")

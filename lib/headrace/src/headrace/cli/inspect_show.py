@@ -18,18 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.decoded import Sample
-from headrace.cli.shown import (
-    BOUNDARY,
-    bar,
-    coloured,
-    counted,
-    facts_table,
-    in_bytes,
-    legend,
-    marked,
-    one_line,
-    printable,
-)
+from headrace.cli.shown import BOUNDARY, bar, coloured, facts_table, in_bytes, legend, marked, one_line, printable
+from headrace.errors import counted
 from headrace.ingest.tokenize import decode
 
 if TYPE_CHECKING:

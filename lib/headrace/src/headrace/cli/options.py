@@ -24,9 +24,7 @@ Settings = Annotated[
 CacheOrConfig = Annotated[
     str, typer.Argument(help="Folder or URL of a cache, a config, or rollouts.", metavar="CACHE|RUN.yaml|ROLLOUTS")
 ]
-Hosts = Annotated[
-    str | None, typer.Option(help="Numbers of hosts to forecast for; 1,8,64 by default.", metavar="N,N,...")
-]
+Hosts = Annotated[str | None, typer.Option(help="Numbers of hosts to forecast for, e.g. 1,8,64.", metavar="N,N,...")]
 Tokens = Annotated[
     list[str] | None,
     typer.Option(help="Size of a source, in place of expected_tokens (repeatable).", metavar="NAME=TOKENS"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import CONFIG_SUFFIXES, AsJson, CacheOrConfig, Settings, refuse_typed
-from headrace.cli.shown import bar, facts_table
+from headrace.cli.shown import bar, facts_table, figures_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -236,20 +236,10 @@ def _what_became(facts: dict[str, Any], tokens: int) -> dict[str, str]:
 
 
 def _show_compared(console: Console, path: str, seq_len: int, rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"{path} in packs of {seq_len:,} tokens", title_justify="left", box=None, header_style="dim")
-    table.add_column("algorithm")
-    for name in ("packs", "fill", "blocks a pack", "documents split", "tokens lost", "seconds"):
-        table.add_column(name, justify="right")
+    heads = ("packs", "fill", "blocks per pack", "documents split", "tokens lost", "seconds")
+    table = figures_table("algorithm", *heads, title=f"{path} in packs of {seq_len:,} tokens")
     for one in rows:
-        table.add_row(
-            one["algorithm"],
-            f"{one['packs']:,}",
-            f"{one['fill']:.4%}",
-            f"{one['blocks_a_pack']:.2f}",
-            f"{one['split_documents']:,}",
-            f"{one['lost_tokens']:,}",
-            f"{one['seconds']:.2f}",
-        )
+        packs, split, lost = (f"{one[name]:,}" for name in ("packs", "split_documents", "lost_tokens"))
+        blocks, seconds = (f"{one[name]:.2f}" for name in ("blocks_a_pack", "seconds"))
+        table.add_row(one["algorithm"], packs, f"{one['fill']:.4%}", blocks, split, lost, seconds)
     console.print(table)

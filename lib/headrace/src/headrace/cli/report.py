@@ -31,7 +31,7 @@ def command(
     ] = None,
     hosts: Annotated[
         str | None,
-        typer.Option(help="Numbers of hosts to forecast for; 1,8,64 and the run's by default.", metavar="N,N,..."),
+        typer.Option(help="Numbers of hosts to forecast for; 1 and the run's by default.", metavar="N,N,..."),
     ] = None,
     tokens: Tokens = None,
     layout: Layout = "headrace",

@@ -12,7 +12,7 @@ from headrace.cli.build import cost_in_words, memory_bytes, repair_parts
 from headrace.cli.build_options import MemoryOption, RepairOption
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson
-from headrace.cli.shown import counted
+from headrace.errors import counted
 from headrace.ingest.choices import Engine
 
 if TYPE_CHECKING:

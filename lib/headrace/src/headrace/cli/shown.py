@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
     from rich.table import Table
     from rich.text import Text
+
+    from headrace.analysis.check.judgments import Judgment
 
 _BAR = 32
 TRAINED, NOT_TRAINED, BOUNDARY = "bold bright_green", "dim", "reverse magenta"
@@ -92,9 +94,25 @@ def in_bytes(count: int) -> str:
     return f"{count / 1000**power:.{min(power, 1)}f} {units[power]}"
 
 
-def counted(count: int, noun: str) -> str:
-    """A number and what it counts."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+def figures_table(*titles: str, left: int = 1, title: str | None = None) -> Table:
+    """A table without rules: its first ``left`` columns hold names, which fold, the others figures."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
+    for number, head in enumerate(titles):
+        table.add_column(head, justify="left" if number < left else "right", overflow="fold")
+    return table
+
+
+def show_judgments(judgments: Iterable[Judgment]) -> None:
+    """A line a judgment: its level, coloured, the figure, and why or what to change."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for one in judgments:
+        style = {"good": "green", "unknown": "dim"}.get(one.level, "yellow")
+        console.print(Text.assemble((one.level, style), f" {one.figure}: {one.text}"), soft_wrap=True)
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:

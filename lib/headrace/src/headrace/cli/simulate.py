@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -20,7 +20,8 @@ from headrace.cli.options import (
     parse_shares,
     parse_sizes,
 )
-from headrace.cli.shown import watching
+from headrace.cli.shown import figures_table, in_bytes, show_judgments, watching
+from headrace.errors import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.analysis.probe import ShuffleProbe
     from headrace.analysis.simulate.forecast import Forecast
     from headrace.config.lm_data import LmDataConfig
+    from headrace.data.mixture import MixtureDataset
     from headrace.mix.schedule import ExchangeSetting, RowOrder
 
 LONG_S = 5.0
@@ -39,15 +41,16 @@ def command(
     settings: Settings = None,
     hosts: Hosts = None,
     cache_mib: Annotated[
-        int | None, typer.Option(help="Memory for blocks on a host, in MiB; prefetch_bytes by default.", metavar="MIB")
+        int | None,
+        typer.Option(help="Memory for blocks on a host; prefetch_bytes by default.", metavar="MIB", min=1),
     ] = None,
     tokens: Tokens = None,
     declared: Declared = False,
     layout: Layout = "headrace",
     icc: Icc = None,
-    num_steps: Annotated[int | None, typer.Option("--steps", help="Steps of the run.")] = None,
-    first_step: Annotated[int, typer.Option(help="Step to begin to look at.")] = 0,
-    max_rows: Annotated[int, typer.Option(help="Rows to look at, at most.")] = 1 << 20,
+    num_steps: Annotated[int | None, typer.Option("--steps", help="Steps of the run.", min=1)] = None,
+    first_step: Annotated[int, typer.Option(help="Step to begin to look at.", min=0)] = 0,
+    max_rows: Annotated[int, typer.Option(help="Rows to look at, at most.", min=1)] = 1 << 20,
     price_per_1000_reads: Annotated[float, typer.Option(help="Money for a thousand requests.")] = 0.0004,
     price_per_gib: Annotated[float, typer.Option(help="Money for each GiB that leaves the store.")] = 0.0,
     as_json: AsJson = False,
@@ -65,6 +68,7 @@ def command(
 
         headrace simulate plan.yaml --tokens web=1e12 --tokens code=2e11
     """
+    from headrace.analysis.check.judgments import judge_forecast
     from headrace.analysis.check.sizes import planned_caches
     from headrace.analysis.excess import source_excess
     from headrace.analysis.simulate.forecast import RunSteps, simulate
@@ -72,64 +76,39 @@ def command(
     from headrace.config.lm_data import load_config
     from headrace.feed.micro_batches import MicroForecast
 
-    numbers = parse_hosts(hosts)
-    _check_flags(cache_mib, num_steps, first_step, max_rows, price_per_1000_reads, price_per_gib)
-    loaded = load_config(config, settings or [])
-    planned = planned_caches(loaded, parse_sizes(tokens), layout=layout, look=not declared)
+    numbers = parse_hosts(hosts) or [1]
+    planned = planned_caches(load_config(config, settings or []), parse_sizes(tokens), layout=layout, look=not declared)
     resolved = planned.config
     _say_if_long(resolved)
     dataset = resolved.dataset(planned.caches)
     row_order: RowOrder = "locality" if resolved.row_order == "locality" else "stream"
+    memory = resolved.prefetch_bytes if cache_mib is None else cache_mib << 20
     with watching("examples counted") as watch:
         forecast = simulate(
             dataset,
             dataset.batch_schedule,
-            hosts=numbers or [n for n in (1, 8, 64) if n <= dataset.batch_schedule.rows_at(first_step)[1]],
-            cache_bytes=resolved.prefetch_bytes if cache_mib is None else cache_mib << 20,
-            steps=RunSteps(first_step, num_steps, max_rows),
+            hosts=numbers,
+            cache_bytes=memory,
+            steps=RunSteps(first_step, num_steps, min(max_rows, 1 << 40)),
             row_order=row_order,
             prices=Prices(price_per_1000_reads, price_per_gib),
             watch=watch,
         )
     noise = source_excess(dataset, num_steps or resolved.run_steps, forecast.batch_size, parse_shares(icc))
-    cut = resolved.micro_batches
-    micro = cut and MicroForecast.of(cut, dataset, dataset.batch_schedule, row_order)
+    micro = (cut := resolved.micro_batches) and MicroForecast.of(cut, dataset, dataset.batch_schedule, row_order)
     if as_json:
         more = {"noise": {n: one._asdict() for n, one in noise.items()}, "micro_batches": micro and micro._asdict()}
         typer.echo(json.dumps(forecast.to_json() | more))
         return
-    show(forecast, len(resolved.components), dataset.at_step(first_step)[0].seq_len, resolved.exchange_setting)
+    mixture = cast("MixtureDataset", dataset.at_step(first_step)[0])
+    show(forecast, len(resolved.components), mixture.seq_len, resolved.exchange_setting)
     if micro is not None:
         typer.echo(str(micro))
     for name, one in noise.items():
         typer.echo(f"{name}: {one} over a full shuffle")
-    if len(noise) < len(resolved.components):
-        typer.echo("To forecast excess loss, measure how alike neighbours are: headrace icc CACHE --save")
-
-
-def _check_flags(
-    cache_mib: int | None,
-    num_steps: int | None,
-    first_step: int,
-    max_rows: int,
-    price_per_1000_reads: float,
-    price_per_gib: float,
-) -> None:
-    """Raises ConfigError for what can be of no run, by the flag that was typed."""
-    from headrace.analysis.simulate.forecast import LAST_STEP
-    from headrace.analysis.simulate.host_forecast import check_price
-    from headrace.errors import ConfigError
-
-    for flag, value, least, below, cure in (
-        ("--cache-mib", cache_mib, 1, 1 << 43, "Give the MiB that a host has for blocks, e.g. 1024."),
-        ("--steps", num_steps, 1, LAST_STEP, "Give 1 or more, or leave it out."),
-        ("--first-step", first_step, 0, LAST_STEP, "Steps count from 0, and there are 2**40 of them."),
-        ("--max-rows", max_rows, 1, 1 << 40, "Give 1 or more; each 1,000,000 take about 2 s."),
-    ):
-        if value is not None and not least <= value < below:
-            raise ConfigError("is too small" if value < least else "is too large", field=flag, value=value, cure=cure)
-    check_price("--price-per-1000-reads", price_per_1000_reads)
-    check_price("--price-per-gib", price_per_gib)
+    orders = [order for c in mixture.components if (order := c.shuffle_order()) is not None]
+    kinds, strands = {order.kind for order in orders}, sum(order.strands for order in orders)
+    show_judgments(judge_forecast(forecast, resolved, kinds, strands, memory, noise))
 
 
 def _say_if_long(config: LmDataConfig) -> None:
@@ -152,56 +131,39 @@ def _say_if_long(config: LmDataConfig) -> None:
 
 
 def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSetting) -> None:
-    """Prints a forecast as two tables."""
+    """Prints a forecast: what was looked at, a table of reads, and what else to know of each number of hosts."""
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console()
+    console = Console(highlight=False)
     scope = "all of the run" if forecast.exact else "a sample: the figures hold for these steps"
     looked = " and ".join(f"{look.first_step:,} to {look.stop_step - 1:,}" for look in forecast.looks)
     console.print(
-        f"{components} components, batches of {forecast.batch_size:,} rows of {seq_len:,} tokens,"
-        f" blocks of {forecast.block_bytes / 1024:,.0f} KiB"
+        f"{counted(components, 'component')}, batches of {counted(forecast.batch_size, 'row')} of {seq_len:,} tokens,"
+        f" blocks of {in_bytes(forecast.block_bytes)}"
     )
     console.print(f"Steps {looked}, {scope}.")
     ratios = ", ".join(f"{value:.3f} over {window}" for window, value in forecast.variance_ratio.items())
-    console.print(f"{forecast.distinct_blocks:,.0f} blocks in a batch. Variance ratio (1: full shuffle): {ratios}\n")
-    table = Table(title="Reads", title_justify="left")
-    for column in (
-        "hosts",
-        "reads a block and epoch",
-        "reads a host and step",
-        "MiB a host and step",
-        "MiB held by a host",
-        "cold start MiB",
-        "burst",
-        "cost of 1,000 steps",
-    ):
-        table.add_column(column, justify="right")
+    blocks = counted(round(forecast.distinct_blocks), "block")
+    console.print(f"{blocks} in a batch. Variance ratio (1: full shuffle): {ratios}\n")
+    heads = ("reads per block per epoch", "reads per host per step", "MiB per host per step", "MiB held per host")
+    table = figures_table("hosts", *heads, "MiB at cold start", "burst", "cost of 1,000 steps", left=0)
     for h in forecast.by_hosts:
-        table.add_row(
-            f"{h.hosts:,}",
-            f"{h.reads_per_block:.3f}",
-            f"{h.reads_per_step:,.2f}",
-            f"{h.bytes_per_step / 2**20:,.2f}",
-            f"{h.resident_bytes / 2**20:,.1f}",
-            f"{h.cold_start_bytes / 2**20:,.1f}",
-            f"{h.burst:.2f} x",
-            f"{h.cost_per_1000_steps:,.4f}",
-        )
+        sizes = (h.resident_bytes / 2**20, h.cold_start_bytes / 2**20)
+        reads = (f"{h.reads_per_block:.3f}", f"{h.reads_per_step:,.2f}", f"{h.bytes_per_step / 2**20:,.2f}")
+        sizes_mib = (f"{size:,.1f}" for size in sizes)
+        table.add_row(f"{h.hosts:,}", *reads, *sizes_mib, f"{h.burst:.2f} x", f"{h.cost_per_1000_steps:,.4f}")
     console.print(table)
     for h in forecast.by_hosts:
+        hosts = counted(h.hosts, "host")
         if text := h.describe_exchange(exchange, forecast.batch_size):
             console.print(text)
-    for h in forecast.by_hosts:
         described = f", {h.index_requests:,} for zarr.json and indices (headrace upgrade)" if h.index_requests else ""
         console.print(
-            f"{h.hosts:,} hosts on an object store: {h.requests:,} requests in these steps, {h.opening_requests:,}"
+            f"{hosts} on an object store: {counted(h.requests, 'request')} in these steps, {h.opening_requests:,}"
             f" to open the caches{described}."
         )
-    for h in forecast.by_hosts:
         if h.hosts_replayed < h.hosts:
-            console.print(f"{h.hosts:,} hosts: projected from {h.hosts_replayed}, evenly spread.")
+            console.print(f"{hosts}: projected from {h.hosts_replayed}, evenly spread.")
     for note in forecast.notes:
         console.print(f"Note: {note}")
 
@@ -252,14 +214,11 @@ def icc(
 def _show_probe(found: ShuffleProbe) -> None:
     """Prints what a probe found."""
     from rich.console import Console
-    from rich.table import Table
 
     console, share = Console(highlight=False), found.share
     console.print(f"{found.rows:,} of {found.of_rows:,} rows, blocks of {found.block} rows, by {found.value}")
     console.print(f"Of the variance, {share.icc:.1%} lie between blocks (95 %: {share.low:.1%} to {share.high:.1%})\n")
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("order")
-    table.add_column(f"noise of a batch of {found.batch_size:,} rows, full shuffle = 1", justify="right")
+    table = figures_table("order", f"noise of a batch of {counted(found.batch_size, 'row')}, full shuffle = 1")
     for order, noise in found.noise.items():
         table.add_row(order, f"{noise:.2f}")
     console.print(table)

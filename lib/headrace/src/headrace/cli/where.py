@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.options import AsJson, Config, SameRun, Settings, check_run, load_as_begun
+from headrace.cli.shown import figures_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,7 +94,6 @@ def _find(config: LmDataConfig, step: int, documents: list[int], component: str 
 
 
 def _show(console: Console, here: Whereabouts) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     of = "" if here.num_steps is None else f" of {here.num_steps:,}"
@@ -104,10 +104,7 @@ def _show(console: Console, here: Whereabouts) -> None:
         console.print(Text("the run is over"))
     else:
         console.print(Text(f"next: a batch of {here.batch_size:,} rows of {here.seq_len:,} tokens"))
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("source")
-    for title in ("weight", "share so far", "rows next", "rows", "tokens", "epochs"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = figures_table("source", "weight", "share so far", "rows next", "rows", "tokens", "epochs")
     for source, one in here.sources.items():
         epochs = "-" if one.epochs is None else f"{one.epochs:.3f}"
         table.add_row(

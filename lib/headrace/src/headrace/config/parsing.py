@@ -363,9 +363,11 @@ def _read_union(slot: Slot, value: Any, path: str) -> Any:
             return read(member, value, path)
     if len(slot.parts) == 1 and isinstance(value, str) and shorthand_of(slot.parts[0]) is not None:
         return read(slot.parts[0], value, path)
+    quoted = isinstance(value, str) and number_in(value) is not None  # YAML reads 1e-3 as text, 3 only in quotes
     for member in slot.parts:
-        with contextlib.suppress(ConfigError):
-            return read(member, value, path)
+        if not (quoted and member.form is float and len(slot.parts) > 1):
+            with contextlib.suppress(ConfigError):
+                return read(member, value, path)
     raise _wrong_type(slot, value, path)
 
 

@@ -108,7 +108,10 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             IndexOutOfRangeError: no such example.
             ConfigError: not an index; counted from the end of a dataset that has none.
         """
+        ends = (index.start, index.stop, index.step) if isinstance(index, slice) else (index,)
         try:
+            if bool in map(type, ends):
+                raise TypeError
             bounds = index.indices(MAX_LENGTH) if isinstance(index, slice) else (operator.index(index),)
         except (TypeError, ValueError):
             cure = "Give a number or a slice: ds[3], ds[3:8]; for rows of any numbers ds.read([3, 8])."
@@ -188,13 +191,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         order: PendingBraid | BraidShuffle
         if strands is not None:
             order = BraidShuffle(
-                n,
-                io_block_size=size,
-                strands=strands,
-                seed=seed,
-                lap=lap,
-                first_strand=first_strand,
-                version=version,
+                n, io_block_size=size, strands=strands, seed=seed, lap=lap, first_strand=first_strand, version=version
             )
         else:
             order = PendingBraid(n, io_block_size=size, seed=seed, version=version)

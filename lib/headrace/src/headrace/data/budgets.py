@@ -21,7 +21,7 @@ import numpy as np
 
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import MixtureDataset, mixture_of
-from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.errors import ConfigError, IndexOutOfRangeError, counted
 
 
 class OpenBytes(NamedTuple):
@@ -89,7 +89,7 @@ class OpenBytes(NamedTuple):
         verdict = "the loader refuses to start" if refused else "blocks are read again"
         return (
             f"{prefetch_bytes:,} bytes do not hold the {needed:,} bytes that the shuffle keeps open on"
-            f" {'1 host' if hosts == 1 else f'{hosts:,} hosts'} (most of them for component {self.largest!r}):"
+            f" {counted(hosts, 'host')} (most of them for component {self.largest!r}):"
             f" {verdict}."
         )
 

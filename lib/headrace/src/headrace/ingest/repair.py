@@ -32,14 +32,7 @@ from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files
 from headrace.store.layout import FILTERS_FOLDER, CacheLayout
 from headrace.store.lease import lease
-from headrace.store.ledger import (
-    PART_RECORD_NAME,
-    SHUFFLED,
-    Ledger,
-    part_folder,
-    read_ledger,
-    write_part_record,
-)
+from headrace.store.ledger import PART_RECORD_NAME, SHUFFLED, Ledger, part_folder, read_ledger, write_part_record
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.parts import PartRecord
 from headrace.store.upgrade import table_problem

@@ -37,14 +37,7 @@ from headrace.ingest.choices import Engine
 from headrace.ingest.engines import check_engine, choose_engine, run_tasks
 from headrace.ingest.progress import show_progress
 from headrace.ingest.schedule import ATTEMPTS_FOLDER
-from headrace.ingest.shuffle_parts import (
-    RUNS_FOLDER,
-    DealJob,
-    OrderJob,
-    ShufflePlan,
-    ShuffleTask,
-    run_name,
-)
+from headrace.ingest.shuffle_parts import RUNS_FOLDER, DealJob, OrderJob, ShufflePlan, ShuffleTask, run_name
 from headrace.ingest.shuffle_plan import ReshuffleConfig, ShuffleSizes, cut_runs_and_slices, sizes_of
 from headrace.store import files
 from headrace.store.cache import TokenCache

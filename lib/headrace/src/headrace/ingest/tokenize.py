@@ -168,17 +168,21 @@ def cache_tokenizer(cache: TokenCache, instead: str | None = None) -> Tokenizer 
     ready ids.
 
     Raises:
-        ConfigError: ``instead`` is not a tokenizer.
+        ConfigError: ``instead`` is not a tokenizer, or another one than the cache's own.
         CacheCorruptError: the copy is missing or damaged.
     """
+    record = cache.ledger.tokenizer
+    if record.get("path") == "bytes" or record.get("file") is not None:
+        if instead not in (None, record["path"]):
+            problem = f"does not decode {cache.path}, which has a tokenizer of its own, {record['path']}"
+            raise ConfigError(problem, field="--tokenizer", value=instead, cure="Leave it out.")
+        return recorded_tokenizer(cache.path, record)
     if instead is not None:
         for bos, eos in (("auto", "auto"), ("none", "auto")):
             with suppress(ConfigError):  # it has no such token
                 return load_tokenizer(TokenizerConfig(instead, bos, eos))
         return load_tokenizer(TokenizerConfig(instead, "none", "none"))
-    record = cache.ledger.tokenizer
-    has_copy = record.get("path") == "bytes" or record.get("file") is not None
-    return recorded_tokenizer(cache.path, record) if has_copy else None
+    return None
 
 
 def decode(tokenizer: Tokenizer | None, ids: np.ndarray) -> str:

@@ -32,7 +32,7 @@ STOP_STRATEGIES = ("restart", "first_exhausted", "all_exhausted")
 
 def check_epochs(path: str, value: float | None) -> None:
     """Raises ConfigError unless passes are a finite number above 0, or None."""
-    if value is not None and not (math.isfinite(value) and value > 0):
+    if value is not None and (isinstance(value, bool | str) or not (math.isfinite(value) and value > 0)):
         cure = "Passes over the source, e.g. 1.5."
         raise ConfigError("must be finite and above 0", field=path, value=value, cure=cure)
 
@@ -176,12 +176,14 @@ def example_limits(
             if value is None:
                 continue
             size = sizes[name]
-            if isinstance(value, bool) or not (math.isfinite(value) and value >= 0):
+            if field == "max_epochs":
+                check_epochs(f"{field}.{name}" if by_name else field, value)
+            elif isinstance(value, bool | str) or not (math.isfinite(value) and value >= 0):
                 raise ConfigError("must be finite and not negative", field=f"{field}.{name}", value=value)
             if field == "max_epochs" and size is None:
                 raise ConfigError("bounds a component without an end", field=f"{field}.{name}", cure="Leave it out.")
             bound = math.floor(value if size is None or field == "budgets" else size * value)
-            if field == "max_epochs" and size and value and bound == 0:
+            if field == "max_epochs" and size and bound == 0:
                 raise ConfigError(
                     f"holds no row: component {name!r} has {size}",
                     field=f"components.{name}.max_epochs" if by_name else "max_epochs",

@@ -212,8 +212,9 @@ def weight_from_config(obj: object, path: str = "weight") -> Weight:
     if isinstance(obj, Weight):
         return obj
     if not isinstance(obj, Mapping):
-        value = _number(obj, path)
-        return Weight("constant", ((0, value),), path=path)
+        if isinstance(obj, str) and obj.replace(".", "", 1).isdigit():  # a number in quotes
+            raise ConfigError("is not a weight", field=path, value=obj, cure=_CURE)
+        return Weight("constant", ((0, _number(obj, path)),), path=path)
     keys = {str(k): v for k, v in cast(Mapping[object, object], obj).items()}
     for key in keys:
         if key not in ("step", "linear", "scale"):

@@ -15,21 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.analysis.check.findings import Finding, findings
-from headrace.analysis.check.plan import HOSTS, RunPlan, plan_run
+from headrace.analysis.check.plan import RunPlan, plan_run
 from headrace.analysis.check.sizes import planned_caches
 from headrace.config.lm_data import LmDataConfig, load_config
 from headrace.data.dataset import BatchOrder
 from headrace.data.packed import packed_datasets
 from headrace.errors import ConfigError, HeadraceError
 from headrace.mix.schedule import BatchSchedule
-from headrace.report.plan_figures import (
-    Fill,
-    Lengths,
-    MixtureFacts,
-    document_lengths,
-    mixture_facts,
-    pack_fill,
-)
+from headrace.report.plan_figures import Fill, Lengths, MixtureFacts, document_lengths, mixture_facts, pack_fill
 from headrace.report.run_records import RunRecords, read_records
 from headrace.run.manifest import RunManifest, began_with
 from headrace.store.cache import TokenCache
@@ -46,7 +39,7 @@ class Options:
     Attributes:
         sizes: Tokens of components, in place of what the config or a cache says.
         layout: Whose chunks caches to come will have.
-        hosts: Numbers of hosts to forecast for; None: 1, 8, 64, and the number of the run.
+        hosts: Numbers of hosts to forecast for; None: one, and the number of the run.
         steps: Steps of the run, if the config does not say.
         begun: Whether the run's folder must hold something already.
     """
@@ -242,7 +235,7 @@ def _hosts(config: LmDataConfig, options: Options, records: RunRecords) -> list[
     if options.hosts is not None:
         return list(options.hosts)
     size = BatchSchedule(config.batch_size).rows_at(0)[1]
-    return sorted({n for n in (*HOSTS, records.hosts) if n == 1 or size % n == 0})
+    return sorted({n for n in (1, records.hosts) if n == 1 or size % n == 0})
 
 
 def _source(name: str, path: str, cache: TokenCache | None) -> Source:

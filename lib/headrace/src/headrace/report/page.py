@@ -27,25 +27,10 @@ from importlib import resources
 from typing import Any
 
 from headrace.errors import ConfigError, HeadraceError, install_command
-from headrace.report import numbers
+from headrace.report import numbers, plan_sections, run_sections
 from headrace.report.blocks import Section
 from headrace.report.facts import ReportFacts
-from headrace.report.plan_sections import (
-    config_section,
-    documents_section,
-    forecast_section,
-    mixture_section,
-    order_section,
-)
 from headrace.report.program_figures import figures_section
-from headrace.report.run_sections import (
-    amendments_section,
-    provenance_section,
-    reads_section,
-    stalls_section,
-    summary_section,
-    waiting_section,
-)
 from headrace.store import files
 
 GENERATOR = "headrace report"
@@ -60,14 +45,16 @@ _REST = 20
 def sections(facts: ReportFacts) -> list[Section]:
     """All parts of a report, in their order."""
     plan = facts.plan
-    blocks = [summary_section(facts)]
+    blocks = [run_sections.summary_section(facts)]
     if plan is not None:
-        blocks += [mixture_section(plan), order_section(plan), documents_section(plan), forecast_section(plan)]
+        blocks += [plan_sections.mixture_section(plan), plan_sections.order_section(plan)]
+        blocks += [plan_sections.documents_section(plan), plan_sections.forecast_section(plan)]
     if facts.records.figures:
         blocks.append(figures_section(facts.records.figures))
-    blocks += [reads_section(facts), waiting_section(facts), stalls_section(facts)]
-    blocks += [provenance_section(facts), amendments_section(facts)]
-    return [*blocks, config_section(plan)] if plan is not None else blocks
+    blocks += [run_sections.reads_section(facts), run_sections.waiting_section(facts)]
+    blocks += [run_sections.stalls_section(facts), run_sections.provenance_section(facts)]
+    blocks.append(run_sections.amendments_section(facts))
+    return [*blocks, plan_sections.config_section(plan)] if plan is not None else blocks
 
 
 def state(facts: ReportFacts) -> dict[str, Any]:

@@ -7,14 +7,7 @@ import numpy as np
 from headrace.analysis.simulate.forecast import Forecast
 from headrace.report import numbers as n
 from headrace.report.blocks import Block, Chart, Details, Notes, Section, Table, Text, columns
-from headrace.report.charts import (
-    MOST_SOURCES,
-    epochs_chart,
-    fill_chart,
-    lengths_chart,
-    mixture_chart,
-    quality_chart,
-)
+from headrace.report.charts import MOST_SOURCES, epochs_chart, fill_chart, lengths_chart, mixture_chart, quality_chart
 from headrace.report.facts import PlanFacts
 
 _BARS = (

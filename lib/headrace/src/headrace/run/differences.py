@@ -9,8 +9,8 @@ from typing import Any, cast
 _FREE = ("num_steps", "prefetch_bytes", "row_exchange", "micro_batches", "cache_catalog")
 
 
-def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Differing leaves of two JSON values, as ``path: old -> new``.
+def differences(old: Any, new: Any, path: str = "", absent: str = "nothing") -> list[str]:
+    """Differing leaves of two JSON values, as ``path: old -> new``; ``absent`` stands for what is not there.
 
     Example:
         >>> differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3, "d": 4}})
@@ -23,14 +23,14 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
         for key in [*old, *(k for k in new if k not in old)]:
             at = f"{path}.{key}" if path else str(key)
             if key in old and key in new:
-                lines += differences(old[key], new[key], at)
+                lines += differences(old[key], new[key], at, absent)
             else:
-                sides = [_short(side[key]) if key in side else "nothing" for side in (old, new)]
+                sides = [_short(side[key]) if key in side else absent for side in (old, new)]
                 lines.append(f"{at}: {sides[0]} -> {sides[1]}")
         return lines
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         pairs = enumerate(zip(old, new, strict=True))
-        return [line for k, pair in pairs for line in differences(*pair, f"{path}[{k}]")]
+        return [line for k, pair in pairs for line in differences(*pair, f"{path}[{k}]", absent)]
     return [] if old == new else [f"{path}: {_short(old)} -> {_short(new)}"]
 
 
@@ -41,10 +41,10 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
 
     Example:
         >>> config_differences({"components": {"a": 1, "b": 1}}, {"components": {"b": 1, "a": 1}, "seed": 1})
-        ['seed: nothing -> 1', 'components, in order: a, b -> b, a']
+        ['seed: not set -> 1', 'components, in order: a, b -> b, a']
     """
     of_run, edited = ({name: _own(fields[name]) for name in fields if name not in _FREE} for fields in (old, new))
-    lines = differences(of_run, edited)
+    lines = differences(of_run, edited, absent="not set")
     old_names, new_names = ([*fields.get("components", {})] for fields in (of_run, edited))
     if {*old_names} <= {*new_names} and new_names[: len(old_names)] != old_names:
         lines.append(f"components, in order: {', '.join(old_names)} -> {', '.join(new_names)}")

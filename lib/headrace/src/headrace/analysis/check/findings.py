@@ -11,22 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
+from headrace.analysis.check.judgments import EPOCHS, EXCESS, SHARED_READS, sharing_cure
 from headrace.analysis.check.plan import ComponentPlan, RunPlan
 from headrace.analysis.simulate.host_forecast import HostForecast
 from headrace.data.pairs import CHOSEN
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, counted
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.mix.blend import is_size_rule
 from headrace.mix.repeats import without_repeats
 from headrace.mix.schedule import weight_from_config
 
-EPOCHS = 4.0
-"""Passes over a source that are about as good as new text (Muennighoff et al. 2023, Scaling Data-Constrained Language
-Models)."""
-SHARED_READS = 1.5
-"""Reads of a block in an epoch from which on hosts are said to share it."""
-EXCESS = 1.1
-"""Excess loss relative to a full shuffle from which on an order is worth a word."""
 _SIZE_OFF = 0.02
 _SHARE_OFF = 0.05
 
@@ -234,17 +228,10 @@ def _shared_blocks(plan: RunPlan) -> Iterator[_Advice]:
     if shared and plan.settled and not is_random:
         h = max(shared, key=lambda h: h.reads_with(setting))
         blocked = [c.name for c in plan.components if c.shuffle == "block"]
-        cure = "Use more rows a host, smaller chunks, or fewer components."
-        if plan.config.row_order == "stream":
-            cure = "Use row_order: locality, which leaves each batch as it is and orders the rows within it."
-        elif blocked:
-            cure = "Leave shuffle out: the braided shuffle keeps hosts at blocks of their own."
-        elif setting == "off":
-            cure = "Use row_exchange: auto: hosts pass rows to each other, and each block is read once."
         yield (
             "row_order" if plan.config.row_order == "stream" else "shuffle" if blocked else "components",
             f"hosts share blocks: on {h.hosts} hosts each block is read {h.reads_with(setting):.1f} times in an epoch",
-            cure,
+            sharing_cure(plan.config, {c.shuffle for c in plan.components}),
         )
 
 
@@ -254,6 +241,7 @@ def _memory(plan: RunPlan) -> Iterator[Finding]:
     short = {
         n: plan.open_bytes.window_bytes(1 / n) for n in tested if plan.open_bytes.refused(plan.prefetch_bytes, 1 / n)
     }
+    listed = ", ".join(f"{needed:,} on {counted(n, 'host')}" for n, needed in short.items())
     if plan.refused is not None:
         yield Finding("problem", "no_memory", "prefetch_bytes", plan.refused, "Raise prefetch_bytes.")
     elif short:
@@ -263,8 +251,7 @@ def _memory(plan: RunPlan) -> Iterator[Finding]:
             "no_memory",
             "prefetch_bytes",
             f"{plan.prefetch_bytes:,} bytes do not hold the blocks that the shuffle keeps open, and the loader refuses"
-            f" to start: {', '.join(f'{needed:,} on {_hosts(n)}' for n, needed in short.items())} (most of them for"
-            f" component {plan.open_bytes.largest!r})",
+            f" to start: {listed} (most of them for component {plan.open_bytes.largest!r})",
             f"Use {enough:,} hosts or more, raise it to {short[min(short)] * 5 // 4:,}, or lower"
             " shuffle.strands (or window_blocks).",
         )
@@ -286,8 +273,8 @@ def _read_again(h: HostForecast, free: HostForecast, plan: RunPlan) -> Finding:
         "warning",
         "little_memory",
         "prefetch_bytes",
-        f"{plan.prefetch_bytes:,} bytes make {_hosts(h.hosts)} read blocks again: {h.reads_per_block:.2f} times in an"
-        f" epoch, and {free.reads_per_block:.2f} with all the memory that it wants",
+        f"{plan.prefetch_bytes:,} bytes make {counted(h.hosts, 'host')} read blocks again:"
+        f" {h.reads_per_block:.2f} times in an epoch, and {free.reads_per_block:.2f} with all the memory that it wants",
         f"Raise it to {free.resident_bytes * 5 // 4:,}.",
     )
 
@@ -413,7 +400,3 @@ def _fields(components: Sequence[ComponentPlan], field: str) -> str:
     names = [c.name for c in components]
     listed = ",".join(names[:4]) + (f",... ({len(names)} in all)" if len(names) > 4 else "")
     return f"components.{listed}.{field}" if len(names) == 1 else f"components.{{{listed}}}.{field}"
-
-
-def _hosts(n: int) -> str:
-    return "1 host" if n == 1 else f"{n:,} hosts"

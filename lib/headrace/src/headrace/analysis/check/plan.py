@@ -38,7 +38,6 @@ LOOKED_ROWS = 1 << 17
 once before its reads are those of the long run."""
 MOST_ROWS = 1 << 20
 _LOOKED_PACKS = 1 << 10
-HOSTS = (1, 8, 64)
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def plan_run(
         sizes: Tokens of components, in place of what the config or a cache says.
         layout: Whose chunks the caches to come will have; see :func:`~headrace.analysis.check.sizes.planned_caches`.
         look: Whether to look for the caches whose sizes are declared.
-        hosts: Numbers of hosts to forecast for; None: of 1, 8 and 64 those that a batch can be split over.
+        hosts: Numbers of hosts to forecast for; None: for one.
         num_steps: Steps of the run, in place of the config's.
         max_rows: Rows whose reads are forecast, at most.
         icc: As in :func:`~headrace.analysis.excess.source_excess`.
@@ -175,9 +174,7 @@ def plan_run(
     size = dataset.batch_schedule.rows_at(0)[1]
     strands = sum(shuffle.strands for c in first.components if (shuffle := c.shuffle_order()) is not None)
     rows = max(4 * size, min(max(max_rows, 5 * strands), max(MOST_ROWS, max_rows)))
-    forecast, unlimited, refused = _forecasts(
-        dataset, order, hosts or [n for n in HOSTS if n == 1 or size % n == 0], config, steps, rows
-    )
+    forecast, unlimited, refused = _forecasts(dataset, order, hosts or [1], config, steps, rows)
     micro = config.micro_batches and MicroForecast.of(config.micro_batches, dataset, dataset.batch_schedule, order)
     chunks, chunk_bytes = _first_batch(dataset, order)
     components = tuple(

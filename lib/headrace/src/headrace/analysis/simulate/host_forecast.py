@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from headrace.analysis.simulate.looks import Look, Stretch
 from headrace.analysis.simulate.replay import Quality, Windows, replay
 from headrace.data.budgets import OpenBytes
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, counted
 from headrace.feed.exchange import WORTH_IT
 from headrace.mix.schedule import ExchangeSetting
 from headrace.store.generations import cache_of_generation
@@ -127,12 +127,13 @@ class HostForecast:
     def describe_exchange(self, setting: ExchangeSetting, batch_size: int) -> str | None:
         """What ``row_exchange`` does for these hosts, as a sentence; None: nothing to say."""
         there = self.exchange
-        if there is None or (not there.worth_it and setting != "on"):
+        if there is None or not round(there.moved_rows) or (not there.worth_it and setting != "on"):
             return None
         does = {"auto": "auto turns it on", "on": "on", "off": "off; auto would turn it on"}[setting]
         return (
-            f"{self.hosts:,} hosts: row_exchange: {does}. A block is read {there.reads_per_block:.2f} times per epoch"
-            f" with it, {self.reads_per_block:.2f} times without; {there.moved_rows:,.0f} of {batch_size:,} rows move."
+            f"{counted(self.hosts, 'host')}: row_exchange: {does}. A block is read {there.reads_per_block:.2f} times"
+            f" per epoch with it, {self.reads_per_block:.2f} times without; "
+            f"{there.moved_rows:,.0f} of {batch_size:,} rows move."
         )
 
 

@@ -1,0 +1,132 @@
+"""Whether the figures of a forecast are good and, where one is not, what to change.
+
+Only what has a stated bound is judged. The cures are those of :mod:`headrace.analysis.check.findings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace.analysis.excess import SourceExcess
+from headrace.analysis.simulate.forecast import Forecast
+from headrace.analysis.simulate.host_forecast import HostForecast
+from headrace.config.lm_data import LmDataConfig
+from headrace.errors import counted
+
+if TYPE_CHECKING:
+    from headrace.analysis.check.plan import RunPlan
+
+EPOCHS = 4.0
+"""Passes over a source that are about as good as new text (Muennighoff et al. 2023, Scaling Data-Constrained Language
+Models)."""
+SHARED_READS = 1.5
+"""Reads of a block in an epoch above which hosts are said to share it."""
+EXCESS = 1.1
+"""Excess loss, or variance of a batch's mean, relative to a full shuffle above which an order is worth a word."""
+BURST = 4.0
+"""Most reads of a step over the mean that is good: the bar of scripts/bench/bench_braid_reads.py."""
+
+
+class Judgment(NamedTuple):
+    """One figure: ``good``, ``high``, ``low`` or ``unknown``, and why or what to change."""
+
+    level: str
+    figure: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.level} {self.figure}: {self.text}"
+
+
+def judge_forecast(
+    forecast: Forecast,
+    config: LmDataConfig,
+    kinds: Collection[str],
+    strands: int,
+    prefetch_bytes: int,
+    noise: Mapping[str, SourceExcess],
+) -> list[Judgment]:
+    """Judges reads, memory, bursts and how well the order mixes; the worst number of hosts counts.
+
+    ``kinds`` and ``strands`` are those of the components' orders.
+    """
+    neediest = max(forecast.by_hosts, key=lambda h: h.open_bytes)
+    lacks = neediest.open_bytes > prefetch_bytes
+    memory = f"the shuffle keeps {neediest.open_bytes:,} bytes open on {counted(neediest.hosts, 'host')}"
+    raised = f"Raise prefetch_bytes to {neediest.open_bytes * 5 // 4:,}."
+    if {"full", "era"} & set(kinds):
+        raised = sharing_cure(config, kinds)
+    judgments = [
+        Judgment("low", "prefetch_bytes", f"{prefetch_bytes:,}; {memory}. {raised}")
+        if lacks
+        else Judgment("good", "prefetch_bytes", f"{prefetch_bytes:,}; {memory}")
+    ]
+    if forecast.steps * forecast.batch_size < 4 * strands:
+        judgments.append(Judgment("unknown", "reads per block per epoch", "too few steps to tell"))
+    else:
+        cure = raised if lacks else sharing_cure(config, kinds)
+        judgments += [_judge_reads(forecast, config, cure), *_judge_bursts(forecast.by_hosts, kinds)]
+    return [*judgments, _judge_order(forecast, config, noise)]
+
+
+def judge_plan(plan: RunPlan) -> list[Judgment]:
+    """Judges the figures of a checked config: those of its forecast, and how often sources repeat."""
+    kinds, strands = {c.shuffle for c in plan.components}, sum(c.strands for c in plan.components)
+    forecast = plan.forecast or plan.unlimited
+    judgments = judge_forecast(forecast, plan.config, kinds, strands, plan.prefetch_bytes, plan.noise)
+    epochs = max((c.epochs or 0.0 for c in plan.components), default=0.0)
+    if plan.steps is not None:
+        level = "good" if epochs <= EPOCHS else "high"
+        judgments.insert(0, Judgment(level, "epochs", f"{epochs:.3g} passes over a source at most (up to {EPOCHS:g})"))
+    return judgments
+
+
+def _judge_reads(forecast: Forecast, config: LmDataConfig, cure: str) -> Judgment:
+    setting = config.exchange_setting
+    worst = max(forecast.by_hosts, key=lambda h: h.reads_with(setting))
+    reads = f"{worst.reads_with(setting):.2f} on {counted(worst.hosts, 'host')}"
+    if worst.reads_with(setting) > SHARED_READS:
+        return Judgment("high", "reads per block per epoch", f"{reads}. {cure}")
+    return Judgment("good", "reads per block per epoch", f"{reads} (up to {SHARED_READS:g})")
+
+
+def _judge_bursts(by_hosts: tuple[HostForecast, ...], kinds: Collection[str]) -> list[Judgment]:
+    """Of hosts that read in most steps; else one read is a burst, and says nothing."""
+    bursts = [h for h in by_hosts if h.reads_per_step * h.hosts >= 1]
+    if not bursts:
+        return []
+    worst = max(bursts, key=lambda h: h.burst)
+    text = f"{worst.burst:.1f} x the mean on {counted(worst.hosts, 'host')}"
+    if worst.burst <= BURST:
+        return [Judgment("good", "burst", f"{text} (up to {BURST:g} x)")]
+    cure = "Raise shuffle.strands." if "braid" in kinds else "Leave shuffle out, for the braided one."
+    return [Judgment("high", "burst", f"{text}. {cure}")]
+
+
+def _judge_order(forecast: Forecast, config: LmDataConfig, noise: Mapping[str, SourceExcess]) -> Judgment:
+    variance = max(forecast.variance_ratio.values(), default=1.0)
+    if variance <= EXCESS:
+        return Judgment("good", "variance ratio", f"{variance:.2f} at most (up to {EXCESS:g}; 1: full shuffle)")
+    unknown = [name for name in config.components if name not in noise]
+    name = max(noise, key=lambda name: noise[name].excess, default="")
+    if name and noise[name].excess > EXCESS:
+        cure = f"Train on a copy that shuffles documents: headrace reshuffle {config.components[name].caches[0]} OUTPUT"
+        return Judgment("high", "excess loss", f"{noise[name].excess - 1:+.0%} of {name}. {cure}")
+    if unknown:
+        cure = f"Measure how alike neighbours are: headrace icc {config.components[unknown[0]].caches[0]} --save"
+        return Judgment("unknown", "excess loss", f"depends on the text of {unknown[0]}. {cure}")
+    return Judgment("good", "excess loss", f"{noise[name].excess - 1:+.0%} at most (up to {EXCESS - 1:+.0%})")
+
+
+def sharing_cure(config: LmDataConfig, kinds: Collection[str]) -> str:
+    """What to change where hosts read the same blocks."""
+    if config.row_order == "stream":
+        return "Use row_order: locality, which leaves each batch as it is and orders the rows within it."
+    if {"full", "era"} & set(kinds):
+        return "Leave shuffle out: the braided shuffle mixes batches as well and reads each chunk about once."
+    if "block" in kinds:
+        return "Leave shuffle out: the braided shuffle keeps hosts at blocks of their own."
+    if config.exchange_setting == "off":
+        return "Use row_exchange: auto: hosts pass rows to each other, and each block is read once."
+    return "Use more rows per host, smaller chunks, or fewer components."

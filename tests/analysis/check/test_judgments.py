@@ -1,0 +1,68 @@
+"""Each judgment is good for a good run, and says what to change of a bad one."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.analysis.check.judgments import BURST, SHARED_READS, judge_plan
+from headrace.analysis.check.plan import plan_run
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig
+from headrace.order.shuffle_config import BlockShuffleConfig
+
+
+def judged(*, hosts=(1,), icc=None, **changes):
+    components = {n: ComponentConfig(f"no/{n}", expected_tokens=4e9) for n in "ab"}
+    config = LmDataConfig(**{"components": components, "seq_len": 2048, "batch_size": 64, "num_steps": 1000, **changes})
+    plan = plan_run(config, hosts=list(hosts), max_rows=1 << 15, icc=icc)
+    return {j.figure: j for j in judge_plan(plan)}, plan
+
+
+def test_a_sound_run_is_good():
+    judgments, _ = judged()
+    assert {j.level for name, j in judgments.items() if name != "excess loss"} == {"good"}
+    assert "on 1 host (up to 1.5)" in judgments["reads per block per epoch"].text
+
+
+@pytest.mark.parametrize(("hosts", "level"), [((1, 8), "high"), ((1,), "good")])
+def test_reads_follow_their_bound(hosts, level):
+    judgments, plan = judged(hosts=hosts, shuffle=BlockShuffleConfig(32, 64), row_exchange=False)
+    worst = max(h.reads_per_block for h in plan.forecast.by_hosts)
+    assert judgments["reads per block per epoch"].level == level
+    assert (worst > SHARED_READS) == (level == "high")
+    if level == "high":
+        assert "on 8 hosts. Leave shuffle out" in judgments["reads per block per epoch"].text
+
+
+def test_memory_that_does_not_hold_what_is_open_says_how_much_does():
+    judgments, _ = judged(prefetch_bytes=1 << 26)
+    assert judgments["prefetch_bytes"].level == "low"
+    enough = int(judgments["prefetch_bytes"].text.split("Raise prefetch_bytes to ")[1].rstrip(".").replace(",", ""))
+    assert judged(prefetch_bytes=enough)[0]["prefetch_bytes"].level == "good"
+
+
+def test_a_full_shuffle_mixes_well_and_reads_much():
+    judgments, _ = judged(shuffle=True, prefetch_bytes=1 << 28)
+    assert judgments["variance ratio"].level == "good"
+    assert "Leave shuffle out" in judgments["prefetch_bytes"].text
+
+
+def test_excess_loss_is_known_only_where_it_was_measured():
+    block = {"shuffle": BlockShuffleConfig(32, 2)}
+    assert "headrace icc no/b --save" in judged(icc={"a": 0.0}, **block)[0]["excess loss"].text
+    assert judged(icc={"a": 0.0, "b": 0.0}, **block)[0]["excess loss"].level == "good"
+    assert "headrace reshuffle no/b OUTPUT" in judged(icc={"a": 0.0, "b": 0.5}, **block)[0]["excess loss"].text
+
+
+def test_bursts_count_where_most_steps_read():
+    judgments, plan = judged()
+    (h,) = plan.forecast.by_hosts
+    assert ("burst" in judgments) == (h.reads_per_step >= 1)
+    assert judgments["burst"].level == ("good" if h.burst <= BURST else "high")
+
+
+def test_epochs_beyond_four_are_high():
+    few = {n: ComponentConfig(f"no/{n}", expected_tokens=size) for n, size in (("a", 4e9), ("b", 2e7))}
+    judgments, _ = judged(components=few)
+    assert judgments["epochs"].level == ("high" if 65.5e6 / 2e7 > 4 else "good")
+    assert judged(components=few, num_steps=4000)[0]["epochs"].level == "high"
