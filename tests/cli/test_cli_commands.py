@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import shlex
 import shutil
 import subprocess
@@ -17,6 +19,7 @@ import typer
 from headrace.cli import exits
 from headrace.cli.application import PANELS, application
 from headrace.config.lm_data import LmDataConfig
+from headrace.testing import tiny_cache
 
 GROUP: Any = typer.main.get_command(application())
 LEAVES: dict[str, Any] = {}
@@ -211,6 +214,30 @@ def test_nothing_but_the_result_is_printed_without_a_terminal(tmp_path):
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         json.loads(done.stdout)
+
+
+def test_commands_that_take_long_show_that_they_work_on_a_terminal_alone(tmp_path):
+    cache = tiny_cache(tmp_path / "cache", documents=300).path
+    (tmp_path / "run.yaml").write_text(f"{{seq_len: 8, batch_size: 4, num_steps: 9, components: {{a: {cache}}}}}")
+    config = str(tmp_path / "run.yaml")
+    for arguments in (
+        *(["pack", cache, "-s", "64", "--compare"], ["icc", cache, "--seq-len", "8"], ["where", config]),
+        *(["report", config, "-o", str(tmp_path / "page.html")], ["diff", cache, cache], ["upgrade", cache]),
+        ["remove", cache, "1"],
+    ):
+        command = [sys.executable, "-m", "headrace", *arguments]
+        terminal, end = pty.openpty()
+        with subprocess.Popen(command, stdin=end, stdout=subprocess.DEVNULL, stderr=end) as process:
+            os.close(end)
+            written = b""
+            with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
+                while chunk := os.read(terminal, 1 << 16):
+                    written += chunk
+        os.close(terminal)
+        assert process.returncode == 0, written
+        assert b"0:00:0" in written  # the seconds so far
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stderr == ""
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

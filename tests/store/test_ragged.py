@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+import shutil
 import tempfile
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import read_part_record
-from headrace.store.ragged import ArrayWriter, PartWriter, data_url
+from headrace.store.ragged import ArrayWriter, PartWriter, data_url, written
 from headrace.testing import random_documents, tiny_cache, write_cache
 
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None  # each file is synced: many small ones are slow on a disk
@@ -186,3 +188,15 @@ def test_the_fingerprint_is_that_of_the_content(tmp_path):
     same = write_cache(tmp_path / "2", [documents], layout=CacheLayout("uint8", 7, 3, "zstd"))
     other = write_cache(tmp_path / "3", [documents[:-1]])
     assert one.fingerprint == same.fingerprint != other.fingerprint
+
+
+def test_a_full_disk_says_what_is_missing_and_what_is_free(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(20, 8, 12))
+    failed = Future()
+    failed.set_exception(
+        ValueError("RESOURCE_EXHAUSTED: Failed to write 6103316butes to file 3: No space left on device")
+    )
+    with pytest.raises(CacheError) as caught:
+        written(failed, str(tmp_path / "data"))
+    assert "No space left on device: 6,103,316 bytes to write, 12 bytes are free at" in str(caught.value)
+    assert "run the same command again: finished parts are kept" in str(caught.value)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import AsJson, Settings
-from headrace.cli.shown import figures_table
+from headrace.cli.shown import figures_table, working
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,9 +86,10 @@ def _compare_run(
 
     check_at_least("--step", step, 0, "Give the number of steps that are done.")
     steps_done = last_anchor(run, manifest) if step is None else step
-    edited = load_as_begun(config, settings, run)
-    changes, newer = run_changes(manifest, edited, steps_done), newer_tombstones(manifest, edited)
-    appended = newer_generations(edited)
+    with working("comparing"):
+        edited = load_as_begun(config, settings, run)
+        changes, newer = run_changes(manifest, edited, steps_done), newer_tombstones(manifest, edited)
+        appended = newer_generations(edited)
     if as_json:
         amendment = None if changes.amendment is None else _fields_of(changes.amendment)
         facts = {"run": run, "config": config, "step": steps_done, **asdict(changes), "amendment": amendment}
@@ -171,8 +172,9 @@ def _compare_caches(a: str, b: str, as_json: bool) -> bool:
 
     from headrace.store.joined import open_cache
 
-    first, second = open_cache(a), open_cache(b)
-    all_differences = differences(first, second)
+    with working("comparing"):
+        first, second = open_cache(a), open_cache(b)
+        all_differences = differences(first, second)
     same_content = first.fingerprint == second.fingerprint
     if as_json:
         facts = {"a": a, "b": b, "same": not all_differences, "same_content": same_content}

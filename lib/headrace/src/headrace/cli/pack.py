@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import CONFIG_SUFFIXES, AsJson, CacheOrConfig, Settings, refuse_typed
-from headrace.cli.shown import bar, facts_table, figures_table
+from headrace.cli.shown import bar, facts_table, figures_table, working
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,7 +82,7 @@ def command(
     if cache.endswith(CONFIG_SUFFIXES):
         problem, cure = "has no effect on a config", "Leave it out, or write a setting: seq_len=4096."
         refuse_typed(context, _OF_CACHE, problem, cure)
-        facts = {name: _facts(d, ranks, drop_last) for name, d in _of_config(cache, settings or []).items()}
+        facts = _of_config(cache, settings or [], ranks, drop_last)
         typer.echo(json.dumps(facts)) if as_json else _show_each(console, facts)
         return
     refuse_typed(context, ("settings",), "have no effect on a cache", "Leave them out.")
@@ -94,7 +94,8 @@ def command(
         rows = _compared(opened, seq_len, how, removed)
         typer.echo(json.dumps(rows)) if as_json else _show_compared(console, cache, seq_len, rows)
         return
-    one = _facts(PackedTokenDataset(opened, seq_len, removed=removed, **vars(how)), ranks, drop_last)
+    with working("packing"):
+        one = _facts(PackedTokenDataset(opened, seq_len, removed=removed, **vars(how)), ranks, drop_last)
     typer.echo(json.dumps(one)) if as_json else _show(console, cache, one)
 
 
@@ -103,7 +104,8 @@ def _show_each(console: Console, plans: dict[str, dict[str, Any]]) -> None:
         _show(console, f"{name}: {plan['path']}", plan)
 
 
-def _of_config(path: str, settings: list[str]) -> dict[str, PackedTokenDataset]:
+@working("packing")
+def _of_config(path: str, settings: list[str], ranks: int | None, drop_last: bool) -> dict[str, dict[str, Any]]:
     from headrace.config.lm_data import load_config
     from headrace.data.packed import packed_datasets
     from headrace.errors import ConfigError
@@ -115,7 +117,7 @@ def _of_config(path: str, settings: list[str]) -> dict[str, PackedTokenDataset]:
         raise ConfigError(
             "no component is packed", field="components", cure=f"Write components.{name}.packing: {{}}, for example."
         )
-    return packed
+    return {name: _facts(dataset, ranks, drop_last) for name, dataset in packed.items()}
 
 
 def _facts(dataset: PackedTokenDataset, ranks: int | None, drop_last: bool) -> dict[str, Any]:
@@ -146,6 +148,7 @@ def _facts(dataset: PackedTokenDataset, ranks: int | None, drop_last: bool) -> d
     return facts if ranks is None else {**facts, "aligned": plan.aligned_plan(ranks, drop_last).record()}
 
 
+@working("packing")
 def _compared(
     cache: TokenCache, seq_len: int, how: PackingConfig, removed: DocumentFilter | None
 ) -> list[dict[str, Any]]:

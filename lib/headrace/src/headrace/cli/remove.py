@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import AsJson
+from headrace.cli.shown import working
 
 if TYPE_CHECKING:
     from headrace.data.documents import DocumentFilter
@@ -41,10 +42,11 @@ def command(
     opened = open_cache(cache)
     removal = _listed(opened, documents or [], file)
     numbers, fresh, first = removal.of_numbers_in(opened), 0, 0
-    for member in opened.members:
-        of_member = numbers.within(first, first + member.num_documents)
-        fresh += remove_documents(member, of_member)[1].total if of_member.total else 0
-        first += member.num_documents
+    with working("removing"):
+        for member in opened.members:
+            of_member = numbers.within(first, first + member.num_documents)
+            fresh += remove_documents(member, of_member)[1].total if of_member.total else 0
+            first += member.num_documents
     counts = {"listed_documents": removal.listed, "new_documents": fresh}
     facts = {"path": cache, **counts, **removal_facts(opened)}
     if as_json:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import Layout, Settings, Tokens, parse_hosts, parse_sizes
+from headrace.cli.shown import working
 
 if TYPE_CHECKING:
     from headrace.report.facts import ReportFacts
@@ -61,7 +62,8 @@ def command(
     from headrace.report.page import LiveReport, write_report
 
     options = Options(parse_sizes(tokens), layout, parse_hosts(hosts), num_steps, begun=not live)
-    facts = gather(target, settings or [], run=run, config=config, options=options)
+    with working("looking at the run"):
+        facts = gather(target, settings or [], run=run, config=config, options=options)
     if as_json:
         typer.echo(json.dumps(_as_json(facts), allow_nan=False))
     elif live:
@@ -70,7 +72,8 @@ def command(
         with contextlib.suppress(KeyboardInterrupt):
             served.serve()
     else:
-        written = write_report(facts, output)
+        with working("writing the page"):
+            written = write_report(facts, output)
         typer.echo(f"{output}: {written / 1e6:.1f} MB, needs no network")
 
 

@@ -168,6 +168,16 @@ def watching(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total, visible=True)
 
 
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """The seconds so far on stderr, if that is a terminal, while something is done whose end cannot be told."""
+    from rich.progress import SpinnerColumn, TimeElapsedColumn
+
+    with _bar(what, SpinnerColumn(), TimeElapsedColumn(), show=True) as progress:
+        progress.add_task(what, total=None)
+        yield
+
+
 def _bar(what: str, *columns: ProgressColumn, show: bool) -> Progress:
     from rich.console import Console
     from rich.progress import Progress, TextColumn

@@ -20,7 +20,7 @@ from headrace.cli.options import (
     parse_shares,
     parse_sizes,
 )
-from headrace.cli.shown import figures_table, in_bytes, show_judgments, watching
+from headrace.cli.shown import figures_table, in_bytes, show_judgments, watching, working
 from headrace.errors import counted
 
 if TYPE_CHECKING:
@@ -202,7 +202,8 @@ def icc(
 
     values = None if losses is None else _load(losses)
     opened = open_cache(cache)
-    share = probe_cache(opened, seq_len, batch_size=batch_size, block=block, losses=values, max_blocks=blocks)
+    with working("reading blocks"):
+        share = probe_cache(opened, seq_len, batch_size=batch_size, block=block, losses=values, max_blocks=blocks)
     if save:
         typer.echo(f"saved: {save_probe(opened, seq_len, share)}", err=True)
     if as_json:

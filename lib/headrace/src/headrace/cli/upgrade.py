@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.options import AsJson
+from headrace.cli.shown import working
 
 
 def command(
@@ -26,7 +27,8 @@ def command(
     from headrace.store.upgrade import upgrade
 
     for cache in caches:
-        is_new = upgrade(cache)
+        with working("reading the ledger"):
+            is_new = upgrade(cache)
         if as_json:
             typer.echo(json.dumps({"path": cache, "written": is_new}))
         else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.options import AsJson, Config, SameRun, Settings, check_run, load_as_begun
-from headrace.cli.shown import figures_table
+from headrace.cli.shown import figures_table, working
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,7 +55,8 @@ def command(
     if document is not None or component is not None:
         _find(resolved, step, document or [], component, as_json)
         return
-    position = where(resolved, step)
+    with working("counting steps"):
+        position = where(resolved, step)
     if as_json:
         typer.echo(json.dumps(position.to_json(), ensure_ascii=False))
     else:
@@ -81,7 +82,8 @@ def _find(config: LmDataConfig, step: int, documents: list[int], component: str 
     dataset = config.dataset()
     order = "locality" if config.row_order == "locality" else "stream"
     name = component or next(iter(config.components))
-    all_sightings = sightings(dataset, name, Intervals.of_numbers(np.array(documents)), step, order)
+    with working("searching the steps"):
+        all_sightings = sightings(dataset, name, Intervals.of_numbers(np.array(documents)), step, order)
     if as_json:
         typer.echo(json.dumps({"component": name, "step": step, "seen": [asdict(one) for one in all_sightings]}))
         return

@@ -142,13 +142,7 @@ class Slots:
     """
 
     def __init__(
-        self,
-        kind: RunColumn,
-        chunk: Int64[np.ndarray, " a"],
-        stats: ReadStats,
-        workers: Workers,
-        *,
-        mapping: bool,
+        self, kind: RunColumn, chunk: Int64[np.ndarray, " a"], stats: ReadStats, workers: Workers, *, mapping: bool
     ) -> None:
         self.kind, self.arrays, self.stats = kind, kind.arrays, stats
         dtypes = [kind.dtype if run.dtype is None else run.dtype for run in kind.arrays.runs]

@@ -33,14 +33,7 @@ from headrace.store.arrays import ArrayList, ArrayRun, MadeList
 from headrace.store.chunk_pages import ChunkPages
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.leaf import CacheLeaf, LeafPart, OwnParts, check_range, data_of, spans
-from headrace.store.ledger import (
-    Ledger,
-    ShuffleRecord,
-    open_ledger,
-    prepare_types,
-    shuffle_record,
-    whole_ledger,
-)
+from headrace.store.ledger import Ledger, ShuffleRecord, open_ledger, prepare_types, shuffle_record, whole_ledger
 from headrace.store.ledger_table import ColumnTable
 from headrace.store.levanter.layout import read_levanter
 from headrace.store.missing import what_is_there

@@ -252,16 +252,21 @@ def check_writable(output: str) -> None:
 def not_written(output: str, error: OSError) -> CacheError:
     """What to say of an output that the system does not let be written."""
     cure = "Check the path, permissions and free space, then run the same command again: finished parts are kept."
-    return CacheError(f"cannot be written ({_reason(output, error)})", field="output", value=output, cure=cure)
+    return CacheError(f"cannot be written ({refusal(output, error)})", field="output", value=output, cure=cure)
 
 
-def _reason(url: str, error: OSError) -> str:
+def refusal(url: str, error: OSError) -> str:
     """Why the system refused, with the free space where that is what there is too little of."""
     reason = "a file is in the way" if error.errno in (errno.EEXIST, errno.ENOTDIR) else error.strerror or str(error)
     if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not is_local(url):
         return reason
+    return f"{reason}: {free_bytes(url)}"
+
+
+def free_bytes(url: str) -> str:
+    """The free space where a local file is or would be, in words."""
     there = next(folder for folder in (local_path(url), *local_path(url).absolute().parents) if folder.exists())
-    return f"{reason}: {shutil.disk_usage(there).free:,} bytes are free at {there}"
+    return f"{shutil.disk_usage(there).free:,} bytes are free at {there}"
 
 
 def read_range(url: str, start: int, stop: int) -> bytes:
@@ -294,7 +299,7 @@ def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = 
         )
     except OSError as error:
         cure = "Check the path, permissions and free space, then run the same command again."
-        raise CacheError(f"cannot be written ({_reason(url, error)})", field="file", value=url, cure=cure) from error
+        raise CacheError(f"cannot be written ({refusal(url, error)})", field="file", value=url, cure=cure) from error
 
 
 def exists(url: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -323,10 +324,13 @@ def written(future: Any, url: str, kept: str = ": finished parts are kept") -> A
     try:
         return future.result()
     except (ValueError, OSError) as error:
+        why = str(store_error(error, url))
+        if "No space left" in why and files.is_local(url):
+            size = re.search(r"write (\d+)", why)
+            missing = f"{int(size[1]):,} bytes to write, " if size else ""
+            why = f"No space left on device: {missing}{files.free_bytes(url)}"
         cure = f"Check permissions and free space, then run the same command again{kept}."
-        raise CacheError(
-            f"cannot be written ({store_error(error, url)})", field="array", value=url, cure=cure
-        ) from error
+        raise CacheError(f"cannot be written ({why})", field="array", value=url, cure=cure) from error
 
 
 def shard_sizes(url: str, shards: int) -> dict[int, int]:

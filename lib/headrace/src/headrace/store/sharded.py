@@ -197,13 +197,7 @@ class ShardedArray:
     """
 
     def __init__(
-        self,
-        store: Store,
-        url: str,
-        stored: StoredLayout,
-        *,
-        missing_is_zero: bool = False,
-        computed: bool = False,
+        self, store: Store, url: str, stored: StoredLayout, *, missing_is_zero: bool = False, computed: bool = False
     ) -> None:
         if not stored.plain or any(c["name"] not in ("bytes", "crc32c") for c in stored.index_codecs):
             raise ValueError("not a plainly sharded array")

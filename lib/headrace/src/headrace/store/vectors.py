@@ -166,8 +166,9 @@ class VectorWriter:
         return self._file
 
     def _failed(self, error: OSError) -> CacheError:
-        cure = f"Check permissions and free space, or give another folder for {self._what}s."
-        return CacheError(f"cannot be written ({error.strerror or error})", field="file", value=self.url, cure=cure)
+        cure = f"Make room and run the same command again, or give another folder for {self._what}s."
+        problem = f"cannot be written ({files.refusal(self.url, error)})"
+        return CacheError(problem, field="file", value=self.url, cure=cure)
 
 
 class PiecedVector:
