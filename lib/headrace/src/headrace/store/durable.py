@@ -25,6 +25,12 @@ from pathlib import Path
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
 
 
+def free_bytes(path: Path) -> str:
+    """The free space where a file is or would be, in words."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    return f"{shutil.disk_usage(there).free:,} bytes are free at {there}"
+
+
 def sync_folder(path: Path) -> None:
     """Waits until the names in a folder are on the disk."""
     try:

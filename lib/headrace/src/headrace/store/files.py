@@ -11,7 +11,6 @@ import errno
 import getpass
 import io
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -260,13 +259,7 @@ def refusal(url: str, error: OSError) -> str:
     reason = "a file is in the way" if error.errno in (errno.EEXIST, errno.ENOTDIR) else error.strerror or str(error)
     if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not is_local(url):
         return reason
-    return f"{reason}: {free_bytes(url)}"
-
-
-def free_bytes(url: str) -> str:
-    """The free space where a local file is or would be, in words."""
-    there = next(folder for folder in (local_path(url), *local_path(url).absolute().parents) if folder.exists())
-    return f"{shutil.disk_usage(there).free:,} bytes are free at {there}"
+    return f"{reason}: {durable.free_bytes(local_path(url))}"
 
 
 def read_range(url: str, start: int, stop: int) -> bytes:

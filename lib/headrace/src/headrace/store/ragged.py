@@ -19,7 +19,7 @@ import numpy as np
 import tensorstore as ts
 
 from headrace.errors import CacheError, ConfigError
-from headrace.store import files, retry
+from headrace.store import durable, files, retry
 from headrace.store.array import check_same_process, kvstore_spec
 from headrace.store.layout import (
     MOST_NAMED_CHUNKS,
@@ -328,7 +328,7 @@ def written(future: Any, url: str, kept: str = ": finished parts are kept") -> A
         if "No space left" in why and files.is_local(url):
             size = re.search(r"write (\d+)", why)
             missing = f"{int(size[1]):,} bytes to write, " if size else ""
-            why = f"No space left on device: {missing}{files.free_bytes(url)}"
+            why = f"No space left on device: {missing}{durable.free_bytes(files.local_path(url))}"
         cure = f"Check permissions and free space, then run the same command again{kept}."
         raise CacheError(f"cannot be written ({why})", field="array", value=url, cure=cure) from error
 
