@@ -19,6 +19,7 @@ from headrace.errors import SourceError
 from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
+from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
 from headrace.testing import tiny_cache
 
@@ -47,15 +48,15 @@ def test_the_histogram_counts_everything_once(lengths: list[int]):
 
 @given(documents=st.integers(0, 50), count=st.integers(0, 60), seed=st.integers(0, 5))
 def test_drawn_documents_are_distinct_and_repeatable(documents: int, count: int, seed: int):
-    chosen = drawn(documents, count, seed)
+    chosen = drawn(Intervals.empty().complement(documents), count, seed)
     assert chosen == sorted(set(chosen))
     assert len(chosen) == min(documents, count)
     assert all(0 <= i < documents for i in chosen)
-    assert drawn(documents, count, seed) == chosen
+    assert drawn(Intervals.empty().complement(documents), count, seed) == chosen
 
 
 def test_other_seeds_draw_other_documents():
-    assert len({tuple(drawn(10_000, 3, seed)) for seed in range(20)}) == 20
+    assert len({tuple(drawn(Intervals.empty().complement(10_000), 3, seed)) for seed in range(20)}) == 20
 
 
 def test_a_finished_cache(headrace: Run, cache: str):

@@ -126,3 +126,11 @@ def test_config_errors_name_field_value_and_cure(cache, tmp_path):
             load_config(overrides=[*base, *overrides]).dataset()
         assert expected in str(error.value)
     assert TokenCache.open(cache.path).fingerprint == cache.fingerprint
+
+
+def test_samples_are_of_documents_that_are_there(cache):
+    run("remove", cache.path, *range(1, 119))
+    samples = json.loads(run("inspect", cache.path, "--samples", 9, "--json"))["samples"]
+    assert [one["document"] for one in samples] == [0, 119]
+    run("remove", cache.path, 0, 119)
+    assert json.loads(run("inspect", cache.path, "--samples", 1, "--json"))["samples"] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -307,3 +308,10 @@ def test_what_comes_in_with_tombstones_changes_nothing_of_the_steps_before(root:
     assert same(found[:4], expected)
     assert [len(leaves) for leaves in found[:4]] == [len(leaves) for leaves in expected]  # no program is compiled anew
     assert len(found[4]) > len(found[3])
+
+
+def test_weights_do_not_name_what_an_amendment_brings_in(root: str):
+    config = config_of(root, {"step": 3, "extend": {"web": 2}})
+    for weights in ({"web": {"repeat": 1}, "web@2": 1}, {"web": 1, "web@2": 1}):
+        with pytest.raises(ConfigError, match=r"weights.web@2 = 1: is not there yet. Leave it out: amendments\[0\]"):
+            replace(config, weights=weights).dataset()

@@ -259,12 +259,7 @@ def capped_partitions(
 
 
 def micro_batches(
-    tokens: Sequence[int] | np.ndarray,
-    max_tokens: int,
-    *,
-    ranks: int = 1,
-    costs: Costs = None,
-    multiple: int = 1,
+    tokens: Sequence[int] | np.ndarray, max_tokens: int, *, ranks: int = 1, costs: Costs = None, multiple: int = 1
 ) -> list[Bins]:
     """Micro-batches of every rank: the same number for each, none above the cap, the most costly first.
 

@@ -60,7 +60,7 @@ def command(
     memory: flags.MemoryOption = None,
     append: flags.AppendOption = False,
     repair: flags.RepairOption = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Delete what is in DIR and begin anew.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Delete what is in DIR and start over.")] = False,
     as_json: AsJson = False,
     help_all: HelpAll = False,
 ) -> None:

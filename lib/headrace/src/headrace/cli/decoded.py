@@ -19,6 +19,7 @@ from headrace.batch.masks import MASKS
 from headrace.cli.options import ID_LEAF
 from headrace.errors import ConfigError
 from headrace.ingest.tokenize import decode
+from headrace.order.intervals import Intervals
 from headrace.order.permutation import Feistel
 
 if TYPE_CHECKING:
@@ -112,11 +113,11 @@ def value_of(cache: TokenCache, name: str, values: np.ndarray) -> Any:
         return values.tolist()
 
 
-def drawn(documents: int, count: int, seed: int) -> list[int]:
-    """Numbers of ``count`` documents (all, if there are fewer), drawn without repeating."""
-    if documents == 0:
+def drawn(documents: Intervals, count: int, seed: int) -> list[int]:
+    """``count`` of these documents (all, if there are fewer), drawn without repeating."""
+    if (total := documents.total) == 0:
         return []
-    return sorted(Feistel(documents, seed=seed)(np.arange(min(count, documents))).tolist())
+    return sorted(documents.numbers(Feistel(total, seed=seed)(np.arange(min(count, total)))).tolist())
 
 
 def _mask(cache: TokenCache, document: int, tokens: int) -> np.ndarray | None:

@@ -83,8 +83,10 @@ def command(
 
     from headrace.cli import inspect_show as show
     from headrace.cli.decoded import drawn, sample
+    from headrace.data.documents import stored_documents
     from headrace.ingest.tokenize import cache_tokenizer
     from headrace.store.joined import open_cache
+    from headrace.store.tombstones import removed_documents
 
     console = Console(highlight=False, soft_wrap=False)
     if (state := unfinished(cache)) is not None:
@@ -94,7 +96,8 @@ def command(
     decoder = cache_tokenizer(opened, tokenizer)
     chosen = _chosen(opened, document, by_id, id_leaf, quiet=as_json)
     every = chosen is None
-    numbers = drawn(opened.num_documents, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]
+    there = stored_documents(opened, removed_documents(opened)).complement(opened.num_documents)
+    numbers = drawn(there, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]
     all_samples = [sample(opened, decoder, i, whole=not every) for i in numbers]
     removed = None if remove is None else removal(opened, remove)
     facts: dict[str, Any] = overview(opened) if every else {}

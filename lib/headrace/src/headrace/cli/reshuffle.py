@@ -39,7 +39,7 @@ def command(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, and do nothing.")] = False,
     repair: RepairOption = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Delete what is in OUTPUT and begin anew.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Delete what is in OUTPUT and start over.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy a token cache with its documents shuffled, so that reading it block by block trains like a full shuffle.

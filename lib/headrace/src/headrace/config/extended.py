@@ -55,6 +55,9 @@ def extended(config: LmDataConfig) -> Mapping[str, Any]:
             numbers = number_of_each(given)
             paths = _new_paths(components[name], reached[name], numbers, (field, given))
             newcomer, reached[name] = amendment.newcomers[name], numbers
+            if newcomer in (weights := config.weights or {}):
+                cure = f"Leave it out: {field} brings it in, with a share of {name}'s weight."
+                raise ConfigError("is not there yet", field=f"weights.{newcomer}", value=weights[newcomer], cure=cure)
             written_out = config.components.get(newcomer)
             _check_free(newcomer, written_out, components[name], field)
             one = replace(components[name], cache=paths, weight=None, source=None, expected_tokens=None, remove=None)

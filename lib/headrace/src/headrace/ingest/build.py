@@ -174,7 +174,7 @@ def build_cache(
             Fray client's cluster, or in threads here); ``auto``, a pool unless there is too little to do. No effect on
             the result.
         workers: How many at once; as many as there are cores and memory for if None. No effect on the result.
-        restart: Delete what is there and begin anew.
+        restart: Delete what is there and start over.
         options: What is seldom given, by keyword: see :class:`BuildOptions`.
 
     Returns:

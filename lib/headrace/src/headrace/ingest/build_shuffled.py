@@ -20,7 +20,7 @@ from headrace.errors import CacheError, PlanMismatchError, SourceError
 from headrace.ingest.build import BuildOptions, BuildReport, build_cache, plan_build, report_of
 from headrace.ingest.choices import Engine
 from headrace.ingest.engines import check_engine
-from headrace.ingest.plan import DEFAULT_PART_BYTES, check_same_build, is_changed
+from headrace.ingest.plan import DEFAULT_PART_BYTES, check_same_build, cure_of_begun, is_changed
 from headrace.ingest.reshuffle import PLAIN_FOLDER, Reshuffling, clear
 from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost, cost_of
 from headrace.ingest.source import SourceConfig
@@ -121,8 +121,7 @@ def _check_same(output: str, begun: Ledger, how: ReshuffleConfig, wanted: Ledger
             f"was begun with another seed: {shuffled['seed']} there, {how.seed} now",
             field="output",
             value=output,
-            cure="Give the seed that it was begun with, choose another output, or pass --restart to delete it and begin"
-            " anew.",
+            cure=cure_of_begun(output, "seed"),
         )
     check_same_build(output, structs.replace(begun, sources=shuffled["sources"]), wanted)
     current = {str(s["path"]): s for s in wanted.sources}

@@ -30,6 +30,7 @@ from headrace.errors import PlanMismatchError, SourceError, check_at_least
 from headrace.ingest.records import Slice
 from headrace.ingest.source import SourceFile
 from headrace.store import files
+from headrace.store.generations import cache_of_generation
 from headrace.store.ledger import Ledger, read_part_record
 
 DEFAULT_PART_BYTES = 64 << 20
@@ -140,9 +141,14 @@ def check_same_build(output: str, begun: Ledger, wanted: Ledger) -> None:
             "was begun with other settings: " + "; ".join(changes),
             field="output",
             value=output,
-            cure="Give the settings that it was begun with, choose another output, or pass --restart to delete it and"
-            " begin anew.",
+            cure=cure_of_begun(output),
         )
+
+
+def cure_of_begun(output: str, what: str = "settings") -> str:
+    """What to do where a build was begun otherwise; of a cache that is appended to, the output stays."""
+    other = "" if cache_of_generation(output) else " choose another output,"
+    return f"Give the {what} that it was begun with,{other} or pass --restart to delete it and start over."
 
 
 def began_in_vain(output: str, begun: Ledger, wanted: Ledger) -> bool:

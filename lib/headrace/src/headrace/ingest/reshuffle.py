@@ -35,6 +35,7 @@ from headrace.errors import CacheError, ConfigError, PlanMismatchError, redact
 from headrace.ingest.base_tokenizer import FILE_NAME
 from headrace.ingest.choices import Engine
 from headrace.ingest.engines import check_engine, choose_engine, run_tasks
+from headrace.ingest.plan import cure_of_begun
 from headrace.ingest.progress import show_progress
 from headrace.ingest.schedule import ATTEMPTS_FOLDER
 from headrace.ingest.shuffle_parts import RUNS_FOLDER, DealJob, OrderJob, ShufflePlan, ShuffleTask, run_name
@@ -91,7 +92,7 @@ def reshuffle(
         how: Seed and limits.
         engine: Who works; as of :func:`~headrace.ingest.build.build_cache`. No effect on the result.
         workers: How many at once; as many as there are cores and memory for if None. No effect on the result.
-        restart: Delete what is there and begin anew.
+        restart: Delete what is there and start over.
         progress: Show bars, if stderr is a terminal.
 
     Returns:
@@ -315,8 +316,7 @@ def _check_same(output: str, begun: Ledger, wanted: Ledger) -> None:
             f"was begun with other settings: {'; '.join(different)}",
             field="output",
             value=output,
-            cure="Give the settings that it was begun with, choose another output, or pass --restart to delete it and"
-            " begin anew.",
+            cure=cure_of_begun(output),
         )
 
 

@@ -158,10 +158,7 @@ def group_advantages(
     if spec.advantage_clip is not None:
         values = values.clip(-spec.advantage_clip, spec.advantage_clip)
     return Advantages(
-        values,
-        int((moments.size > 0).sum()),
-        int((equal & (moments.size > 1)).sum()),
-        int((moments.size == 1).sum()),
+        values, int((moments.size > 0).sum()), int((equal & (moments.size > 1)).sum()), int((moments.size == 1).sum())
     )
 
 

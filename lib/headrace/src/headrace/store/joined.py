@@ -234,10 +234,7 @@ def open_cache(
 
 
 def _open_generations(
-    places: Sequence[str],
-    wanted: int | None,
-    open_one: Callable[[str], TokenCache],
-    read_list: Callable[[str], bytes],
+    places: Sequence[str], wanted: int | None, open_one: Callable[[str], TokenCache], read_list: Callable[[str], bytes]
 ) -> list[TokenCache]:
     """The generations of a cache that lies in one or several places."""
 

@@ -266,12 +266,7 @@ async def arrived(future: Any, timeout_s: float | None = None) -> Any:
 
 
 async def get(
-    store: Store,
-    key: str,
-    byte_range: slice | None,
-    decode: Callable[[bytes], Awaitable[T]],
-    *,
-    index: bool = False,
+    store: Store, key: str, byte_range: slice | None, decode: Callable[[bytes], Awaitable[T]], *, index: bool = False
 ) -> T | None:
     """What is decoded from bytes of a stored file, asked for as often as the policy says; None if there is no such
     file.

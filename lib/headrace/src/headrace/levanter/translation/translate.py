@@ -104,10 +104,7 @@ def _run(into: Translation, raw: Mapping[str, Any]) -> tuple[dict[str, Any], str
         into.config["num_steps"] = whole_at(trainer["num_train_steps"], "trainer.num_train_steps")
     if fraction := fields.get("validation_split_fraction"):
         into.config["validation"] = {"fraction": number_at(fraction, "validation_split_fraction")}
-        into.differs(
-            "validation_split_fraction",
-            "whole blocks of each component, by a keyed hash; Levanter evaluates",
-        )
+        into.differs("validation_split_fraction", "whole blocks of each component, by a keyed hash; Levanter evaluates")
     seed = fields.get("data_seed")
     into.config["seed"] = whole_at(trainer.get("seed") or 0 if seed is None else seed, "data_seed or trainer.seed")
     return mapping_at(fields["data"], "data"), "data."
