@@ -115,6 +115,35 @@ print(json.dumps(results))
     ) == [True, True]
 
 
+def test_what_was_copied_and_waited_for_is_nobodys():
+    """Buffers are used again when nothing refers to them."""
+    source, thread, counts = np.ones(8, np.uint8), CopyThread(), []
+    for _ in range(3):
+        out = np.zeros(8, np.uint8)
+        thread.submit([copies_of(source, out, [(0, 0, 8)])]).result()
+        counts.append(sys.getrefcount(out))
+    thread.close()
+    assert counts == [sys.getrefcount(out)] * 3
+
+
+def test_a_process_that_ends_in_the_middle_of_an_iteration_ends(tmp_path):
+    assert (
+        run_script(
+            tmp_path,
+            """
+import headrace.testing
+from headrace import DataLoader, TokenSeqDataset
+dataset = TokenSeqDataset(headrace.testing.tiny_cache(documents=200), seq_len=8).repeat()
+batches = DataLoader(dataset, batch_size=8).iter_from_step(0)
+for _ in range(20):
+    next(batches)
+print(json.dumps("read"))
+""",
+        )
+        == "read"
+    )
+
+
 def test_the_thread_is_not_of_a_fork_and_takes_no_signal(tmp_path):
     """A fork that ends must not end the thread of the process that it comes from; signals are for Python's threads."""
     assert run_script(

@@ -239,6 +239,7 @@ class CopyThread:
         copied = self._kernel.wait(self._state.ctypes.data, number)
         while len(self._tables) > self._submitted - copied + 1:
             self._tables.popleft()
+        self._tables[0] = self._tables[0][0], None  # it only says which is next
 
     def close(self) -> None:
         """Ends the thread, after what was handed over."""
@@ -271,6 +272,7 @@ class CopyThread:
         if failed:
             raise OSError(failed, f"no thread can be started: {os.strerror(failed)}")
         self._end = weakref.finalize(self, _end, os.getpid(), kernel, library, thread, self._state, self._tables)
+        self._end.atexit = False  # whoever submits is stopped then, and closes this
 
 
 class Copying(NamedTuple):
