@@ -66,7 +66,7 @@ def command(
 ) -> None:
     """Build a token cache from text, ready ids, conversations, preference pairs or prompts.
 
-    Interrupted, it goes on where it was when the same command is run again; the result is the same to the bit.
+    If it is interrupted, run the same command again to resume; the result is the same, bit for bit.
 
     For example:
 

@@ -39,8 +39,8 @@ def command(
 ) -> None:
     """Show what the model sees at a step: for each row its component, documents, their files and the text.
 
-    The order is a pure function of the config, so nothing has to have been recorded. Rows are numbered as in the batch
-    that the loader gives.
+    The order is a pure function of the config, so this works without any log of the run. Rows are numbered as in the
+    loader's batch.
 
     For example:
 

@@ -41,9 +41,9 @@ def command(
 ) -> None:
     """Compare two caches, or a run with an edited config.
 
-    Of two token caches, their ledgers: tokenizer, layout, leaves, sources, parts, counts. Of a run and a config, the
-    fields that differ, and the amendment that allows the change. Reads no tokens. Ends with status 1 if they
-    differ.
+    For two token caches, it compares the ledgers: tokenizer, layout, leaves, sources, parts, counts. For a run and a
+    config, it shows the fields that differ, and the amendment that allows the change. Reads no tokens. Ends with
+    status 1 if they differ.
 
     For example:
 

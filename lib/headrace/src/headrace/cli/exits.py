@@ -6,7 +6,7 @@ status meaning
 0      done, and nothing was found wrong
 1      done, and something was found: damage, differences, a problem of a config
 2      not done: a wrong option, config, cache or source; what is wrong and the cure are printed
-3      not done: an error that nobody foresaw; please report it
+3      not done: an unexpected error; please report it
 130    interrupted (128 + the number of the signal, as in a shell)
 ====== ==========================================================================================
 
@@ -30,7 +30,7 @@ from headrace.errors import ConfigError, HeadraceError, did_you_mean, redact
 OK, FOUND, REFUSED, UNFORESEEN, INTERRUPTED = 0, 1, 2, 3, 130
 EPILOG = (
     "Ends with 0: done; 1: something was found (damage, differences, a problem); 2: refused, the line says why;"
-    " 3: an error that nobody foresaw; 130: interrupted."
+    " 3: an unexpected error; 130: interrupted."
 )
 DEBUG = "HEADRACE_DEBUG"
 COMPLETE = "_HEADRACE_COMPLETE"

@@ -33,8 +33,8 @@ def command(
 ) -> None:
     """Build token caches from a folder of texts, and write a run.yaml and a train.py that trains on them.
 
-    Every folder in it becomes a source of its own, drawn by the tokens that it has. The program saves as it goes, goes
-    on after a kill, and ends with a report. Interrupted, the same command goes on.
+    Each subfolder becomes a source, weighted by its number of tokens. The program saves checkpoints, resumes after it
+    was killed, and writes a report at the end. If this command is interrupted, run it again to resume.
 
     For example:
 

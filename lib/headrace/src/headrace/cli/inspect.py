@@ -51,11 +51,11 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is in a token cache: sizes, lengths, frequent tokens, decoded samples. Of a config: where its tokens
-    go. Of a folder of rollouts: whose they are, how far the run is, and whether they are whole.
+    """Show what is in a token cache: sizes, lengths, frequent tokens, decoded samples. For a config: where its tokens
+    go. For a folder of rollouts: which run they belong to, how far it is, and whether they are complete.
 
-    Samples show where documents begin and end, and what of them is trained on, if the cache says so. Of huge caches
-    lengths and tokens are sampled. Reads Levanter's caches, too.
+    Samples show where documents begin and end, and which tokens are trained on, if the cache records it. In huge
+    caches, lengths and tokens are sampled. Levanter's caches can be read too.
 
     For example:
 

@@ -56,8 +56,8 @@ def command(
 ) -> None:
     """Plan how documents share rows of one length, save the plan beside the cache, and show how full the rows are.
 
-    Training finds the plan there and starts at once. Of a config, the plans of all components that are packed. The
-    lengths of documents are read, no tokens.
+    Training finds the plan there and starts at once. For a config, all packed components are planned. Only the lengths
+    of documents are read, no tokens.
 
     For example:
 

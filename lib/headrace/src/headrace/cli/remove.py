@@ -24,11 +24,11 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove documents from a finished cache: leave tombstones for them, beside its ledger. Its data stays as it is.
+    """Remove documents from a finished cache: write tombstones for them beside its ledger. The data does not change.
 
-    Runs that begin from now on neither read these documents nor train on them; all their other rows are the same to the
-    bit. A running run takes the removal in at a step, by the amendment that this command prints. Documents count from
-    0, as `headrace inspect CACHE --document` has them; `--id` finds the number of one by its id.
+    New runs neither read these documents nor train on them; all their other rows stay the same, bit for bit. A run in
+    progress applies the removal from a step on, with the amendment that this command prints. Documents count from 0,
+    as in `headrace inspect CACHE --document`; `headrace inspect CACHE --id` finds the number of a document by its id.
 
     For example:
 

@@ -45,8 +45,8 @@ def command(
 ) -> None:
     """Write one HTML page about a run's data: mixture, epochs, order, reads, waiting, stalls, provenance.
 
-    What is planned follows from the config; what was measured is what RunLog has written into the run's folder. The
-    page needs no network and no other file.
+    The plan follows from the config; the measurements are those that RunLog wrote to the run's folder. The page needs
+    no network and no other file.
 
     For example:
 

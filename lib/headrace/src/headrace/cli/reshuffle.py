@@ -32,7 +32,7 @@ def command(
     memory: MemoryOption = None,
     part_bytes: Annotated[int, typer.Option(help="Stored bytes in a part, about.", metavar="BYTES")] = 256 << 20,
     engine: Annotated[
-        Engine, typer.Option(help="Who works: processes here, this one, or a Ray cluster (RAY_ADDRESS, or one here).")
+        Engine, typer.Option(help="What does the work: processes here, this one, or a Ray cluster.")
     ] = "auto",
     workers: Annotated[
         int | None, typer.Option(help="How many at once; by default as many as cores and memory allow.", metavar="N")
@@ -44,9 +44,9 @@ def command(
 ) -> None:
     """Copy a token cache with its documents shuffled, so that reading it block by block trains like a full shuffle.
 
-    All leaves go with their documents. Filters and hold-outs of documents keep speaking of the documents of CACHE.
-    Interrupted, by whatever, it goes on where it was when the same command is run again, and the result is the same to
-    the bit, whatever memory, engine and workers it is given.
+    All leaves move with their documents. Filters and hold-outs of documents still refer to the documents of CACHE. If
+    it is interrupted, run the same command again to resume. The result is the same, bit for bit, whatever memory,
+    engine and workers you give it.
 
     For example:
 

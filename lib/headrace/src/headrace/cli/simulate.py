@@ -58,7 +58,7 @@ def command(
     """Forecast what a run will read, exactly, without reading it.
 
     The order is a pure function of the config, so reads, memory, bursts and costs are counted, not guessed, for any
-    number of hosts. Only the ledgers of the caches are opened; where there is none yet, `expected_tokens` hold.
+    number of hosts. Only the ledgers of the caches are opened; `expected_tokens` stand in for caches to come.
 
     For example:
 
@@ -184,10 +184,10 @@ def icc(
 ) -> None:
     """Show how alike neighbouring rows are, and so whether a corpus needs shuffling.
 
-    Each row gets a loss: that of its tokens' frequencies, or one that you give. The share of its variance that lies
+    Each row gets a loss: that of its tokens' frequencies, or one that you give. The share of the variance that lies
     between blocks (the intraclass correlation) says how much noisier the batches of each order are than those of a full
-    shuffle. Only evenly spaced stretches of a large cache are read. With `--save`, `simulate`, `config check` and
-    `report` say what excess loss to expect.
+    shuffle. Of a large cache, only evenly spaced stretches are read. After `--save`, `simulate`, `config check` and
+    `report` forecast the excess loss.
 
     For example:
 

@@ -32,11 +32,11 @@ def command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a token cache: every file there and whole, and with `--deep` every byte what was written.
+    """Check a token cache: every file is there and complete; with `--deep`, every byte is what was written.
 
     Names the damaged parts, files and chunks, and the source files that rebuild them. Ends with status 1 if something
-    is damaged. With `--repair` parts whose sources are there are built anew, to the bit; the others are named, with the
-    command that builds them, and the status is 1 only if there are any. Interrupted, the same command goes on.
+    is damaged. `--repair` rebuilds the parts whose sources are there, bit for bit, and names the others with the
+    command that builds them; the status is 1 only if there are any. If it is interrupted, run it again to resume.
 
     For example:
 

@@ -32,10 +32,10 @@ def command(
     run: SameRun = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where a run is at a step: stage, weights, tokens, and the epoch of each source. Or where it saw documents.
+    """Show where a run is at a step: stage, weights, tokens, and the epoch of each source; or when it saw documents.
 
-    The order is a pure function of the config, so this is exact, for any step of any run, and only the ledgers of the
-    caches are opened. Documents are also found if they were removed since (`headrace remove`).
+    The order is a pure function of the config, so the answer is exact for any step of any run, and only the ledgers of
+    the caches are opened. Documents that were removed since (`headrace remove`) are found too.
 
     For example:
 

@@ -1,4 +1,4 @@
-"""One page that shows what a run's data was meant to be, what it is, and whether it holds up training.
+"""One page that shows what a run's data was meant to be, what it is, and whether it delays training.
 
 ::
 
