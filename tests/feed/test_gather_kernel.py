@@ -117,13 +117,13 @@ print(json.dumps(results))
 
 def test_what_was_copied_and_waited_for_is_nobodys():
     """Buffers are used again when nothing refers to them."""
-    source, thread, counts = np.ones(8, np.uint8), CopyThread(), []
-    for _ in range(3):
-        out = np.zeros(8, np.uint8)
-        thread.submit([copies_of(source, out, [(0, 0, 8)])]).result()
-        counts.append(sys.getrefcount(out))
+    source, thread = np.ones(8, np.uint8), CopyThread()
+    buffers = [np.zeros(8, np.uint8) for _ in range(3)]
+    counts = [sys.getrefcount(out) for out in buffers]
+    for number in range(3):
+        thread.submit([copies_of(source, buffers[number], [(0, 0, 8)])]).result()
+    assert [sys.getrefcount(out) for out in buffers] == counts
     thread.close()
-    assert counts == [sys.getrefcount(out)] * 3
 
 
 def test_a_process_that_ends_in_the_middle_of_an_iteration_ends(tmp_path):
