@@ -39,7 +39,7 @@ def run_faulty(tmp_path: Path, *arguments: str) -> str:
     (tmp_path / "test_faulty.py").write_text(FAULTY)
     conftest = (ROOT / "tests" / "conftest.py").read_text()
     (tmp_path / "conftest.py").write_text(conftest.replace("THREAD_GRACE_S = 60.0", "THREAD_GRACE_S = 3.0"))
-    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pytest.toml"), "--rootdir", str(tmp_path)]
     command += ["-p", "no:cacheprovider", "-n0", *arguments, str(tmp_path)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path).stdout
 
