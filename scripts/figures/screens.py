@@ -6,6 +6,7 @@ python scripts/figures/screens.py docs/images
 import fcntl
 import os
 import pty
+import re
 import shlex
 import struct
 import subprocess
@@ -78,8 +79,10 @@ def main(folder: str) -> None:
         for name, (command, columns) in SCREENS.items():
             console = Console(record=True, width=columns, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
             console.print(Text.assemble(("$ ", "bold green"), command))
-            console.print(Text.from_ansi(at_rest(printed(command, columns, place))), end="", soft_wrap=True)
-            Path(folder, f"screen_{name}.svg").write_text(console.export_svg(title="headrace", unique_id=name))
+            console.print(Text.from_ansi(at_rest(printed(command, columns, place))), end="", overflow="fold")
+            drawn = console.export_svg(title="headrace", unique_id=name)
+            drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)  # fonts of the reader, not of the web
+            Path(folder, f"screen_{name}.svg").write_text(drawn)
 
 
 if __name__ == "__main__":

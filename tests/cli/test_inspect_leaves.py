@@ -201,7 +201,7 @@ def test_tokens_are_counted(headrace: Run, tmp_path: Path):
     assert (found.tokens, found.of) == (cache.num_tokens, cache.num_tokens)
     assert (found.distinct, found.never_seen, found.outside) == (len(counted), 100 - len(counted), 0)
     out = headrace("inspect", str(tmp_path / "c"))[1]
-    assert f"{len(counted)} of the vocabulary's 100 come ({len(counted):.1f}%), {100 - len(counted)} never" in out
+    assert f"{len(counted)} of the vocabulary's 100 occur ({len(counted):.1f}%), {100 - len(counted)} never" in out
 
 
 def test_ids_outside_the_vocabulary_are_said(headrace: Run, tmp_path: Path):

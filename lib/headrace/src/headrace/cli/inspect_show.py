@@ -40,7 +40,7 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
     """Sizes, layout, tokenizer, parts, leaves."""
     layout, tokenizer = facts["layout"], facts["tokenizer"]
     tokens = max(facts["tokens"], 1)
-    text = f" ({facts['text_bytes'] / tokens:.2f} bytes of text a token)" if facts["text_bytes"] else ""
+    text = f" ({facts['text_bytes'] / tokens:.2f} bytes of text per token)" if facts["text_bytes"] else ""
     empty = f" ({facts['empty_documents']:,} without text)" if facts["empty_documents"] else ""
     special = ", ".join(
         f"{role} none" if tokenizer.get(role) is None else f"{role} {tokenizer[role]} ({tokenizer[f'{role}_id']})"
@@ -49,7 +49,7 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
     rows = {
         "documents": f"{facts['documents']:,}{empty}",
         "tokens": f"{facts['tokens']:,}{text}",
-        "on disk": f"{in_bytes(facts['bytes_on_disk'])} ({facts['bytes_on_disk'] / tokens:.2f} bytes a token)",
+        "on disk": f"{in_bytes(facts['bytes_on_disk'])} ({facts['bytes_on_disk'] / tokens:.2f} bytes per token)",
         "layout": f"{layout['dtype']}, chunks of {layout['chunk_elements']:,} tokens,"
         f" compression {layout['compression']}",
         "tokenizer": f"{tokenizer.get('path', 'not known')}, vocabulary {tokenizer['vocab_size']:,}, {special}",
@@ -112,7 +112,7 @@ def show_tokens(console: Console, found: TokenStatistics) -> None:
         share = distinct / max(found.vocab_size, 1)
         console.print(
             Text(
-                f"{distinct:,} of the vocabulary's {found.vocab_size:,} come ({share:.1%}), {found.never_seen:,} never"
+                f"{distinct:,} of the vocabulary's {found.vocab_size:,} occur ({share:.1%}), {found.never_seen:,} never"
             )
         )
     if found.outside:
