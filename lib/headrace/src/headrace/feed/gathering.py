@@ -260,7 +260,7 @@ class Slots:
                 size = plan.size[pieces] * (self.width * out.itemsize)
                 column = plan.column[pieces] * (self.width * out.itemsize)
                 target = rows_at[at + plan.piece_row[pieces]] + column
-                if int(size.sum()) < step.rows * int(row_bytes[0]):  # first what lies where no piece does
+                if int(size.sum()) < out[rows].nbytes:  # first what lies where no piece does
                     addresses[number] = np.concatenate([np.full(step.rows, blank.ctypes.data), addresses[number]])
                     size, target = np.concatenate([row_bytes[rows], size]), np.concatenate([rows_at[rows], target])
                 sizes.append(size)
