@@ -76,7 +76,7 @@ JOBS: dict[str, Callable[..., list[float]]] = {"filter": job_filter}
 def measure_filters(args: argparse.Namespace, apart: Callable[..., list[float]], report: Report) -> None:
     """Filters of the full size, and one of a tenth with packed rows."""
     rows: list[list[Any]] = []
-    full = 100_000_000 if args.quick else 1_000_000_000
+    full = 10_000_000 if args.quick else 1_000_000_000
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for documents, kinds in ((full // 10, {"packed rows": 1}), (full, {"at random": 1, "runs": RUN})):
             root = Path(folder, str(documents))

@@ -171,9 +171,9 @@ JOBS: dict[str, Callable[..., list[float]]] = {"plan": job_plan, "open_plan": jo
 def measure_plans(args: argparse.Namespace, apart: Callable[..., list[float]], report: Report) -> None:
     """Plans are made at sizes of which cost is seen to be linear, and opened at full size."""
     rows: list[list[Any]] = []
-    full = 100_000_000 if args.quick else 1_000_000_000
+    full = 10_000_000 if args.quick else 1_000_000_000
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        for documents in (5_000_000, 10_000_000) if args.quick else args.planned:
+        for documents in (2_000_000, 4_000_000) if args.quick else args.planned:
             seconds, cpu, most, own, fill = apart("plan", f"{folder}/made", documents, "windowed")
             report.bar(f"windowed, {documents:,} documents: us each", 1e6 * seconds / documents, at_most=0.4)
             report.bar(f"windowed, {documents:,} documents: MiB", most, at_most=4096)

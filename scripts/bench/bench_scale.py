@@ -14,8 +14,8 @@ the server: those to open the cache, and all over the blocks that were read. ``f
 earlier releases wrote them, of which each host asks for descriptions and indices too.
 
 Tables 4 and 5: pack plans, see :mod:`_scaling_plans`. Table 6: filters, see :mod:`_scaling_filters`. Table 7: builds
-of small corpora, see :mod:`_scaling_builds`. ``--quick`` has 256 hosts instead of 1,024 and fewer steps, makes plans of
-1e7 documents and opens some of 1e8; its filters are of 1e8, and it builds 1e4 small files alone. ``--only`` leaves the
+of small corpora, see :mod:`_scaling_builds`. ``--quick`` has 16 and 64 hosts and fewer steps, makes plans of 4e6
+documents and opens some of 1e7; its filters are of 1e7, and it builds 1e4 small files alone. ``--only`` leaves the
 other tables out.
 """
 
@@ -344,7 +344,7 @@ def measure_parts(args: argparse.Namespace, report: Report) -> None:
         report.bar(f"{CACHES} caches of {PARTS:,} parts: CPU s to the first batch", seconds, at_most=10)
         columns = ["caches", "parts of each", "CPU s to the first batch", "MiB", "requests"]
         report.table("Many caches in one run", columns, [[CACHES, PARTS, seconds, mib, int(requests)]])
-        run, hosts = (Run(16, BATCH), (64, 256)) if args.quick else (Run(64, 8 * BATCH), (64, 1024))
+        run, hosts = (Run(16, BATCH), (16, 64)) if args.quick else (Run(64, 8 * BATCH), (64, 1024))
         rows = [hosts_row(report, f"{url}/{WITH}", number, run) for number in hosts]
     with server(EARLIER_PARTS, earlier=True) as url:
         rows.append(hosts_row(report, f"{url}/{WITHOUT}", 64, run))
