@@ -198,7 +198,7 @@ class LoaderStats:
 
 
 class _Phase:
-    """A ``with`` block that is timed: a third of the cost of a generator's, and a loader has several a batch."""
+    """A ``with`` block that is timed: less than half the cost of a generator's, and a loader has several a batch."""
 
     __slots__ = ("_name", "_seconds", "_started")
 

@@ -63,8 +63,8 @@ def remove(
             yield token_ranges(cache, some)
 
     most = which.start.size if isinstance(which, Intervals) else min(which.total, which.length // 2 + 1)
-    left = Removal(cache.num_tokens, tokens(), most)
-    return RemovedDocuments(which, left if left.ranges else None, listed, repeated, not_found, requests=reads)
+    removal = Removal(cache.num_tokens, tokens(), most)
+    return RemovedDocuments(which, removal if removal.ranges else None, listed, repeated, not_found, requests=reads)
 
 
 def remove_others(

@@ -221,17 +221,18 @@ class Slots:
         self._address[slot] = self._own_address[slot]
         self._files.drop(slot)
 
-    def gather(self, steps: Sequence[Gathering], out: np.ndarray) -> Callable[[], None]:
-        """What copies the rows of some steps, all of one length, into ``out``, where rows without data become zeros.
+    def gather(self, steps: Sequence[Gathering], out: np.ndarray) -> list[Callable[[], None]]:
+        """Calls that, one after the other, copy the rows of some steps, all of one length, into ``out``, where rows
+        without data become zeros.
 
-        For any thread, once; the slots must not be filled anew before it returns. Where it can be :class:`Copies`, it
-        needs no interpreter's lock. ``out`` is ``[rows of all steps, row elements]`` of :attr:`dtype`, C order,
+        For any thread, once; the slots must not be filled anew before they return. Those that are :class:`Copies` need
+        no interpreter's lock. ``out`` is ``[rows of all steps, row elements]`` of :attr:`dtype`, C order,
         with :attr:`width` elements for each token.
         """
-        if not self._of_documents and self.slot_bytes:
-            return self._gather_stored(steps, out)
-        stored = self._gather_stored(steps, out) if self.slot_bytes else None
-        return partial(self._gather_documents, stored, steps, out)
+        parts = [self._gather_stored(steps, out)] if self.slot_bytes else []
+        if self._of_documents or not self.slot_bytes:
+            parts.append(partial(self._lay_documents, steps, out))
+        return parts
 
     def _gather_stored(self, steps: Sequence[Gathering], out: np.ndarray) -> Callable[[], None]:
         if self._by_address:
@@ -321,11 +322,6 @@ class Slots:
         offset = np.minimum(nth * run, np.repeat(size - run, count))
         memory = self._memory[: self._memory.size // dtype.itemsize * dtype.itemsize].view(dtype)
         _runs(out, run)[np.repeat(begin, count) + offset] = _runs(memory, run)[np.repeat(first, count) + offset]
-
-    def _gather_documents(self, stored: Callable[[], None] | None, steps: Sequence[Gathering], out: np.ndarray) -> None:
-        if stored is not None:
-            stored()
-        self._lay_documents(steps, out)
 
     def _lay_documents(self, steps: Sequence[Gathering], out: np.ndarray) -> None:
         """Writes what is of documents, and the default where an array has nothing and no slots keep it."""

@@ -105,7 +105,7 @@ class BlockCache:
 
     def gather(self, steps: Sequence[Gathering], into: Sequence[np.ndarray]) -> list[Callable[[], None]]:
         """What copies the rows of some steps into one array for each of :attr:`kinds`, see :meth:`Slots.gather`."""
-        return [kind.gather(steps, out) for kind, out in zip(self.kinds, into, strict=True)]
+        return [part for kind, out in zip(self.kinds, into, strict=True) for part in kind.gather(steps, out)]
 
     def close(self) -> None:
         """Gives the memory back. Reads in flight are abandoned; each keeps alive what it may still write into."""

@@ -175,24 +175,31 @@ def example_limits(
                 raise ConfigError("names no source", field=f"{field}.{name}", cure=did_you_mean(name, sizes))
             if value is None:
                 continue
-            size = sizes[name]
             if field == "max_epochs":
-                check_epochs(f"{field}.{name}" if by_name else field, value)
+                bound = _rows_of_epochs(name, sizes[name], value, by_name=by_name)
             elif isinstance(value, bool | str) or not (math.isfinite(value) and value >= 0):
                 raise ConfigError("must be finite and not negative", field=f"{field}.{name}", value=value)
-            if field == "max_epochs" and size is None:
-                raise ConfigError("bounds a component without an end", field=f"{field}.{name}", cure="Leave it out.")
-            bound = math.floor(value if size is None or field == "budgets" else size * value)
-            if field == "max_epochs" and size and bound == 0:
-                raise ConfigError(
-                    f"holds no row: component {name!r} has {size}",
-                    field=f"components.{name}.max_epochs" if by_name else "max_epochs",
-                    value=value,
-                    cure=f"Give at least {1.01 / size:.3g}.",
-                )
+            else:
+                bound = math.floor(value)
             limit = limits[name]
             limits[name] = bound if limit is None else min(limit, bound)
     return limits
+
+
+def _rows_of_epochs(name: str, size: int | None, epochs: float, *, by_name: bool) -> int:
+    """Examples of so many passes over a source; ``by_name``: whether they were given for it alone."""
+    check_epochs(f"max_epochs.{name}" if by_name else "max_epochs", epochs)
+    if size is None:
+        raise ConfigError("bounds a component without an end", field=f"max_epochs.{name}", cure="Leave it out.")
+    rows = math.floor(size * epochs)
+    if size and rows == 0:
+        raise ConfigError(
+            f"holds no row: component {name!r} has {size}",
+            field=f"components.{name}.max_epochs" if by_name else "max_epochs",
+            value=epochs,
+            cure=f"Give at least {1.01 / size:.3g}.",
+        )
+    return rows
 
 
 def mixture_length(

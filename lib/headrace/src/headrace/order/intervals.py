@@ -290,20 +290,20 @@ def _sums(length: int, removed: Iterable[Intervals], most: int) -> tuple[Running
     """Positions that remain before each range and behind the last, and those of the ranges, summed up. Ranges of sets
     that touch are one.
     """
-    kept, gaps = SumsWriter(most + 1), SumsWriter(most)
+    kept_sums, gap_sums = SumsWriter(most + 1), SumsWriter(most)
     last, end = Intervals.empty(), 0  # the last range so far, which the next set may go on with, and the end before it
     for one in removed:
         if one.start.size and (int(one.start[0]) < 0 or int(one.stop[-1]) > length):
             raise IndexOutOfRangeError(f"reach outside the {length} positions", field="removed", value=one)
         last_runs = Intervals(np.append(last.start, one.start), np.append(last.stop, one.stop))
         ends = np.append(end, last_runs.stop)
-        kept.add(last_runs.start[:-1] - ends[:-2])
-        gaps.add((last_runs.stop - last_runs.start)[:-1])
+        kept_sums.add(last_runs.start[:-1] - ends[:-2])
+        gap_sums.add((last_runs.stop - last_runs.start)[:-1])
         last, end = Intervals(last_runs.start[-1:], last_runs.stop[-1:]), int(ends[-2:][0])
-    kept.add(last.start - end)
-    kept.add(length - np.append(end, last.stop)[-1:])
-    gaps.add(last.stop - last.start)
-    return kept.finish(), gaps.finish()
+    kept_sums.add(last.start - end)
+    kept_sums.add(length - np.append(end, last.stop)[-1:])
+    gap_sums.add(last.stop - last.start)
+    return kept_sums.finish(), gap_sums.finish()
 
 
 def clean_borders(

@@ -76,10 +76,10 @@ class SumsWriter:
         """The next steps."""
         for at in range(0, steps.size, _CHUNK):
             sums = self._total + np.cumsum(steps[at : at + _CHUNK], dtype=np.int64)
-            places = np.arange(self._size, self._size + sums.size)
-            is_first = places % _BLOCK == 0
-            self._first[places[is_first] // _BLOCK] = sums[is_first]
-            above = sums - self._first[places // _BLOCK]
+            indices = np.arange(self._size, self._size + sums.size)
+            is_first = indices % _BLOCK == 0
+            self._first[indices[is_first] // _BLOCK] = sums[is_first]
+            above = sums - self._first[indices // _BLOCK]
             if int(above.max()) >= np.iinfo(self._more.dtype).max - 1:
                 narrow, self._more = self._more, np.empty(self._more.size, np.int64)
                 self._more[: self._size] = narrow[: self._size]
