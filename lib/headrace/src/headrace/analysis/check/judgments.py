@@ -100,7 +100,7 @@ def _judge_bursts(by_hosts: tuple[HostForecast, ...], kinds: Collection[str]) ->
     text = f"{worst.burst:.1f} x the mean on {counted(worst.hosts, 'host')}"
     if worst.burst <= BURST:
         return [Judgment("good", "burst", f"{text} (up to {BURST:g} x)")]
-    cure = "Raise shuffle.strands." if "braid" in kinds else "Leave shuffle out, for the braided one."
+    cure = "Raise shuffle.strands." if "braid" in kinds else "Leave shuffle out: the braided shuffle is the default."
     return [Judgment("high", "burst", f"{text}. {cure}")]
 
 
