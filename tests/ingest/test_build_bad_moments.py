@@ -36,6 +36,7 @@ from headrace.ingest.repair import repair
 from headrace.ingest.source import ChatConfig, SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store.cache import TokenCache
+from headrace.store.lease import lease
 from headrace.store.verify import verify
 
 Tree = Callable[[str | Path], dict[str, bytes]]
@@ -181,6 +182,14 @@ def test_two_builders_at_once(corpus: Path, tmp_path: Path, tree: Tree):
     assert all(isinstance(e, CacheError) and "is being written by process" in str(e) for e in refused)
     build(corpus, tmp_path / "fresh")
     assert tree(tmp_path / "c") == tree(tmp_path / "fresh")
+
+
+def test_a_builder_that_looked_before_another_began_is_told_of_it(corpus: Path, tmp_path: Path, monkeypatch):
+    output = tmp_path / "c"
+    build(corpus, output)
+    monkeypatch.setattr("headrace.ingest.build.read_ledger", lambda root: None)
+    with lease(str(output)), pytest.raises(CacheError, match="is being written by process"):
+        build(corpus, output)
 
 
 READ_ONLY = """

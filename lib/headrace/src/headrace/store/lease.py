@@ -379,9 +379,9 @@ class _RemoteSlot:
 
 
 def check_vacant(output: str, *, but: str = "") -> None:
-    """Raises CacheError for a place without a ledger where anybody's things are, ``but`` one folder of that name: they
-    are never mixed up with a cache, or deleted. What a builder leaves that is killed while it writes its ledger may be
-    there.
+    """Raises CacheError for a place where anybody's things are, ``but`` one folder of that name: they are never mixed
+    up with a cache, or deleted. What a builder leaves that is killed while it writes its ledger may be there. So may a
+    ledger: who found none before this call learns from :func:`lease` that another builder has begun.
     """
     fs, path = files.filesystem(output)
     cure = "Choose a folder that is new or empty."
@@ -390,9 +390,7 @@ def check_vacant(output: str, *, but: str = "") -> None:
     if not fs.isdir(path):
         raise CacheError("is a file", field="output", value=output, cure=cure)
     names = {str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False)}
-    if LEDGER_NAME in names:
-        raise CacheError("holds a token cache already", field="output", value=output, cure=cure)
     others = sorted(names - {LEASE_NAME, f"{LEASE_NAME}.tmp", f"{LEDGER_NAME}.tmp", but})
-    if others:
+    if others and LEDGER_NAME not in names:
         listed = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
         raise CacheError(f"holds other things than a token cache ({listed})", field="output", value=output, cure=cure)
