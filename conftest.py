@@ -26,6 +26,7 @@ _FLAGS = {  # eight devices; and programs run for a moment: compiled in a hurry
     "--xla_force_host_platform_device_count": 8,
     "--xla_backend_optimization_level": 0,
     "--xla_llvm_disable_expensive_passes": "true",
+    "--xla_cpu_collective_call_terminate_timeout_seconds": 600,  # for all to meet; then XLA aborts the process
 }
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
