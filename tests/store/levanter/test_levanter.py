@@ -312,6 +312,10 @@ def test_nothing_is_overwritten(tmp_path):
         write_levanter(ours, str(tmp_path / "out"))
     with pytest.raises(CacheError, match="holds a token cache already"):
         write_levanter(ours, str(tmp_path / "ours"))
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "ledger.json").write_text("{")
+    with pytest.raises(CacheError, match="holds a token cache already"):
+        write_levanter(ours, str(tmp_path / "damaged"))
 
 
 def test_an_interrupted_conversion_is_not_a_cache_and_is_done_again(tmp_path, monkeypatch):

@@ -379,9 +379,9 @@ class _RemoteSlot:
 
 
 def check_vacant(output: str, *, but: str = "") -> None:
-    """Raises CacheError for a place where anybody's things are, ``but`` one folder of that name: they are never mixed
-    up with a cache, or deleted. What a builder leaves that is killed while it writes its ledger may be there. So may a
-    ledger: who found none before this call learns from :func:`lease` that another builder has begun.
+    """Raises CacheError if a folder without a ledger holds anybody's things, which are never mixed up with a cache or
+    deleted. It may hold one folder named ``but``, and what a builder leaves that is killed while it writes its ledger.
+    A folder with a ledger passes: if the caller saw none, another builder has just begun, and :func:`lease` says so.
     """
     fs, path = files.filesystem(output)
     cure = "Choose a folder that is new or empty."

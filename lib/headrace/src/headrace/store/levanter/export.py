@@ -29,7 +29,7 @@ from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS, CacheLayout
 from headrace.store.leaf import CacheLeaf, fitting
 from headrace.store.lease import check_vacant
-from headrace.store.ledger import read_ledger
+from headrace.store.ledger import LEDGER_NAME as CACHE_LEDGER_NAME
 from headrace.store.levanter.layout import CHUNK, LEDGER_NAME, SHARD_CHUNKS, UNBOUNDED
 from headrace.store.ragged import ArrayWriter
 
@@ -172,7 +172,7 @@ def _check_vacant(output: str) -> None:
                 "holds a cache of Levanter already", field="output", value=output, cure="Choose a new folder."
             )
         return
-    if read_ledger(output) is not None:
+    if files.exists(files.join(output, CACHE_LEDGER_NAME)):
         cure = "Choose a folder that is new or empty."
         raise CacheError("holds a token cache already", field="output", value=output, cure=cure)
     check_vacant(output)
