@@ -267,7 +267,7 @@ def test_plans_of_any_size_stream_to_disk(tmp_path, algorithm):
     """1e8 documents hold no more memory than 1e5: the larger of two sizes would, with an eighth of its lengths."""
     chunk = np.random.default_rng(0).integers(1, 600, 1 << 14)
     peaks = []
-    for chunks_ in (16, 64):
+    for chunks_ in (16, 192):
         request = PlanRequest(f"sha256:{chunks_}", chunk.size * chunks_, PackSpec(4096, algorithm))
         tracemalloc.start()
         write_plan(str(tmp_path), request, (chunk for _ in range(chunks_)))
@@ -276,4 +276,4 @@ def test_plans_of_any_size_stream_to_disk(tmp_path, algorithm):
         found = read_plan(str(tmp_path), request)
         assert found is not None
         assert found.counts.packed_tokens == int(chunk.sum()) * chunks_
-    assert peaks[1] - peaks[0] < (64 - 16) * chunk.nbytes / 8  # threads that overlap otherwise make some of it
+    assert peaks[1] - peaks[0] < (192 - 16) * chunk.nbytes / 8  # less than threads have on their way
