@@ -19,6 +19,7 @@ from jaxtyping import Int64, Shaped
 from headrace.batch.packed_batch import PackedBatch
 from headrace.data.dataset import PlannedDataset
 from headrace.errors import ConfigError, check_choice, did_you_mean
+from headrace.feed.transfer import Transfer
 
 
 def batch_sharding(mesh: Mesh | None, batch_axis: str | Sequence[str] | None) -> NamedSharding:
@@ -60,8 +61,8 @@ class Placement:
             raise ConfigError("must be a sharding of [batch, sequence]", field="sharding", value=sharding.spec)
         self.sharding = sharding
         self._local: dict[int, Int64[np.ndarray, " n"]] = {}
-        self._slices: dict[int, dict[tuple[Any, Any], slice]] = {}
         self._columns: dict[int, tuple[int, int]] = {}
+        self._transfers: dict[tuple[Any, ...], Transfer] = {}
 
     @cached_property
     def rows_sharding(self) -> NamedSharding:
@@ -120,15 +121,11 @@ class Placement:
         first = self.local_rows(batch_size)
         if first.size == batch_size:
             return lambda rows: rows
-        slices = self._slices.setdefault(batch_size, {})
 
         def local_slice(rows: slice) -> slice:
-            key = rows.start, rows.stop
-            if key not in slices:
-                start, stop, _ = rows.indices(batch_size)
-                at = int(np.searchsorted(first, start))
-                slices[key] = slice(at, at + stop - start)
-            return slices[key]
+            start, stop, _ = rows.indices(batch_size)
+            at = int(np.searchsorted(first, start))
+            return slice(at, at + stop - start)
 
         return local_slice
 
@@ -150,22 +147,26 @@ class Placement:
 
         On CPU devices the array may share memory with ``local``: do not write to it afterwards.
         """
-        sharding = self.rows_sharding if along_rows or local.ndim == 1 else self.sharding
+        key = local.shape, local.dtype, batch_size, along_rows, seq_len
+        transfer = self._transfers.get(key)
+        if transfer is None:
+            transfer = self._transfers[key] = self._transfer(local.shape, batch_size, along_rows, seq_len)
+        return transfer(local)
+
+    def _transfer(
+        self, local_shape: tuple[Any, ...], batch_size: int, along_rows: bool, seq_len: int | None
+    ) -> Transfer:
+        sharding = self.rows_sharding if along_rows or len(local_shape) == 1 else self.sharding
         rows = self._local_slice(batch_size)
-        if seq_len is not None and seq_len != local.shape[1]:
-            first, shape = self.local_columns(seq_len)[0], (batch_size, seq_len, *local.shape[2:])
+        if seq_len is None or local_shape[1:2] == (seq_len,):
+            return Transfer((batch_size, *local_shape[1:]), sharding, lambda index: (rows(index[0]), *index[1:]))
+        first, shape = self.local_columns(seq_len)[0], (batch_size, seq_len, *local_shape[2:])
 
-            def part(index: Any) -> np.ndarray:
-                begin, end, _ = index[1].indices(seq_len)
-                return local[rows(index[0]), begin - first : end - first]
+        def local_index(index: tuple[Any, ...]) -> tuple[Any, ...]:
+            begin, end, _ = index[1].indices(seq_len)
+            return rows(index[0]), slice(begin - first, end - first)
 
-            return jax.make_array_from_callback(shape, sharding, part)
-
-        def shard(index: Any) -> np.ndarray:
-            local_rows = rows(index[0])
-            return local[local_rows] if len(index) == 1 else local[(local_rows, *index[1:])]
-
-        return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, shard)
+        return Transfer(shape, sharding, local_index)
 
 
 class HostRows(NamedTuple):
