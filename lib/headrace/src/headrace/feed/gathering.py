@@ -20,7 +20,7 @@ Price: one look at the reference counts of the pool's buffers a batch; one at ea
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
@@ -32,12 +32,11 @@ from headrace.data.columns import RunColumn
 from headrace.data.rows import runs_of_elements
 from headrace.errors import HeadraceError
 from headrace.feed.gather_kernel import Copies, copy_kernel
-from headrace.feed.mapped_files import MappedFiles
+from headrace.feed.mapped_files import MappedBlocks, MappedFiles
 from headrace.feed.plan import WindowPlan, slot_bytes
 from headrace.feed.workers import Workers
 from headrace.metrics import ReadStats
 from headrace.store.array import StoredArray
-from headrace.store.mapped import MappedArray
 
 ALIGNMENT = 64
 """XLA takes a host buffer as it is, without a copy, if it begins at a multiple of this."""
@@ -107,31 +106,57 @@ class _Failed:
         raise self._error
 
 
-class Gathering(NamedTuple):
-    """A step whose rows are to be gathered: its number within the plan, the slot of each of its pieces, the rows of the
-    arrays on this host, and whether those that hold no data may hold anything (they are zeros else).
+class StepRange(NamedTuple):
+    """Steps of a window, one after the other, whose rows are gathered together.
+
+    Attributes:
+        plan: Of the window.
+        first: Number of the first step within the plan.
+        stop: One past the last.
+        rows: Rows of the arrays of each step on this host.
+        slots: The slot of each piece; None: all blocks lie in mapped files, and have none.
+        loose: Whether rows that hold no data may hold anything; they are zeros else.
     """
 
     plan: WindowPlan
-    step: int
-    slots: np.ndarray
+    first: int
+    stop: int
     rows: int
+    slots: Int64[np.ndarray, " p"] | None
     loose: bool = False
-
-    @property
-    def held(self) -> int:
-        """Rows that hold data."""
-        return int(self.plan.row_bounds[self.step + 1] - self.plan.row_bounds[self.step])
-
-    @property
-    def fills_rows(self) -> bool:
-        """Whether each row is one piece, or may be a copy of one."""
-        return self.plan.whole and (self.held == self.rows or (self.loose and self.held > 0))
 
     @property
     def pieces(self) -> slice:
         """Its pieces, among those of the plan."""
-        return slice(int(self.plan.piece_bounds[self.step]), int(self.plan.piece_bounds[self.step + 1]))
+        return slice(int(self.plan.piece_bounds[self.first]), int(self.plan.piece_bounds[self.stop]))
+
+    @property
+    def fills_rows(self) -> bool:
+        """Whether each row is one piece, or may be a copy of one."""
+        if not self.plan.whole:
+            return False
+        held = np.diff(self.plan.row_bounds[self.first : self.stop + 1])
+        return bool((held == self.rows).all() or (self.loose and (held > 0).all()))
+
+    @property
+    def piece_rows(self) -> Int64[np.ndarray, " p"]:
+        """Row of each piece, counted from the first of all steps."""
+        return self.plan.piece_row[self.pieces] + np.repeat(np.arange(self.stop - self.first), self._counts) * self.rows
+
+    def by_row(self, begins: Int64[np.ndarray, " p"]) -> Int64[np.ndarray, " r"]:
+        """Where each row of the arrays begins, from where pieces do; rows without data are copies of one of their step
+        that has some. For steps whose pieces fill rows.
+        """
+        if self.plan.row_place is None and begins.size == (self.stop - self.first) * self.rows:
+            return begins
+        first = self.plan.piece_bounds[self.first : self.stop] - self.plan.piece_bounds[self.first]
+        by_row = np.repeat(begins[first], self.rows)
+        by_row[self.piece_rows] = begins
+        return by_row
+
+    @property
+    def _counts(self) -> Int64[np.ndarray, " steps"]:
+        return np.diff(self.plan.piece_bounds[self.first : self.stop + 1])
 
 
 class Slots:
@@ -151,64 +176,73 @@ class Slots:
         self._dtypes = sorted(set(dtypes), key=str)
         self._dtype_of = kind.arrays.spread([self._dtypes.index(d) for d in dtypes])
         self._itemsize = kind.arrays.spread([d.itemsize for d in dtypes])
+        self._stored_itemsize = kind.arrays.spread([run.itemsize for run in kind.arrays.runs])
+        self._chunk = kind.arrays.spread([run.chunk for run in kind.arrays.runs])
         self._of_documents = kind.has_documents
         self.slot_bytes = slot_bytes(kind, chunk)
         self._workers, self._mapping = workers, mapping
-        self._mapped: dict[int, MappedArray | None] = {}
-        self._files = MappedFiles()
+        self._files = MappedFiles(
+            kind.arrays, np.full(self.slot_bytes // kind.dtype.itemsize, kind.default, kind.dtype)
+        )
         self._last_rows: tuple[tuple[int, ...], np.ndarray, np.ndarray, np.ndarray] | None = None
         self.allocate(0)
 
     def allocate(self, slots: int) -> None:
         """Makes room for so many chunks, instead of what there was."""
         self._memory = np.empty(slots * self.slot_bytes, np.uint8)
-        self._own_address = self._memory.ctypes.data + np.arange(slots) * self.slot_bytes
-        self._address = self._own_address.copy()
-        self._files.hold(slots)
 
     @cached_property
     def _by_address(self) -> bool:
         """Whether pieces are copied from their addresses; else what is gathered lies in :attr:`_memory`."""
         return self._dtypes == [self.dtype] and self.slot_bytes > 0 and copy_kernel() is not None
 
-    def start(self, number: int, chunk: int, slot: int) -> Pending | None:
-        """Starts fetching a chunk of an array into a slot; None: there is nothing to wait for."""
-        if number not in self._mapped:
-            array = self.arrays.get(number)
-            self._mapped[number] = array.mapped() if self._mapping and array is not None else None
-        mapped = self._mapped[number]
-        at = 0 if mapped is None else mapped.address(chunk)
-        if mapped is not None and at:
-            return self._start_mapped(number, mapped, chunk, slot, at)
+    def find(
+        self, blocks: Int64[np.ndarray, " m"], array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]
+    ) -> MappedBlocks:
+        """Where the blocks of the next window begin in mapped files, if they are gathered from there; see
+        :meth:`MappedFiles.find`.
+        """
+        if self._mapping and self._by_address:
+            return self._files.find(blocks, array, chunk)
+        window = MappedBlocks.none(blocks)
+        window.sound[:] = self.slot_bytes == 0  # there is nothing to read
+        return window
+
+    def count_mapped(self, array: Int64[np.ndarray, " k"], chunk: Int64[np.ndarray, " k"]) -> None:
+        """Counts chunks of arrays that are gathered from mapped files from now on."""
+        stored = self._stored_itemsize[array] > 0
+        size = np.minimum(self._chunk[array], self.arrays.lengths[array] - chunk * self._chunk[array])
+        self.stats.bytes_read += int((size * self._stored_itemsize[array]).sum())
+        self.stats.mapped_blocks += int(stored.sum())
+
+    def start(self, block: int, number: int, chunk: int, slot: int) -> Pending | None:
+        """Starts fetching a block, a chunk of an array, into a slot; None: there is nothing to wait for."""
+        mapped = self._files.array(number) if self._mapping else None
+        if mapped is not None and mapped.address(chunk):
+            self.stats.bytes_read += mapped.bytes_of(chunk)
+            self.stats.mapped_blocks += 1
+            if not self._by_address:
+                mapped.will_need(chunk)
+                return self._workers.submit(partial(mapped.copy, chunk, self._memory_of(slot)[: mapped.chunk_bytes]))
+            if mapped.is_sound(chunk):
+                return None
+            mapped.will_need(chunk)
+            return self._workers.submit(partial(mapped.check, chunk))
         array = self.arrays.get(number)
         if array is not None:
             self.stats.bytes_read += _elements(array, chunk) * array.dtype.itemsize
             try:
-                return self.read(number, chunk, slot)
+                return self.read(block, number, chunk, slot)
             except HeadraceError as error:  # it cannot even begin: that concerns the step that needs it
                 return _Failed(error)
-        self._own(slot)
         self._memory_of(slot).view(self.dtype)[:] = self.kind.default
         return None
 
-    def _start_mapped(self, number: int, mapped: MappedArray, chunk: int, slot: int, at: int) -> Pending | None:
-        self.stats.bytes_read += mapped.bytes_of(chunk)
-        self.stats.mapped_blocks += 1
-        if not self._by_address:
-            mapped.will_need(chunk)
-            return self._workers.submit(partial(mapped.copy, chunk, self._memory_of(slot)[: mapped.chunk_bytes]))
-        self._address[slot] = at
-        self._files.put(slot, number, mapped, chunk)
-        if mapped.is_sound(chunk):
-            return None
-        mapped.will_need(chunk)
-        return self._workers.submit(partial(mapped.check, chunk))
-
-    def read(self, number: int, chunk: int, slot: int) -> Pending:
-        """Starts reading a chunk through TensorStore."""
+    def read(self, block: int, number: int, chunk: int, slot: int) -> Pending:
+        """Starts reading a block through TensorStore."""
         array = self.arrays.get(number)
         assert array is not None
-        self._own(slot)
+        self._files.drop(block)
         out = self._memory_of(slot)[: _elements(array, chunk) * array.dtype.itemsize].view(array.dtype)
         self.stats.tensorstore_reads_issued += 1
         return array.read_into(out, chunk * array.chunk_elements)
@@ -216,65 +250,53 @@ class Slots:
     def _memory_of(self, slot: int) -> np.ndarray:
         return self._memory[slot * self.slot_bytes :][: self.slot_bytes]
 
-    def _own(self, slot: int) -> None:
-        """What comes into a slot lies in its own memory."""
-        self._address[slot] = self._own_address[slot]
-        self._files.drop(slot)
-
-    def gather(self, steps: Sequence[Gathering], out: np.ndarray) -> list[Callable[[], None]]:
-        """Calls that, one after the other, copy the rows of some steps, all of one length, into ``out``, where rows
-        without data become zeros.
+    def gather(self, steps: StepRange, mapped: MappedBlocks, out: np.ndarray) -> list[Callable[[], None]]:
+        """Calls that, one after the other, copy the rows of some steps into ``out``, where rows without data become
+        zeros.
 
         For any thread, once; the slots must not be filled anew before they return. Those that are :class:`Copies` need
-        no interpreter's lock. ``out`` is ``[rows of all steps, row elements]`` of :attr:`dtype`, C order,
-        with :attr:`width` elements for each token.
+        no interpreter's lock. ``mapped`` are the blocks of their window, ``out`` is ``[rows of all steps, row
+        elements]`` of :attr:`dtype`, C order, with :attr:`width` elements for each token.
         """
-        parts = [self._gather_stored(steps, out)] if self.slot_bytes else []
+        parts = [self._gather_stored(steps, mapped, out)] if self.slot_bytes else []
         if self._of_documents or not self.slot_bytes:
             parts.append(partial(self._lay_documents, steps, out))
         return parts
 
-    def _gather_stored(self, steps: Sequence[Gathering], out: np.ndarray) -> Callable[[], None]:
+    def _gather_stored(self, steps: StepRange, mapped: MappedBlocks, out: np.ndarray) -> Callable[[], None]:
+        address = self._addresses(steps, mapped)
         if self._by_address:
-            return self._gather_from_addresses(steps, out)
-        row_bytes = out.shape[1] * out.itemsize
-        first_byte = [self._addresses(step) - self._memory.ctypes.data for step in steps]
-        regular = self._dtypes == [self.dtype] and self.slot_bytes % row_bytes == 0
-        if regular and all(s.fills_rows for s in steps):
-            by_place = [_by_place(s, begins) for s, begins in zip(steps, first_byte, strict=True)]
-            begins = by_place[0] if len(steps) == 1 else np.concatenate(by_place)
-            row, offset = np.divmod(begins, row_bytes)
+            return self._copies(steps, mapped, address, out)
+        row_bytes, first_byte = out.shape[1] * out.itemsize, address - self._memory.ctypes.data
+        if self._dtypes == [self.dtype] and self.slot_bytes % row_bytes == 0 and steps.fills_rows:
+            row, offset = np.divmod(steps.by_row(first_byte), row_bytes)
             if not offset.any():
                 return partial(_take, self._memory.reshape(-1, row_bytes), row, out.view(np.uint8))
-        return partial(self._gather_steps, steps, first_byte, out)
+        return partial(self._gather_pieces, steps, first_byte, out)
 
-    def _gather_from_addresses(self, steps: Sequence[Gathering], out: np.ndarray) -> Copies:
-        addresses = [self._addresses(step) for step in steps]
+    def _addresses(self, steps: StepRange, mapped: MappedBlocks) -> Int64[np.ndarray, " p"]:
+        """Where each piece of some steps begins."""
+        plan, pieces = steps.plan, steps.pieces
+        itemsize = self._dtypes[0].itemsize if len(self._dtypes) == 1 else self._itemsize[plan.array[pieces]]
+        offset, address = plan.offset[pieces] * self.width * itemsize, mapped.address[plan.block[pieces]]
+        if steps.slots is not None:
+            own = self._memory.ctypes.data + steps.slots * self.slot_bytes
+            address = np.where(address, address, own)
+        return address + offset
+
+    def _copies(self, steps: StepRange, mapped: MappedBlocks, address: np.ndarray, out: np.ndarray) -> Copies:
         rows_at, row_bytes, blank = self._rows_of(out)
-        if all(s.fills_rows for s in steps):
-            addresses = [_by_place(s, begins) for s, begins in zip(steps, addresses, strict=True)]
-            targets, sizes = [rows_at], [row_bytes]
+        if steps.fills_rows:
+            address, target, size = steps.by_row(address), rows_at, row_bytes
         else:
-            at, targets, sizes = 0, list[np.ndarray](), list[np.ndarray]()
-            for number, step in enumerate(steps):
-                plan, pieces, rows = step.plan, step.pieces, slice(at, at + step.rows)
-                size = plan.size[pieces] * (self.width * out.itemsize)
-                column = plan.column[pieces] * (self.width * out.itemsize)
-                target = rows_at[at + plan.piece_row[pieces]] + column
-                if int(size.sum()) < out[rows].nbytes:  # first what lies where no piece does
-                    addresses[number] = np.concatenate([np.full(step.rows, blank.ctypes.data), addresses[number]])
-                    size, target = np.concatenate([row_bytes[rows], size]), np.concatenate([rows_at[rows], target])
-                sizes.append(size)
-                targets.append(target)
-                at += step.rows
-        slots = np.concatenate([step.slots for step in steps])
-        return Copies(
-            np.concatenate(addresses),
-            np.concatenate(targets) + out.ctypes.data,
-            np.concatenate(sizes),
-            check=partial(self._files.check, slots),
-            holds=(out, blank, self),
-        )
+            plan, pieces, token_bytes = steps.plan, steps.pieces, self.width * out.itemsize
+            size = plan.size[pieces] * token_bytes
+            target = rows_at[steps.piece_rows] + plan.column[pieces] * token_bytes
+            if int(size.sum()) < out.nbytes:  # first what lies where no piece does
+                address = np.concatenate([np.full(rows_at.size, blank.ctypes.data), address])
+                size, target = np.concatenate([row_bytes, size]), np.concatenate([rows_at, target])
+        check = partial(self._files.check, mapped)
+        return Copies(address, target + out.ctypes.data, size, check, holds=(out, blank, self))
 
     def _rows_of(self, out: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where each row begins, in bytes from the first, and how many it has; and a row without data."""
@@ -283,23 +305,11 @@ class Slots:
             self._last_rows = out.shape, np.arange(out.shape[0]) * row_bytes, np.full(out.shape[0], row_bytes), blank
         return self._last_rows[1:]
 
-    def _addresses(self, where: Gathering) -> np.ndarray:
-        """Where each piece of a step begins."""
-        plan, pieces = where.plan, where.pieces
-        itemsize = self._dtypes[0].itemsize if len(self._dtypes) == 1 else self._itemsize[plan.array[pieces]]
-        return self._address[where.slots] + plan.offset[pieces] * self.width * itemsize
-
-    def _gather_steps(self, steps: Sequence[Gathering], first_byte: Sequence[np.ndarray], out: np.ndarray) -> None:
-        at = 0
-        for step, begins in zip(steps, first_byte, strict=True):
-            self._gather_pieces(step, begins, out[at : at + step.rows])
-            at += step.rows
-
-    def _gather_pieces(self, where: Gathering, first_byte: np.ndarray, out: np.ndarray) -> None:
+    def _gather_pieces(self, steps: StepRange, first_byte: np.ndarray, out: np.ndarray) -> None:
         """Rows of any number of pieces, of any sizes and dtypes."""
-        plan, pieces = where.plan, where.pieces
+        plan, pieces = steps.plan, steps.pieces
         which, size = self._dtype_of[plan.array[pieces]], plan.size[pieces] * self.width
-        begin = plan.piece_row[pieces] * out.shape[1] + plan.column[pieces] * self.width
+        begin = steps.piece_rows * out.shape[1] + plan.column[pieces] * self.width
         if int(size.sum()) < out.size:
             out[:] = self.kind.fill  # where no piece lies
         flat, longest = out.reshape(-1), out.shape[1] + 1
@@ -323,42 +333,23 @@ class Slots:
         memory = self._memory[: self._memory.size // dtype.itemsize * dtype.itemsize].view(dtype)
         _runs(out, run)[np.repeat(begin, count) + offset] = _runs(memory, run)[np.repeat(first, count) + offset]
 
-    def _lay_documents(self, steps: Sequence[Gathering], out: np.ndarray) -> None:
+    def _lay_documents(self, steps: StepRange, out: np.ndarray) -> None:
         """Writes what is of documents, and the default where an array has nothing and no slots keep it."""
-        at, row = 0, out.shape[1]
-        for where in steps:
-            plan, pieces = where.plan, where.pieces
-            array, flat = plan.array[pieces], out[at : at + where.rows].reshape(-1)
-            begin = plan.piece_row[pieces] * row + plan.column[pieces]
-            runs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-            for number in np.unique(array).tolist():
-                documents, pieces_here = self.kind.documents(number), np.flatnonzero(array == number)
-                start, size = plan.start[pieces][pieces_here], plan.size[pieces][pieces_here]
-                if documents is not None:
-                    of_documents = documents.runs(start, size)
-                    runs.append(
-                        (
-                            begin[pieces_here][of_documents.piece] + of_documents.column,
-                            of_documents.size,
-                            of_documents.value,
-                        )
-                    )
-                elif not self.slot_bytes:
-                    runs.append((begin[pieces_here], size, np.full(pieces_here.size, self.kind.default, self.dtype)))
-            if not self.slot_bytes and not runs:
-                flat[:] = 0
-            elif runs:
-                _lay_runs(flat, *map(np.concatenate, zip(*runs, strict=True)), keep=self.slot_bytes > 0)
-            at += where.rows
-
-
-def _by_place(where: Gathering, first_byte: np.ndarray) -> np.ndarray:
-    """Where each row of the arrays begins; those that hold no data are copies of one that does."""
-    if where.plan.row_place is None:
-        return first_byte
-    begins = np.full(where.rows, first_byte[0])
-    begins[where.plan.piece_row[where.pieces]] = first_byte
-    return begins
+        plan, pieces, flat = steps.plan, steps.pieces, out.reshape(-1)
+        array, start, size = plan.array[pieces], plan.start[pieces], plan.size[pieces]
+        begin = steps.piece_rows * out.shape[1] + plan.column[pieces]
+        runs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        for number in np.unique(array).tolist():
+            documents, some = self.kind.documents(number), np.flatnonzero(array == number)
+            if documents is not None:
+                found = documents.runs(start[some], size[some])
+                runs.append((begin[some][found.piece] + found.column, found.size, found.value))
+            elif not self.slot_bytes:
+                runs.append((begin[some], size[some], np.full(some.size, self.kind.default, self.dtype)))
+        if not self.slot_bytes and not runs:
+            flat[:] = 0
+        elif runs:
+            _lay_runs(flat, *map(np.concatenate, zip(*runs, strict=True)), keep=self.slot_bytes > 0)
 
 
 def _elements(array: StoredArray, chunk: int) -> int:

@@ -5,8 +5,10 @@ free, as far ahead as :data:`AHEAD` steps. What is fetched, and what makes room 
 number of slots alone (order/residency.py); only the moment of a fetch depends on how far the batches have come.
 
 A block is a chunk of tokens and, where batches have columns, the chunks of these beside it. All are fetched together,
-once, straight into their slots (feed/gathering.py), and stay as long. All are under one byte budget. Of a chunk that
-was mapped and checked before there is nothing to wait for: its slot is its address.
+once, straight into their slots (feed/gathering.py), and stay as long. All are under one byte budget. What lies in a
+memory-mapped file stays there, and is held against its checksum once: windows all of whose blocks were have nothing to
+fetch and no use for slots. What the budget would hold of them is decided and counted all the same, so that a forecast
+need not know where a cache lies.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.errors import HeadraceError, ReadError
-from headrace.feed.gathering import Gathering, Pending, Slots
+from headrace.feed.gathering import Pending, Slots, StepRange
+from headrace.feed.mapped_files import MappedBlocks
 from headrace.feed.plan import BlockSpace, WindowPlan
 from headrace.feed.workers import Workers
 from headrace.metrics import ReadStats
@@ -33,6 +36,17 @@ from headrace.store.retry import own_counts
 AHEAD = 64
 _RAMP = 8
 _POLL_S = 0.1
+
+
+class Window(NamedTuple):
+    """A plan, and for each kind of values which of its blocks lie in mapped files.
+
+    ``in_place``: all of them do, and were checked, so that there is nothing to fetch, and nothing to wait for.
+    """
+
+    plan: WindowPlan
+    mapped: list[MappedBlocks]
+    in_place: bool
 
 
 class BlockCache:
@@ -55,13 +69,31 @@ class BlockCache:
         """By block: its array, chunk and slot, and what it waits for."""
         self._interrupted = threading.Event()
 
+    def open_window(self, plan: WindowPlan) -> Window:
+        """Finds which blocks of the next window lie in mapped files."""
+        blocks = plan.uses.blocks
+        array = self.space.array_of(blocks)
+        chunk = blocks - self.space.first_block[array]
+        mapped = [kind.find(blocks, array, chunk) for kind in self.kinds]
+        return Window(plan, mapped, all(bool(kind.sound.all()) for kind in mapped))
+
+    def count_in_place(self, blocks: list[int]) -> None:
+        """Counts blocks that are gathered from mapped files, and need no slots, as if they had been fetched."""
+        if blocks:
+            numbers = np.array(blocks)
+            array = self.space.array_of(numbers)
+            chunk = numbers - self.space.first_block[array]
+            self.stats.block_fetches += len(blocks)
+            for kind in self.kinds:
+                kind.count_mapped(array, chunk)
+
     def start(self, block: int, slot: int) -> bool:
         """Starts fetching a block into a slot, and says whether there is anything to wait for. The step that used the
         slot last must have been gathered.
         """
         number, chunk = self.space.place_of(block)
         self.stats.block_fetches += 1
-        waiting = [(kind, p) for kind in self.kinds if (p := kind.start(number, chunk, slot)) is not None]
+        waiting = [(kind, p) for kind in self.kinds if (p := kind.start(block, number, chunk, slot)) is not None]
         if waiting:
             self._pending[block] = (number, chunk, slot), waiting
         return bool(waiting)
@@ -87,7 +119,7 @@ class BlockCache:
                 try:
                     if self._arrived(pending) is False:  # not what its checksum says: TensorStore tells, or reads it
                         self.stats.mapped_blocks -= 1
-                        self._arrived(kind.read(number, chunk, slot))
+                        self._arrived(kind.read(block, number, chunk, slot))
                 except HeadraceError as error:
                     array = kind.arrays.get(number)
                     raise ReadError(
@@ -103,9 +135,12 @@ class BlockCache:
         """Makes :meth:`wait` give up, now and from now on. For any thread."""
         self._interrupted.set()
 
-    def gather(self, steps: Sequence[Gathering], into: Sequence[np.ndarray]) -> list[Callable[[], None]]:
-        """What copies the rows of some steps into one array for each of :attr:`kinds`, see :meth:`Slots.gather`."""
-        return [part for kind, out in zip(self.kinds, into, strict=True) for part in kind.gather(steps, out)]
+    def gather(self, window: Window, steps: StepRange, into: Sequence[np.ndarray]) -> list[Callable[[], None]]:
+        """What copies the rows of some steps of a window into one array for each of :attr:`kinds`, see
+        :meth:`Slots.gather`.
+        """
+        kinds = zip(self.kinds, window.mapped, into, strict=True)
+        return [part for kind, mapped, out in kinds for part in kind.gather(steps, mapped, out)]
 
     def close(self) -> None:
         """Gives the memory back. Reads in flight are abandoned; each keeps alive what it may still write into."""
@@ -123,16 +158,18 @@ class BlockCache:
 
 
 class Step(NamedTuple):
-    """A step of a plan, by its number there, with the slot of each of its pieces and the blocks fetched for it."""
+    """A step of a window, by its number there, with the slot of each of its pieces (of none in a window that is
+    :attr:`~Window.in_place`) and the blocks fetched for it.
+    """
 
-    plan: WindowPlan
+    window: Window
     number: int
     slots: np.ndarray
     fetched: list[int]
 
     @property
     def step(self) -> int:
-        return self.plan.first_step + self.number
+        return self.window.plan.first_step + self.number
 
 
 class _Fetch(NamedTuple):
@@ -171,9 +208,10 @@ class ReadAhead:
         self._plan, self._cache = plan, cache
         self._first_step, self._stop_step = first_step, stop_step
         self._gathered = first_step - 1
-        self._windows: deque[WindowPlan] = deque()
+        self._windows: deque[Window] = deque()
         self._steps: deque[Step] = deque()
         self._fetches: deque[_Fetch] = deque()
+        self._in_place: list[int] = []  # blocks whose use has begun since they were last counted
         self._waits = waits
         self._started: dict[int, _Started] = {}  # by block
 
@@ -189,20 +227,21 @@ class ReadAhead:
         while residency.next_step < until:
             while residency.wants_window:
                 self._extend()
-            plan = self._windows[0]
-            number = residency.next_step - plan.first_step
-            first, last = int(plan.piece_bounds[number]), int(plan.piece_bounds[number + 1])
-            decided = residency.decide(plan.block[first:last])
+            window = self._windows[0]
+            plan, number = window.plan, residency.next_step - window.plan.first_step
+            pieces = slice(int(plan.piece_bounds[number]), int(plan.piece_bounds[number + 1]))
+            decided = residency.decide(None if window.in_place else plan.block[pieces])
             self._cache.stats.block_hits += decided.hits
-            self._steps.append(Step(plan, number, decided.slots, decided.blocks))
-            now = time.perf_counter()
-            self._fetches.extend(
-                _Fetch(decided.step, *fetch, now)
-                for fetch in zip(decided.blocks, decided.into, decided.free_after, strict=True)
-            )
+            self._steps.append(Step(window, number, decided.slots, decided.blocks))
+            if not window.in_place:
+                now = time.perf_counter()
+                self._fetches.extend(
+                    _Fetch(decided.step, *fetch, now)
+                    for fetch in zip(decided.blocks, decided.into, decided.free_after, strict=True)
+                )
+                self._start()
             if number + 1 == plan.steps:
                 self._windows.popleft()
-            self._start()
         self._start()
 
     @property
@@ -213,12 +252,17 @@ class ReadAhead:
     def may_begin(self) -> bool:
         """Whether :meth:`begin` would return at once."""
         step = self._steps[0]
+        if step.window.in_place:
+            return True
         started = not self._fetches or self._fetches[0].step > step.step
         return started and self._cache.ready(step.fetched)
 
     def begin(self) -> Step:
         """The next step, its blocks all there. Those before it must have been gathered unless :meth:`may_begin`."""
         step = self._steps.popleft()
+        if step.window.in_place:
+            self._in_place += step.fetched
+            return step
         for block in step.fetched:
             if block in self._started:
                 self._wait(block, step.step)
@@ -227,6 +271,8 @@ class ReadAhead:
     def gathered(self, step: int) -> None:
         """Says that ``step`` has been gathered: blocks that make room for others may go."""
         self._gathered = step
+        self._cache.count_in_place(self._in_place)
+        self._in_place.clear()
         self._start()
 
     def _start(self) -> None:
@@ -274,4 +320,4 @@ class ReadAhead:
         with self._waits.during("plan"):
             plan = self._plan(self.residency.planned_until, self.residency.window_steps)
         self.residency.extend(plan.uses)
-        self._windows.append(plan)
+        self._windows.append(self._cache.open_window(plan))

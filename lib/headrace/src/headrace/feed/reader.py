@@ -7,16 +7,15 @@ planned and passes the batches through them. Other datasets are read by ``AsyncR
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Int32
 
 from headrace.data.async_dataset import function_name
 from headrace.data.columns import columns_of, of_batch
@@ -25,7 +24,7 @@ from headrace.errors import ConfigError
 from headrace.feed.async_reader import AsyncReader, BatchReader, pad_batch
 from headrace.feed.exchange import PooledRows, RowExchange
 from headrace.feed.gather_kernel import Copies, Copying, CopyThread
-from headrace.feed.gathering import ALIGNMENT, Buffers, Gathering
+from headrace.feed.gathering import ALIGNMENT, Buffers, StepRange
 from headrace.feed.placement import HostRows, Placement, count_untrained, spread_rows
 from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
 from headrace.feed.read_ahead import BlockCache, ReadAhead, Step
@@ -61,7 +60,7 @@ _MANY = 256
 class _Group(NamedTuple):
     """Steps that are gathered together, one after the other into one buffer for each kind of values."""
 
-    steps: list[Step]
+    steps: StepRange
     values: list[np.ndarray]
     job: Copying | Job[None]
 
@@ -173,25 +172,27 @@ class PlannedReader(BatchReader):
             )
 
     def _local_rows(self, step: Step) -> int:
-        return self._placement.local_rows(int(step.plan.array_sizes[step.number])).size
+        return self._placement.local_rows(int(step.window.plan.array_sizes[step.number])).size
 
     def _alike(self, one: Step, other: Step) -> bool:
-        """Whether two steps may share a buffer: equal shapes, the second as well aligned as the first."""
-        rows, length = self._local_rows(one), one.plan.row_elements
-        sizes = (kind.width * kind.dtype.itemsize for kind in self._cache.kinds)
-        aligned = all(rows * length * size % ALIGNMENT == 0 for size in sizes)
-        return aligned and (rows, length) == (self._local_rows(other), other.plan.row_elements)
+        """Whether two steps of one window may share a buffer: equal shapes, the second as well aligned as the first."""
+        if one.window is not other.window or self._local_rows(one) != self._local_rows(other):
+            return False
+        elements = self._local_rows(one) * one.window.plan.row_elements
+        return all(elements * kind.width * kind.dtype.itemsize % ALIGNMENT == 0 for kind in self._cache.kinds)
 
     def _gather(self, steps: list[Step]) -> _Group:
-        rows = self._local_rows(steps[0])
-        length = steps[0].plan.row_elements
+        window, rows = steps[0].window, self._local_rows(steps[0])
+        plan, count = window.plan, len(steps)
         values = [
-            buffers.take(rows * len(steps), length * kind.width, kind.dtype)
+            buffers.take(rows * count, plan.row_elements * kind.width, kind.dtype)
             for buffers, kind in zip(self._buffers, self._cache.kinds, strict=True)
         ]
-        located = [Gathering(s.plan, s.number, s.slots, rows, self._loose and not s.plan.padded) for s in steps]
+        slots = None if window.in_place else np.concatenate([step.slots for step in steps])
+        first = steps[0].number
+        together = StepRange(plan, first, first + count, rows, slots, self._loose and not plan.padded)
         with self._watch.phase("gather"), self._waits.during("gather"):
-            return _Group(steps, values, self._submit(self._cache.gather(located, values)))
+            return _Group(together, values, self._submit(self._cache.gather(window, together, values)))
 
     def _submit(self, parts: list[Callable[[], None]]) -> Copying | Job[None]:
         copies = [part for part in parts if isinstance(part, Copies)]
@@ -202,30 +203,24 @@ class PlannedReader(BatchReader):
     def _gathered(self, group: _Group, ahead: ReadAhead) -> list[HostRows | PooledRows]:
         with self._watch.phase("gather"), self._waits.during("gather"):
             group.job.result()
-        ahead.gathered(group.steps[-1].step)
-        rows = group.values[0].shape[0] // len(group.steps)
-        row_bytes = sum([values[:1].nbytes for values in group.values])
-        for plan, steps in itertools.groupby(group.steps, key=attrgetter("plan")):
-            numbers = [step.number for step in steps]
-            self._count(plan, numbers[0], numbers[-1] + 1, row_bytes)
+        plan, first, stop, rows = group.steps[:4]
+        ahead.gathered(plan.first_step + stop - 1)
+        self._count(plan, first, stop, sum([values[:1].nbytes for values in group.values]))
         self._warn()
+        values = [_source_ids(group.steps), *group.values]
         return [
-            self._host_rows(step, *(of_kind[number * rows : (number + 1) * rows] for of_kind in group.values))
-            for number, step in enumerate(group.steps)
+            self._host_rows(plan, first + k, *[of_kind[k * rows : (k + 1) * rows] for of_kind in values])
+            for k in range(stop - first)
         ]
 
-    def _host_rows(self, step: Step, tokens: np.ndarray, *columns: np.ndarray) -> HostRows | PooledRows:
-        plan, k = step.plan, step.number
+    def _host_rows(
+        self, plan: WindowPlan, k: int, source_id: np.ndarray, tokens: np.ndarray, *columns: np.ndarray
+    ) -> HostRows | PooledRows:
+        step = plan.first_step + k
         rows = slice(int(plan.row_bounds[k]), int(plan.row_bounds[k + 1]))
-        count = rows.stop - rows.start
-        row_place = slice(0, count) if plan.row_place is None else plan.row_place[rows]
-        if plan.row_place is None and count == tokens.shape[0]:
-            source_id = plan.source[rows].astype(np.int32)
-        else:
-            source_id = np.full(tokens.shape[0], -1, np.int32)
-            source_id[row_place] = plan.source[rows]
-        served = self._dataset.at_step(step.step)[0]
-        weights = spread_rows(served.loss_weights_at(step.step, plan.source[rows]), row_place, tokens.shape[0])
+        row_place = slice(0, rows.stop - rows.start) if plan.row_place is None else plan.row_place[rows]
+        served = self._dataset.at_step(step)[0]
+        weights = spread_rows(served.loss_weights_at(step, plan.source[rows]), row_place, tokens.shape[0])
         segments = None if plan.segments is None else spread_rows(plan.segments[rows], row_place, tokens.shape[0])
         mask, extras = self._of_batch(columns, served) if columns else (None, None)
         if mask is not None and mask.shape[1] == plan.seq_len:
@@ -290,6 +285,23 @@ class PlannedReader(BatchReader):
         if what not in self._said:
             self._said.add(what)
             logging.getLogger(__name__).warning(message)
+
+
+def _source_ids(steps: StepRange) -> Int32[np.ndarray, " r"]:
+    """The source of each row of the arrays of some steps; -1 for rows that hold no data."""
+    plan, number = steps.plan, np.arange(steps.stop - steps.first)
+    begin = plan.row_bounds[steps.first : steps.stop + 1]
+    source = plan.source[begin[0] : begin[-1]].astype(np.int32)
+    if plan.row_place is None and source.size == number.size * steps.rows:
+        return source
+    held = np.diff(begin)
+    if plan.row_place is None:
+        place = np.arange(source.size) - np.repeat(begin[:-1] - begin[0], held)
+    else:
+        place = plan.row_place[begin[0] : begin[-1]]
+    of_rows = np.full(number.size * steps.rows, -1, np.int32)
+    of_rows[place + np.repeat(number * steps.rows, held)] = source
+    return of_rows
 
 
 def _run_each(parts: Sequence[Callable[[], None]]) -> None:

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
+from jaxtyping import Bool, Int64
 
 from headrace.store.layout import CRC_BYTES, NO_CHUNK, StoredLayout, checksum_bytes
 
@@ -41,7 +42,7 @@ MAX_MAPS = 16_384
 """Shard files mapped by one process; what is beyond is read. Linux allows 65,530 maps, and others need some too."""
 
 _ENTRY = 16
-_UNSEEN, _UNUSABLE = -1, -2
+_UNSEEN = -1
 _AROUND = 1 << 16
 """Linux maps at least so many bytes around a page that is touched; they go with it."""
 _POPULATE_READ = 22
@@ -110,6 +111,11 @@ class MappedFile(NamedTuple):
         return now if (self.device, self.inode) == (now.device, now.inode) else self
 
 
+class _MappedShard(NamedTuple):
+    region: tuple[int, int]  # first address, bytes
+    file: MappedFile
+
+
 class MappedArray:
     """The chunks of one array of ``size`` bytes, as addresses; ``chunk_bytes`` is without the checksum. Use
     :func:`map_array`. Safe for several threads.
@@ -121,12 +127,10 @@ class MappedArray:
         self._checksums = None if checksums is None else checksums.data
         self.folder, self.chunk_bytes, self.shard_chunks, self._bytes = folder, chunk_bytes, shard_chunks, size
         chunks = -(-size // chunk_bytes)
-        shards = -(-chunks // shard_chunks)
         self._native = native()
-        self._place = np.full(shards, _UNSEEN, np.int64)  # of a shard, in the lists below
-        self._addresses: list[list[int]] = []
-        self._files: list[MappedFile] = []
+        self._address = np.full(chunks, _UNSEEN, np.int64)
         self._sound = np.zeros(chunks, np.bool_)
+        self._shards: dict[int, _MappedShard] = {}
         self._mapping = threading.Lock()
         self._regions: list[tuple[int, int]] = []
         self._finalizer = weakref.finalize(self, _unmap, self._native, self._regions)
@@ -138,11 +142,16 @@ class MappedArray:
 
     def address(self, chunk: int) -> int:
         """Where the chunk's first byte lies; 0 if it cannot be mapped, and has to be read."""
-        shard, nth = divmod(chunk, self.shard_chunks)
-        number = int(self._place[shard])
-        if number == _UNSEEN:
-            number = self._map(shard)
-        return self._addresses[number][nth] if number >= 0 else 0
+        if self._address[chunk] == _UNSEEN:
+            self._map(chunk // self.shard_chunks)
+        return int(self._address[chunk])
+
+    def addresses(self, chunks: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
+        """The :meth:`address` of each of some chunks."""
+        unseen = chunks[self._address[chunks] == _UNSEEN]
+        for shard in np.unique(unseen // self.shard_chunks).tolist() if unseen.size else ():
+            self._map(shard)
+        return self._address[chunks]
 
     def copy(self, chunk: int, into: np.ndarray) -> bool:
         """Copies a mapped chunk and says whether its bytes are what was written.
@@ -151,35 +160,50 @@ class MappedArray:
             chunk: One that has an :meth:`address`.
             into: Contiguous bytes, as many as a chunk has.
         """
-        if not self.bring(chunk):
-            return False
         at, target = self.address(chunk), into.ctypes.data
+        if not at or not self._bring(chunk, at):
+            return False
         ctypes.memmove(target, at, self.chunk_bytes)
-        sound = self._matches(chunk, target)
-        self._advise(chunk, mmap.MADV_DONTNEED, _AROUND)  # out of this process; the system keeps them as it likes
+        sound = self._matches(chunk, at, target)
+        self._advise(chunk, at, mmap.MADV_DONTNEED, _AROUND)  # out of this process; the system keeps them as it likes
         return sound
 
-    def _matches(self, chunk: int, at: int) -> bool:
-        """Whether the bytes at an address are what was written as a chunk."""
+    def _matches(self, chunk: int, at: int, copied: int) -> bool:
+        """Whether bytes are those that were written as the chunk whose address is ``at``."""
         assert self._native is not None
-        stored = int.from_bytes(ctypes.string_at(self.address(chunk) + self.chunk_bytes, CRC_BYTES), "little")
+        stored = int.from_bytes(ctypes.string_at(at + self.chunk_bytes, CRC_BYTES), "little")
         if self._checksums is not None and stored != self._checksums[chunk]:
             return False  # a sound chunk, but of another place
-        return self._native.crc32c(0, at, self.chunk_bytes) == stored
+        return self._native.crc32c(0, copied, self.chunk_bytes) == stored
 
     def is_sound(self, chunk: int) -> bool:
-        """Whether a chunk that has an :meth:`address` was found sound by :meth:`check`, and holds since."""
+        """Whether :meth:`check` found a chunk sound."""
         return bool(self._sound[chunk])
 
+    def are_sound(self, chunks: Int64[np.ndarray, " m"]) -> Bool[np.ndarray, " m"]:
+        """Which of some chunks :meth:`check` found sound."""
+        return self._sound[chunks]
+
     def check(self, chunk: int) -> bool:
-        """Says whether the bytes of a mapped chunk are what was written, where they lie."""
-        sound = self.bring(chunk) and self._matches(chunk, self.address(chunk))
+        """Whether the bytes of a mapped chunk are what was written, where they lie. If not, it has no address any
+        more: it has to be read.
+        """
+        at = self.address(chunk)
+        sound = at != 0 and self._bring(chunk, at) and self._matches(chunk, at, at)
         self._sound[chunk] = sound
+        if not sound:
+            self._address[chunk] = 0
         return sound
 
-    def bring(self, chunk: int) -> bool:
+    def check_again(self, shard: int) -> bool:
+        """Whether the chunks of a mapped shard that were found sound still are."""
+        first = shard * self.shard_chunks
+        chunks = first + np.flatnonzero(self._sound[first : first + self.shard_chunks])
+        return all(self.check(chunk) for chunk in chunks.tolist())
+
+    def _bring(self, chunk: int, at: int) -> bool:
         """Brings a mapped chunk into memory, and says whether all of it is in its file."""
-        return self._advise(chunk, _POPULATE_READ, mmap.PAGESIZE) == 0 or ctypes.get_errno() == errno.EINVAL
+        return self._advise(chunk, at, _POPULATE_READ, mmap.PAGESIZE) == 0 or ctypes.get_errno() == errno.EINVAL
 
     def leave(self) -> None:
         """Takes all that is mapped out of this process's memory; the system keeps it as it likes."""
@@ -187,40 +211,32 @@ class MappedArray:
         for begin, size in list(self._regions):
             self._native.madvise(begin, size, mmap.MADV_DONTNEED)
 
-    def forget(self, chunk: int) -> None:
-        """Forgets what :meth:`check` said of the chunks in the file of this one."""
-        first = chunk // self.shard_chunks * self.shard_chunks
-        self._sound[first : first + self.shard_chunks] = False
-
-    def file_of(self, chunk: int) -> MappedFile:
-        """The file that a chunk which has an :meth:`address` lies in."""
-        return self._files[int(self._place[chunk // self.shard_chunks])]
+    def file_of(self, shard: int) -> MappedFile | None:
+        """The file of a shard, once one of its chunks was asked for; None if it could not be mapped."""
+        return self._shards[shard].file if shard in self._shards else None
 
     def will_need(self, chunk: int) -> None:
         """Asks the system to bring the chunk into memory, and returns at once."""
-        self._advise(chunk, mmap.MADV_WILLNEED, mmap.PAGESIZE)
+        if at := self.address(chunk):
+            self._advise(chunk, at, mmap.MADV_WILLNEED, mmap.PAGESIZE)
 
-    def _advise(self, chunk: int, advice: int, unit: int) -> int:
+    def _advise(self, chunk: int, at: int, advice: int, unit: int) -> int:
         assert self._native is not None
-        shard = chunk // self.shard_chunks
-        begin, size = self._regions[int(self._place[shard])]
-        at = self.address(chunk)
+        begin, size = self._shards[chunk // self.shard_chunks].region
         low = max(at // unit * unit, begin)
         high = min(-(-(at + self.chunk_bytes) // unit) * unit, begin + size)
         return self._native.madvise(low, high - low, advice)
 
-    def _map(self, shard: int) -> int:
+    def _map(self, shard: int) -> None:
         with self._mapping:
-            if self._place[shard] != _UNSEEN:
-                return int(self._place[shard])
-            addresses = self._mapped(shard)
-            if addresses is not None:
-                self._addresses.append(addresses)
-            self._place[shard] = _UNUSABLE if addresses is None else len(self._addresses) - 1
-            return int(self._place[shard])
+            first = shard * self.shard_chunks
+            if self._address[first] == _UNSEEN:
+                addresses = self._addresses_in(shard)
+                chunks = self._address[first : first + self.shard_chunks]
+                chunks[:] = 0 if addresses is None else addresses[: chunks.size]
 
-    def _mapped(self, shard: int) -> list[int] | None:
-        """Maps a shard file and gives its chunks' addresses, 0 for a chunk that is not as it should be."""
+    def _addresses_in(self, shard: int) -> Int64[np.ndarray, " c"] | None:
+        """Maps a shard file. The addresses of its chunks, 0 for a chunk that is not as it should be; None: of all."""
         global _maps
         assert self._native is not None
         index_bytes, path = self.shard_chunks * _ENTRY, self.folder / "c" / str(shard)
@@ -252,8 +268,8 @@ class MappedArray:
         if address is None or address == _FAILED:
             return None
         self._regions.append((address, size))
-        self._files.append(MappedFile.of(path, status))
-        return np.where(entries >= 0, entries + address, 0).tolist()
+        self._shards[shard] = _MappedShard((address, size), MappedFile.of(path, status))
+        return np.where(entries >= 0, entries + address, 0)
 
     def _entries(self, index: bytes, end: int) -> np.ndarray | None:
         """Offsets of the chunks of a shard, -1 for one that is missing or of another size; None: a broken index."""
