@@ -314,7 +314,10 @@ def test_each_block_is_fetched_once_an_epoch(cache):
 def test_a_budget_that_is_too_small_for_the_order_is_said_once(cache, caplog):
     assert len(list(loader(cache))) == 32
     assert not caplog.records
-    tight = loader(cache, prefetch_bytes=8 * BLOCK * SEQ_LEN)  # as little as one batch of 8 rows may need
+    little = 8 * BLOCK * SEQ_LEN  # one batch of 8 rows may need as much
+    assert len(list(loader(cache, prefetch_bytes=little))) == 32
+    assert not caplog.records  # rows are gathered where the file is mapped: nothing is read twice
+    tight = loader(with_arrays(cache, CountingArray), prefetch_bytes=little)
     assert len(list(tight)) == 32
     reads = tight.stats().reads
     assert (reads.bytes_delivered, reads.bytes_read > 3 * reads.bytes_delivered) == (ROWS * SEQ_LEN, True)

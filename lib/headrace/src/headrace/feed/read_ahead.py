@@ -17,7 +17,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,15 +40,30 @@ _RAMP = 8
 _POLL_S = 0.1
 
 
-class Window(NamedTuple):
+@dataclass(eq=False)
+class Window:
     """A plan, and for each kind of values which of its blocks lie in mapped files.
 
-    ``in_place``: all of them do, and were checked, so that there is nothing to fetch, and nothing to wait for.
+    Attributes:
+        plan: Of its steps.
+        mapped: For each kind of values where its blocks lie in mapped files.
+        in_place: Whether all do, and were checked, so that there is nothing to fetch and nothing to wait for.
+        fetched: Of each step that was decided the blocks that are fetched for it.
+        slots: The slots of its pieces; nothing for windows that are ``in_place``.
+        begun: Steps that were begun.
     """
 
     plan: WindowPlan
     mapped: list[MappedBlocks]
     in_place: bool
+    fetched: list[list[int]] = field(default_factory=list[list[int]])
+    slots: list[np.ndarray] = field(default_factory=list[np.ndarray])
+    begun: int = 0
+
+    @property
+    def step(self) -> int:
+        """The step that is begun next."""
+        return self.plan.first_step + self.begun
 
 
 class BlockCache:
@@ -157,21 +174,6 @@ class BlockCache:
         raise ReadError("the loader was closed while it was read")
 
 
-class Step(NamedTuple):
-    """A step of a window, by its number there, with the slot of each of its pieces (of none in a window that is
-    :attr:`~Window.in_place`) and the blocks fetched for it.
-    """
-
-    window: Window
-    number: int
-    slots: np.ndarray
-    fetched: list[int]
-
-    @property
-    def step(self) -> int:
-        return self.window.plan.first_step + self.number
-
-
 class _Fetch(NamedTuple):
     step: int
     block: int
@@ -209,7 +211,7 @@ class ReadAhead:
         self._first_step, self._stop_step = first_step, stop_step
         self._gathered = first_step - 1
         self._windows: deque[Window] = deque()
-        self._steps: deque[Step] = deque()
+        self._decided: deque[Window] = deque()  # in part, and not begun as a whole
         self._fetches: deque[_Fetch] = deque()
         self._in_place: list[int] = []  # blocks whose use has begun since they were last counted
         self._waits = waits
@@ -228,45 +230,67 @@ class ReadAhead:
             while residency.wants_window:
                 self._extend()
             window = self._windows[0]
-            plan, number = window.plan, residency.next_step - window.plan.first_step
-            pieces = slice(int(plan.piece_bounds[number]), int(plan.piece_bounds[number + 1]))
-            decided = residency.decide(None if window.in_place else plan.block[pieces])
-            self._cache.stats.block_hits += decided.hits
-            self._steps.append(Step(window, number, decided.slots, decided.blocks))
-            if not window.in_place:
-                now = time.perf_counter()
-                self._fetches.extend(
-                    _Fetch(decided.step, *fetch, now)
-                    for fetch in zip(decided.blocks, decided.into, decided.free_after, strict=True)
-                )
-                self._start()
-            if number + 1 == plan.steps:
+            if not window.fetched:
+                self._decided.append(window)
+            self._decide(window)
+            if len(window.fetched) == window.plan.steps:
                 self._windows.popleft()
         self._start()
 
+    def _decide(self, window: Window) -> None:
+        """Decides the next step of a window; of one that is in place all others too, if they need not wait."""
+        number, plan, stats = len(window.fetched), window.plan, self._cache.stats
+        if window.in_place and (fetched := self.residency.decide_rest()) is not None:
+            window.fetched += fetched
+            stats.block_hits += int(plan.uses.bounds[-1] - plan.uses.bounds[number]) - sum(map(len, fetched))
+            return
+        pieces = slice(int(plan.piece_bounds[number]), int(plan.piece_bounds[number + 1]))
+        decided = self.residency.decide(None if window.in_place else plan.block[pieces])
+        window.fetched.append(decided.blocks)
+        stats.block_hits += decided.hits
+        if not window.in_place:
+            window.slots.append(decided.slots)
+            now = time.perf_counter()
+            self._fetches.extend(
+                _Fetch(decided.step, *fetch, now)
+                for fetch in zip(decided.blocks, decided.into, decided.free_after, strict=True)
+            )
+            self._start()
+
     @property
-    def next(self) -> Step:
-        """The step that :meth:`begin` gives next."""
-        return self._steps[0]
+    def next(self) -> Window:
+        """The window whose next step :meth:`begin` gives next."""
+        return self._decided[0]
 
     def may_begin(self) -> bool:
         """Whether :meth:`begin` would return at once."""
-        step = self._steps[0]
-        if step.window.in_place:
-            return True
-        started = not self._fetches or self._fetches[0].step > step.step
-        return started and self._cache.ready(step.fetched)
+        return self._may_begin(self.next, self.next.begun)
 
-    def begin(self) -> Step:
-        """The next step, its blocks all there. Those before it must have been gathered unless :meth:`may_begin`."""
-        step = self._steps.popleft()
-        if step.window.in_place:
-            self._in_place += step.fetched
-            return step
-        for block in step.fetched:
-            if block in self._started:
-                self._wait(block, step.step)
-        return step
+    def _may_begin(self, window: Window, number: int) -> bool:
+        if window.in_place:
+            return True
+        started = not self._fetches or self._fetches[0].step > window.plan.first_step + number
+        return started and self._cache.ready(window.fetched[number])
+
+    def begin(self, most: int) -> tuple[int, int]:
+        """Begins steps of :attr:`next`: the first one, for whose blocks it waits, and at most ``most`` in all whose
+        blocks are there. The bounds of their numbers. The steps before must have been gathered unless
+        :meth:`may_begin`.
+        """
+        window = self.next
+        first, stop = window.begun, min(window.begun + most, len(window.fetched))
+        if window.in_place:
+            self._in_place += chain.from_iterable(window.fetched[first:stop])
+        else:
+            stop = first + 1
+            self._wait_for(window, first)
+            while stop < min(first + most, len(window.fetched)) and self._may_begin(window, stop):
+                self._wait_for(window, stop)
+                stop += 1
+        window.begun = stop
+        if stop == window.plan.steps:
+            self._decided.popleft()
+        return first, stop
 
     def gathered(self, step: int) -> None:
         """Says that ``step`` has been gathered: blocks that make room for others may go."""
@@ -284,6 +308,11 @@ class ReadAhead:
                 counts, is_mapped, now = own_counts(), self._cache.stats.mapped_blocks > mapped, time.perf_counter()
                 since = now - fetch.wanted
                 self._started[fetch.block] = _Started(now, since, is_mapped, counts.retries, counts.decode_s)
+
+    def _wait_for(self, window: Window, number: int) -> None:
+        for block in window.fetched[number]:
+            if block in self._started:
+                self._wait(block, window.plan.first_step + number)
 
     def _wait(self, block: int, step: int) -> None:
         began, started = time.perf_counter(), self._started.pop(block)

@@ -27,7 +27,7 @@ from headrace.feed.gather_kernel import Copies, Copying, CopyThread
 from headrace.feed.gathering import ALIGNMENT, Buffers, StepRange
 from headrace.feed.placement import HostRows, Placement, count_untrained, spread_rows
 from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
-from headrace.feed.read_ahead import BlockCache, ReadAhead, Step
+from headrace.feed.read_ahead import BlockCache, ReadAhead, Window
 from headrace.feed.workers import Job, Workers
 from headrace.metrics import IterationStats
 from headrace.mix.schedule import BatchSchedule, RowOrder
@@ -133,18 +133,13 @@ class PlannedReader(BatchReader):
             ahead.run(step)
             while under_way and not ahead.may_begin():  # a batch that is there never waits for the reads of another
                 yield self._gathered(under_way.popleft(), ahead)
+            window = ahead.next
             with self._watch.phase("read"):
-                steps = [ahead.begin()]
-            step += 1
-            while len(steps) < min(self._grouping.steps, step - first_step) and (stop_step is None or step < stop_step):
-                ahead.run(step)
-                if not (ahead.may_begin() and self._alike(steps[0], ahead.next)):
-                    break
-                steps.append(ahead.begin())
-                step += 1
-            under_way.append(self._gather(steps))
-            if len(under_way) > self._grouping.in_flight or not self._grouping.steps or steps[0].step == first_step:
+                first, stop = ahead.begin(self._most_alike(window, step - first_step))
+            under_way.append(self._gather(window, first, stop))
+            if len(under_way) > self._grouping.in_flight or not self._grouping.steps or step == first_step:
                 yield self._gathered(under_way.popleft(), ahead)
+            step += stop - first
         while under_way:
             yield self._gathered(under_way.popleft(), ahead)
 
@@ -171,28 +166,29 @@ class PlannedReader(BatchReader):
                 cure=f"Give at least {needed}; {4 * needed} lets reads run ahead.",
             )
 
-    def _local_rows(self, step: Step) -> int:
-        return self._placement.local_rows(int(step.window.plan.array_sizes[step.number])).size
+    def _most_alike(self, window: Window, steps_before: int) -> int:
+        """The next steps of a window that may share a buffer: of equal shapes, all equally well aligned. No more
+        than the steps before them, so that the first batches do not wait for others.
+        """
+        sizes = window.plan.array_sizes[window.begun :][: max(1, min(self._grouping.steps, steps_before))]
+        elements = self._local_rows(int(sizes[0])) * window.plan.row_elements
+        if any(elements * kind.width * kind.dtype.itemsize % ALIGNMENT for kind in self._cache.kinds):
+            return 1
+        return int(np.argmax(sizes != sizes[0])) or sizes.size
 
-    def _alike(self, one: Step, other: Step) -> bool:
-        """Whether two steps of one window may share a buffer: equal shapes, the second as well aligned as the first."""
-        if one.window is not other.window or self._local_rows(one) != self._local_rows(other):
-            return False
-        elements = self._local_rows(one) * one.window.plan.row_elements
-        return all(elements * kind.width * kind.dtype.itemsize % ALIGNMENT == 0 for kind in self._cache.kinds)
+    def _local_rows(self, size: int) -> int:
+        return self._placement.local_rows(size).size
 
-    def _gather(self, steps: list[Step]) -> _Group:
-        window, rows = steps[0].window, self._local_rows(steps[0])
-        plan, count = window.plan, len(steps)
+    def _gather(self, window: Window, first: int, stop: int) -> _Group:
+        plan, rows = window.plan, self._local_rows(int(window.plan.array_sizes[first]))
         values = [
-            buffers.take(rows * count, plan.row_elements * kind.width, kind.dtype)
+            buffers.take(rows * (stop - first), plan.row_elements * kind.width, kind.dtype)
             for buffers, kind in zip(self._buffers, self._cache.kinds, strict=True)
         ]
-        slots = None if window.in_place else np.concatenate([step.slots for step in steps])
-        first = steps[0].number
-        together = StepRange(plan, first, first + count, rows, slots, self._loose and not plan.padded)
+        slots = None if window.in_place else np.concatenate(window.slots[first:stop])
+        steps = StepRange(plan, first, stop, rows, slots, self._loose and not plan.padded)
         with self._watch.phase("gather"), self._waits.during("gather"):
-            return _Group(together, values, self._submit(self._cache.gather(window, together, values)))
+            return _Group(steps, values, self._submit(self._cache.gather(window, steps, values)))
 
     def _submit(self, parts: list[Callable[[], None]]) -> Copying | Job[None]:
         copies = [part for part in parts if isinstance(part, Copies)]
@@ -206,7 +202,9 @@ class PlannedReader(BatchReader):
         plan, first, stop, rows = group.steps[:4]
         ahead.gathered(plan.first_step + stop - 1)
         self._count(plan, first, stop, sum([values[:1].nbytes for values in group.values]))
-        self._warn()
+        if group.steps.slots is not None:  # what stays in its file is not read again
+            self._warn_of_thrashing()
+        self._warn_of_untrained()
         values = [_source_ids(group.steps), *group.values]
         return [
             self._host_rows(plan, first + k, *[of_kind[k * rows : (k + 1) * rows] for of_kind in values])
@@ -261,10 +259,8 @@ class PlannedReader(BatchReader):
             stats.exchanged_examples += sent
             stats.exchanged_bytes += sent * row_bytes
 
-    def _warn(self) -> None:
-        """Says, once each, that the budget is too small for the order, when more than a cold start has been read, and
-        that rows are not trained on, when there were enough of them to tell.
-        """
+    def _warn_of_thrashing(self) -> None:
+        """Says once that the budget is too small for the order, when more than a cold start has been read."""
         stats, cache = self._stats, self._cache
         if stats.bytes_read >= 4 * cache.max_bytes and stats.read_amplification >= _THRASHING:
             self._say(
@@ -273,6 +269,10 @@ class PlannedReader(BatchReader):
                 f" delivered, since blocks leave memory before they are used up. It holds {cache.num_slots} blocks:"
                 " give more, or an order that has fewer in use; `headrace simulate` forecasts both.",
             )
+
+    def _warn_of_untrained(self) -> None:
+        """Says once that rows are not trained on, when there were enough of them to tell."""
+        stats = self._stats
         if stats.untrained_examples >= _MANY and stats.untrained_examples >= _UNTRAINED * stats.examples_requested:
             self._say(
                 "untrained",

@@ -18,7 +18,8 @@ Price: about 5 us a step and 1 us a fetch; a fetch that takes a needed block's p
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict, deque
+from collections import deque
+from itertools import pairwise, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -163,7 +164,6 @@ class Residency:
         self._window_slots: Int64[np.ndarray, " m"] | None = None  # of the first window, once its turn has come
         self._fetches: _Fetches | None = None  # of the first window, if it could be decided as a whole
         self._slot: dict[int, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # slots of blocks without a planned use
         room = min(slots, 1024)  # grows as slots come into use
         self._block = np.zeros(room, np.int64)
         self._next_use = np.zeros(room, np.int64)
@@ -215,37 +215,53 @@ class Residency:
         resident_slots = slots[resident]
         ends = self._next_use[resident_slots] == NEVER
         self._next_use[resident_slots[ends]] = used[resident][ends]
-        for slot in resident_slots[ends].tolist():
-            self._idle.pop(slot, None)
         self._windows.append(window)
         self._planned += 1
         self.planned_until += window.steps
 
     def decide(self, pieces: Int64[np.ndarray, " p"] | None = None) -> Decision:
         """Decides the next step. ``pieces`` are indices into its window's ``blocks``: their slots are in the answer."""
-        window, step = self._windows[0], self.next_step
-        if self._window_slots is None:
-            self._window_slots = self._slots_of(window)
-            self._fetches = self._decide_window(window, self._window_slots)
-        k = step - window.first_step
+        window, slots = self._begin_window()
+        step, k = self.next_step, self.next_step - window.first_step
         uses = int(window.bounds[k + 1] - window.bounds[k])
         if self._fetches is not None:
             first, last = self._fetches.bounds[k : k + 2]
             blocks, into, free_after = (x[first:last] for x in self._fetches[:3])
         else:
-            blocks, into, free_after = self._decide_step(window, k, self._window_slots)
-        piece_slots = self._window_slots[pieces] if pieces is not None else _NOTHING
-        self.next_step += 1
-        if k + 1 == window.steps:
+            blocks, into, free_after = self._decide_step(window, k, slots)
+        piece_slots = slots[pieces] if pieces is not None else _NOTHING
+        self._end_steps(window, 1)
+        return Decision(step, piece_slots, uses - len(blocks), blocks, into, free_after)
+
+    def decide_rest(self) -> list[list[int]] | None:
+        """Decides all further steps of the window: the blocks that each of them fetches. None: this window is decided
+        step by step.
+        """
+        window, _ = self._begin_window()
+        if self._fetches is None:
+            return None
+        blocks, bounds = self._fetches.blocks, self._fetches.bounds[self.next_step - window.first_step :]
+        self._end_steps(window, len(bounds) - 1)
+        return [blocks[first:last] for first, last in pairwise(bounds)]
+
+    def _begin_window(self) -> tuple[WindowUses, np.ndarray]:
+        """The window of the next step, and the slots of its blocks."""
+        window = self._windows[0]
+        if self._window_slots is None:
+            self._window_slots = self._slots_of(window)
+            self._fetches = self._decide_window(window, self._window_slots)
+        return window, self._window_slots
+
+    def _end_steps(self, window: WindowUses, count: int) -> None:
+        self.next_step += count
+        if self.next_step == window.first_step + window.steps:
             self._windows.popleft()
             self._window_slots = None
-        return Decision(step, piece_slots, uses - len(blocks), blocks, into, free_after)
 
     def _decide_window(self, window: WindowUses, slots: np.ndarray) -> _Fetches | None:
         """All steps of a window at once, if slots that nothing needs make room enough; else None."""
         missing = np.flatnonzero(slots < 0)
-        room = self.slots - len(self._slot) + len(self._idle)
-        if missing.size > room:
+        if missing.size > self.slots - len(self._slot) + self._idle().size:
             return None
         first = np.empty(window.blocks.size, np.int64)
         first[window.block[::-1]] = np.arange(window.block.size)[::-1]  # of several the first use is written last
@@ -255,12 +271,8 @@ class Residency:
         slots[missing] = into
         self._slot.update(zip(blocks, into, strict=True))
         self._block[into] = blocks
-        following = window.following[window.last]
         self._last_use[slots] = _steps(window)[window.last]
-        self._next_use[slots] = following
-        unused = np.flatnonzero(following == NEVER)
-        for slot in slots[unused[np.argsort(window.last[unused])]].tolist():
-            self._idle[slot] = None
+        self._next_use[slots] = window.following[window.last]
         return _Fetches(blocks, into, free_after, np.searchsorted(first[missing], window.bounds).tolist())
 
     def _decide_step(self, window: WindowUses, k: int, slots: np.ndarray) -> tuple[list[int], list[int], list[int]]:
@@ -282,26 +294,34 @@ class Residency:
             self._block[into] = fetched
         self._last_use[used] = step
         self._next_use[used] = following
-        for slot in used[following == NEVER].tolist():
-            self._idle[slot] = None
         return fetched, into, free_after
 
     def _slots_of(self, window: WindowUses) -> np.ndarray:
-        get = self._slot.get
-        return np.fromiter((get(b, -1) for b in window.blocks.tolist()), np.int64, window.blocks.size)
+        return np.array(list(map(self._slot.get, window.blocks.tolist(), repeat(-1))), np.int64)
+
+    def _idle(self) -> Int64[np.ndarray, " s"]:
+        """Slots of blocks without a planned use."""
+        return np.flatnonzero(self._next_use[: len(self._slot)] == NEVER)
 
     def _take_free(self, count: int) -> tuple[list[int], list[int]]:
-        """At most so many slots that nothing needs: never used ones, then idle ones; and when they are free."""
+        """At most so many slots that nothing needs: never used ones, then those of idle blocks, the least recently used
+        first, of one step in the order of their blocks; and when they are free.
+        """
         resident = len(self._slot)
         free = list(range(resident, min(resident + count, self.slots)))
         free_after = [-1] * len(free)
         if free and free[-1] >= self._block.size:
             self._grow(free[-1] + 1)
-        while len(free) < count and self._idle:
-            slot, _ = self._idle.popitem(last=False)
-            del self._slot[int(self._block[slot])]
-            free.append(slot)
-            free_after.append(int(self._last_use[slot]))
+        if len(free) < count:
+            idle, count = self._idle(), count - len(free)
+            if idle.size > count:  # no need to sort them all
+                last_use = self._last_use[idle]
+                idle = idle[last_use <= np.partition(last_use, count - 1)[count - 1]]
+            idle = idle[np.lexsort((self._block[idle], self._last_use[idle]))[:count]]
+            for block in self._block[idle].tolist():
+                del self._slot[block]
+            free += idle.tolist()
+            free_after += self._last_use[idle].tolist()
         return free, free_after
 
     def _make_room(self, count: int, step: int, window: WindowUses, slots: np.ndarray) -> tuple[list[int], list[int]]:
