@@ -18,6 +18,7 @@ import headrace.feed.reader
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.feed.loader import DataLoader
+from headrace.feed.mapped_files import ChunkCheck
 from headrace.feed.read_ahead import BlockCache
 from headrace.stalls import StallRule, Wait, WaitLog
 from headrace.store.layout import CacheLayout
@@ -81,18 +82,34 @@ def test_a_late_answer_of_the_store(stored, clock):
     assert f"store, chunk 41 of {stall.array} (" in str(stall)
 
 
-@pytest.mark.parametrize("name", ["check", "copy"])
-def test_a_slow_check_of_a_mapped_chunk(stored, clock, monkeypatch, name):
-    if name == "copy":  # as where llvmlite is not installed
-        monkeypatch.setattr("headrace.feed.gathering.copy_kernel", lambda: None)
-    checked = getattr(MappedArray, name)
+def test_a_slow_check_of_a_mapped_chunk(stored, clock, monkeypatch):
+    checked, late = ChunkCheck.result, []
 
-    def slow(self, chunk, *into):
+    def slow(self, timeout=None):
+        if self.chunk == 41 and not late:
+            if timeout == 0:
+                raise TimeoutError
+            clock.pass_when_waited_for(LATE, 20)
+            late.append(self.chunk)
+        return checked(self, timeout)
+
+    monkeypatch.setattr(ChunkCheck, "result", slow)
+    (stall,) = stalls_of(loader_of(stored), clock)
+    assert (stall.step, stall.cause, stall.block) == (20, "check", 41)
+    assert "check took" in stall.detail
+
+
+def test_a_slow_copy_of_a_mapped_chunk(stored, clock, monkeypatch):
+    """As where llvmlite is not installed."""
+    monkeypatch.setattr("headrace.feed.gathering.gather_kernel", lambda: None)
+    copied = MappedArray.copy
+
+    def slow(self, chunk, into):
         if chunk == 41:
             clock.pass_when_waited_for(LATE, 20)
-        return checked(self, chunk, *into)
+        return copied(self, chunk, into)
 
-    monkeypatch.setattr(MappedArray, name, slow)
+    monkeypatch.setattr(MappedArray, "copy", slow)
     (stall,) = stalls_of(loader_of(stored), clock)
     assert (stall.step, stall.cause, stall.block) == (20, "check", 41)
     assert "check took" in stall.detail

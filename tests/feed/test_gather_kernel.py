@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ReadError
-from headrace.feed import gather_kernel
-from headrace.feed.gather_kernel import Copies, CopyThread, copy_kernel
+from headrace.feed import gather_kernel as module
+from headrace.feed.gather_kernel import Copies, KernelThread, gather_kernel
 
 
 def copies_of(source: np.ndarray, out: np.ndarray, pieces: list[tuple[int, int, int]], **more: object) -> Copies:
@@ -27,7 +27,7 @@ def run_script(folder: Path, text: str) -> object:
     """What a script prints as JSON, in a process of its own."""
     script = folder / "script.py"
     script.write_text(
-        "import json, os\nimport numpy as np\nfrom headrace.feed.gather_kernel import Copies, CopyThread\n" + text
+        "import json, os\nimport numpy as np\nfrom headrace.feed.gather_kernel import Copies, KernelThread\n" + text
     )
     return json.loads(subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout)
 
@@ -45,7 +45,7 @@ def test_pieces_come_from_and_to_any_byte(data, size, threaded):
         at += length + 1
     copies = copies_of(source, out, placed)
     if threaded:
-        thread = CopyThread()
+        thread = KernelThread()
         thread.submit([copies]).result()
         thread.close()
     else:
@@ -55,7 +55,7 @@ def test_pieces_come_from_and_to_any_byte(data, size, threaded):
 
 @given(st.lists(st.integers(0, 3), max_size=20), st.data())
 def test_tables_are_copied_in_order_however_they_are_waited_for(counts, data):
-    source, out, thread = np.arange(1, 100, dtype=np.uint8), np.zeros(8, np.uint8), CopyThread()
+    source, out, thread = np.arange(1, 100, dtype=np.uint8), np.zeros(8, np.uint8), KernelThread()
     waiting, number = [], 0
     for count in counts:
         parts = [copies_of(source, out, [(number + k, 0, 1)]) for k in range(count)]
@@ -73,7 +73,7 @@ def test_what_a_check_says_is_the_error_of_the_result_and_nothing_is_copied():
     def damaged() -> None:
         raise ReadError("was changed", field="array", value="a")
 
-    source, out, thread = np.ones(4, np.uint8), np.zeros(4, np.uint8), CopyThread()
+    source, out, thread = np.ones(4, np.uint8), np.zeros(4, np.uint8), KernelThread()
     bad = thread.submit([copies_of(source, out, [(0, 0, 1)]), copies_of(source, out, [(0, 1, 1)], check=damaged)])
     thread.submit([copies_of(source, out, [(0, 2, 1)])]).result()
     with pytest.raises(ReadError, match="was changed"):
@@ -91,7 +91,7 @@ import gc, weakref
 def threads_and_descriptors():
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 def use(close):
-    source, out, thread = np.ones(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8), CopyThread()
+    source, out, thread = np.ones(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8), KernelThread()
     def submit():
         where = (np.array([a.ctypes.data]) for a in (source, out))
         return thread.submit([Copies(*where, np.array([1 << 20]), holds=(source, out))])
@@ -117,7 +117,7 @@ print(json.dumps(results))
 
 def test_what_was_copied_and_waited_for_is_nobodys():
     """Buffers are used again when nothing refers to them."""
-    source, thread = np.ones(8, np.uint8), CopyThread()
+    source, thread = np.ones(8, np.uint8), KernelThread()
     buffers = [np.zeros(8, np.uint8) for _ in range(3)]
     counts = [sys.getrefcount(out) for out in buffers]
     for number in range(3):
@@ -150,7 +150,7 @@ def test_the_thread_is_not_of_a_fork_and_takes_no_signal(tmp_path):
         tmp_path,
         """
 import signal
-source, out, thread = np.arange(9, dtype=np.uint8), np.zeros(9, np.uint8), CopyThread()
+source, out, thread = np.arange(9, dtype=np.uint8), np.zeros(9, np.uint8), KernelThread()
 def copy(k):
     where = (np.array([a.ctypes.data + k]) for a in (source, out))
     thread.submit([Copies(*where, np.array([1]))]).result()
@@ -174,7 +174,7 @@ def test_without_llvmlite_it_is_said_how_to_get_it(monkeypatch, caplog):
     def missing(name):
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(gather_kernel, "import_module", missing)
+    monkeypatch.setattr(module, "import_module", missing)
     caplog.set_level(logging.INFO)
-    assert copy_kernel.__wrapped__() is None
+    assert gather_kernel.__wrapped__() is None
     assert "install 'headrace[numba]'" in caplog.text

@@ -31,11 +31,12 @@ from numpy.lib.stride_tricks import as_strided
 from headrace.data.columns import RunColumn
 from headrace.data.rows import runs_of_elements
 from headrace.errors import HeadraceError
-from headrace.feed.gather_kernel import Copies, copy_kernel
+from headrace.feed.gather_kernel import Copies, KernelThread, gather_kernel
 from headrace.feed.mapped_files import MappedBlocks, MappedFiles
 from headrace.feed.plan import WindowPlan, slot_bytes
 from headrace.feed.workers import Workers
 from headrace.metrics import ReadStats
+from headrace.order.residency import WindowUses
 from headrace.store.array import StoredArray
 
 ALIGNMENT = 64
@@ -163,11 +164,19 @@ class Slots:
     """Chunks of arrays that are all of one kind: tokens, or a column of theirs. An array without has the default, or
     values of its documents, which are not in chunks: they are laid where the tokens are when these are gathered.
 
-    ``workers`` check chunks of local uncompressed arrays in memory-mapped files, if ``mapping``, or copy them.
+    ``mapping``: whether chunks of local uncompressed arrays are used where they lie in memory-mapped files. ``checker``
+    holds them against their checksums; without the kernel ``copiers`` do, who copy them into slots.
     """
 
     def __init__(
-        self, kind: RunColumn, chunk: Int64[np.ndarray, " a"], stats: ReadStats, workers: Workers, *, mapping: bool
+        self,
+        kind: RunColumn,
+        chunk: Int64[np.ndarray, " a"],
+        stats: ReadStats,
+        copiers: Workers,
+        checker: KernelThread | None,
+        *,
+        mapping: bool,
     ) -> None:
         self.kind, self.arrays, self.stats = kind, kind.arrays, stats
         dtypes = [kind.dtype if run.dtype is None else run.dtype for run in kind.arrays.runs]
@@ -180,10 +189,9 @@ class Slots:
         self._chunk = kind.arrays.spread([run.chunk for run in kind.arrays.runs])
         self._of_documents = kind.has_documents
         self.slot_bytes = slot_bytes(kind, chunk)
-        self._workers, self._mapping = workers, mapping
-        self._files = MappedFiles(
-            kind.arrays, np.full(self.slot_bytes // kind.dtype.itemsize, kind.default, kind.dtype)
-        )
+        self._copiers, self._mapping = copiers, mapping
+        default = np.full(self.slot_bytes // kind.dtype.itemsize, kind.default, kind.dtype)
+        self._files = MappedFiles(kind.arrays, default, checker)
         self._last_rows: tuple[tuple[int, ...], np.ndarray, np.ndarray, np.ndarray] | None = None
         self.allocate(0)
 
@@ -194,17 +202,15 @@ class Slots:
     @cached_property
     def _by_address(self) -> bool:
         """Whether pieces are copied from their addresses; else what is gathered lies in :attr:`_memory`."""
-        return self._dtypes == [self.dtype] and self.slot_bytes > 0 and copy_kernel() is not None
+        return self._dtypes == [self.dtype] and self.slot_bytes > 0 and gather_kernel() is not None
 
-    def find(
-        self, blocks: Int64[np.ndarray, " m"], array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]
-    ) -> MappedBlocks:
+    def find(self, uses: WindowUses, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]) -> MappedBlocks:
         """Where the blocks of the next window begin in mapped files, if they are gathered from there; see
         :meth:`MappedFiles.find`.
         """
         if self._mapping and self._by_address:
-            return self._files.find(blocks, array, chunk)
-        window = MappedBlocks.none(blocks)
+            return self._files.find(uses, array, chunk)
+        window = MappedBlocks.none(uses.blocks)
         window.sound[:] = self.slot_bytes == 0  # there is nothing to read
         return window
 
@@ -223,11 +229,8 @@ class Slots:
             self.stats.mapped_blocks += 1
             if not self._by_address:
                 mapped.will_need(chunk)
-                return self._workers.submit(partial(mapped.copy, chunk, self._memory_of(slot)[: mapped.chunk_bytes]))
-            if mapped.is_sound(chunk):
-                return None
-            mapped.will_need(chunk)
-            return self._workers.submit(partial(mapped.check, chunk))
+                return self._copiers.submit(partial(mapped.copy, chunk, self._memory_of(slot)[: mapped.chunk_bytes]))
+            return None if mapped.is_sound(chunk) else self._files.check_of(block)
         array = self.arrays.get(number)
         if array is not None:
             self.stats.bytes_read += _elements(array, chunk) * array.dtype.itemsize

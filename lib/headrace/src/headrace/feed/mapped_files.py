@@ -24,10 +24,13 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from headrace.errors import ReadError
+from headrace.feed.gather_kernel import Checks, KernelThread, Submitted, gather_kernel
+from headrace.order.residency import WindowUses
 from headrace.store.arrays import ArrayList
-from headrace.store.mapped import MappedArray, MappedFile
+from headrace.store.mapped import MappedArray, MappedFile, native_addresses
 
 LOOK_S = 0.5
+_TABLE = 32  # chunks that are checked together
 SWEEP_BYTES = 32 << 30
 """After so many bytes, what is mapped leaves this process's page tables, whose size is a 512th of it."""
 
@@ -39,6 +42,7 @@ class _Watched:
         file = array.file_of(shard)
         assert file is not None
         self.array, self.shard, self.file = array, shard, file
+        self.changes = 0  # seen since
         self.looked_at = -math.inf  # it may have been mapped, and checked, by a loader of long ago
 
     def look(self) -> None:
@@ -46,6 +50,7 @@ class _Watched:
         current: MappedFile = self.file.again()
         if current == self.file:
             return
+        self.changes += 1
         if not self.array.check_again(self.shard) or current.size < self.file.size:
             raise ReadError(
                 "was changed while it was mapped, and is not what was written",
@@ -81,13 +86,38 @@ class MappedBlocks:
         return cls(blocks, np.zeros(blocks.size, np.int64), np.zeros(blocks.size, np.bool_), np.full(blocks.size, -1))
 
 
+class ChunkCheck:
+    """A chunk that is held against its checksum: ``sound``, a byte, once a table is done (None: it is)."""
+
+    def __init__(self, table: Submitted | None, sound: np.ndarray, file: _Watched, chunk: int) -> None:
+        self._table, self._sound, self._file, self.chunk = table, sound, file, chunk
+        self._changes, self.recorded = file.changes, False
+
+    def result(self, timeout: float | None = None) -> bool:
+        """Whether it is sound. Waits for it, however long; only with a ``timeout`` of 0 there may be a TimeoutError."""
+        if self._table is not None:
+            if timeout == 0 and not self._table.thread.is_done(self._table.number):
+                raise TimeoutError
+            self._table.result()
+        mapped, self.recorded = self._file.array, True
+        if self._file.changes != self._changes:  # what was checked may be there no more
+            return mapped.check(self.chunk)
+        mapped.record(self.chunk, bool(self._sound[0]))
+        return bool(self._sound[0])
+
+
 class MappedFiles:
-    """The mapped files of some arrays; ``default`` is a chunk for those of them that are not stored. :meth:`check` is
-    for any thread, the rest for one.
+    """The mapped files of some arrays. :meth:`check` is for any thread, the rest for one.
+
+    Args:
+        arrays: The arrays.
+        default: A chunk for those of them that are not stored.
+        checker: Holds chunks against their checksums; None: whoever asks does.
     """
 
-    def __init__(self, arrays: ArrayList, default: np.ndarray) -> None:
-        self._arrays, self._default = arrays, default
+    def __init__(self, arrays: ArrayList, default: np.ndarray, checker: KernelThread | None) -> None:
+        self._arrays, self._default, self._checker = arrays, default, checker
+        self._checks: dict[int, ChunkCheck] = {}  # under way, by block
         self._mapped: dict[int, MappedArray | None] = {}
         self._numbers: dict[tuple[int, int], int] = {}  # by array and shard
         self._files: list[_Watched] = []
@@ -103,10 +133,11 @@ class MappedFiles:
             self._mapped[number] = None if array is None else array.mapped()
         return self._mapped[number]
 
-    def find(
-        self, blocks: Int64[np.ndarray, " m"], array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]
-    ) -> MappedBlocks:
-        """The blocks of the next window: their numbers, ascending, the array of each, and which chunk of it it is."""
+    def find(self, uses: WindowUses, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]) -> MappedBlocks:
+        """Where the blocks of the next window lie: the array of each, and which chunk of it it is. Those that were not
+        checked yet are, in the order of their first use.
+        """
+        blocks = uses.blocks
         last, window = self._last, MappedBlocks.none(blocks)
         unknown = np.ones(blocks.size, np.bool_)
         if last.blocks.size:
@@ -123,7 +154,39 @@ class MappedFiles:
         window.files = [number for number in np.unique(window.file).tolist() if number >= 0]
         self._windows.add(window)
         self._last = window
+        if not window.sound.all():
+            self._check_chunks(window, uses, array, chunk)
         return window
+
+    def check_of(self, block: int) -> ChunkCheck:
+        """The check of a block that :meth:`find` has not found sound."""
+        return self._checks[block]
+
+    def _check_chunks(self, window: MappedBlocks, uses: WindowUses, array: np.ndarray, chunk: np.ndarray) -> None:
+        self._checks = {block: check for block, check in self._checks.items() if not check.recorded}
+        in_order = np.argsort(np.unique(uses.block, return_index=True)[1])  # of first use; every block has one
+        unchecked = in_order[(~window.sound & (window.file >= 0))[in_order]]
+        unchecked = unchecked[[block not in self._checks for block in window.blocks[unchecked].tolist()]]
+        numbers, columns = array[unchecked], np.empty((5, unchecked.size), np.int64)
+        mapped: dict[int, MappedArray] = {n: m for n in np.unique(numbers).tolist() if (m := self.array(n)) is not None}
+        for number, of_array in mapped.items():
+            some = np.flatnonzero(numbers == number)
+            columns[:, some] = of_array.check_columns(chunk[unchecked[some]])
+        chunks = list(zip(*(a[unchecked].tolist() for a in (window.blocks, window.file, chunk)), strict=True))
+        for begin in range(0, len(chunks), _TABLE):
+            sound = np.zeros(min(_TABLE, len(chunks) - begin), np.uint8)
+            part, ahead = columns[:, begin : begin + _TABLE], 0 if begin else len(chunks)
+            table = self._submit(Checks(part, sound, ahead, native_addresses(), holds=mapped))
+            for k, (block, file, one) in enumerate(chunks[begin : begin + _TABLE]):
+                self._checks[block] = ChunkCheck(table, sound[k : k + 1], self._files[file], one)
+
+    def _submit(self, checks: Checks) -> Submitted | None:
+        if self._checker is not None:
+            return self._checker.submit([checks])
+        kernel = gather_kernel()
+        assert kernel is not None
+        kernel.run(checks.table(kernel))
+        return None
 
     def _locate(self, number: int, some: Int64[np.ndarray, " k"], chunks: np.ndarray, window: MappedBlocks) -> None:
         """Fills in some blocks, all of one array."""

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.errors import HeadraceError, ReadError
+from headrace.feed.gather_kernel import KernelThread
 from headrace.feed.gathering import Pending, Slots, StepRange
 from headrace.feed.mapped_files import MappedBlocks
 from headrace.feed.plan import BlockSpace, WindowPlan
@@ -73,10 +74,17 @@ class BlockCache:
     """
 
     def __init__(
-        self, space: BlockSpace, max_bytes: int, stats: ReadStats, workers: Workers, *, mapping: bool = True
+        self,
+        space: BlockSpace,
+        max_bytes: int,
+        stats: ReadStats,
+        copiers: Workers,
+        checker: KernelThread | None = None,
+        *,
+        mapping: bool = True,
     ) -> None:
         self.space, self.stats = space, stats
-        self.kinds = [Slots(kind, space.chunk, stats, workers, mapping=mapping) for kind in space.kinds]
+        self.kinds = [Slots(kind, space.chunk, stats, copiers, checker, mapping=mapping) for kind in space.kinds]
         self.slot_bytes = space.slot_bytes
         self.num_slots = min(max_bytes // self.slot_bytes, int(space.first_block[-1]))
         self.max_bytes = max_bytes
@@ -91,7 +99,7 @@ class BlockCache:
         blocks = plan.uses.blocks
         array = self.space.array_of(blocks)
         chunk = blocks - self.space.first_block[array]
-        mapped = [kind.find(blocks, array, chunk) for kind in self.kinds]
+        mapped = [kind.find(plan.uses, array, chunk) for kind in self.kinds]
         return Window(plan, mapped, all(bool(kind.sound.all()) for kind in mapped))
 
     def count_in_place(self, blocks: list[int]) -> None:

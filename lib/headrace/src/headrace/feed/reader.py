@@ -23,7 +23,7 @@ from headrace.data.dataset import BatchOrder, PlannedDataset
 from headrace.errors import ConfigError
 from headrace.feed.async_reader import AsyncReader, BatchReader, pad_batch
 from headrace.feed.exchange import PooledRows, RowExchange
-from headrace.feed.gather_kernel import Copies, Copying, CopyThread
+from headrace.feed.gather_kernel import Copies, KernelThread, Submitted
 from headrace.feed.gathering import ALIGNMENT, Buffers, StepRange
 from headrace.feed.placement import HostRows, Placement, count_untrained, spread_rows
 from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
@@ -62,7 +62,7 @@ class _Group(NamedTuple):
 
     steps: StepRange
     values: list[np.ndarray]
-    job: Copying | Job[None]
+    job: Submitted | Job[None]
 
 
 class PlannedReader(BatchReader):
@@ -93,8 +93,9 @@ class PlannedReader(BatchReader):
         self._row_order: RowOrder = order.row_order
         self._space = BlockSpace(dataset.sources)
         self._copiers, self._gatherer = Workers(min(grouping.steps, 1)), Workers(min(grouping.steps, 1))
-        self._copy_thread = CopyThread()
-        self._cache = BlockCache(self._space, max_bytes, stats.reads, self._copiers, mapping=mapping)
+        self._copy_thread, self._checker = KernelThread(), KernelThread()
+        checker = self._checker if grouping.steps else None
+        self._cache = BlockCache(self._space, max_bytes, stats.reads, self._copiers, checker, mapping=mapping)
         self._residency: Residency | None = None
         self._buffers = [Buffers() for _ in self._cache.kinds]
         self._grouping = grouping
@@ -123,6 +124,7 @@ class PlannedReader(BatchReader):
         self._copiers.close()
         self._gatherer.close()
         self._copy_thread.close()
+        self._checker.close()
 
     def _groups(self, first_step: int, stop_step: int | None) -> Iterator[list[HostRows | PooledRows]]:
         ahead = ReadAhead(self._plan, self._cache, first_step, stop_step, self._waits)
@@ -190,7 +192,7 @@ class PlannedReader(BatchReader):
         with self._watch.phase("gather"), self._waits.during("gather"):
             return _Group(steps, values, self._submit(self._cache.gather(window, steps, values)))
 
-    def _submit(self, parts: list[Callable[[], None]]) -> Copying | Job[None]:
+    def _submit(self, parts: list[Callable[[], None]]) -> Submitted | Job[None]:
         copies = [part for part in parts if isinstance(part, Copies)]
         if self._grouping.steps and len(copies) == len(parts):
             return self._copy_thread.submit(copies)

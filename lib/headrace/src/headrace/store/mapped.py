@@ -18,7 +18,6 @@ lock.
 from __future__ import annotations
 
 import ctypes
-import errno
 import functools
 import importlib
 import json
@@ -74,6 +73,9 @@ class _Native:
         self.crc32c: Callable[[int, int, int], int] = ctypes.CDLL(str(library.__file__)).crc32c_extend
         self.crc32c.restype = ctypes.c_uint32  # pyright: ignore[reportFunctionMemberAccess]
         self.crc32c.argtypes = (ctypes.c_uint32, address, size)  # pyright: ignore[reportFunctionMemberAccess]
+        page = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
+        self.bring = mmap.MADV_WILLNEED if self.madvise(page.ctypes.data, page.size, _POPULATE_READ) else _POPULATE_READ
+        """The advice that brings pages into memory, and fails where a file does not reach."""
 
 
 @functools.cache
@@ -87,6 +89,17 @@ def native() -> _Native | None:
         return None
     probe = np.frombuffer(b"123456789", np.uint8)
     return native if native.crc32c(0, probe.ctypes.data, probe.size) == 0xE3069283 else None
+
+
+@functools.cache
+def native_addresses() -> tuple[int, int, int]:
+    """Addresses of ``madvise`` and of ``crc32c_extend``, and the advice that brings pages: for machine code that checks
+    chunks by their :meth:`MappedArray.check_columns`.
+    """
+    system = native()
+    assert system is not None
+    madvise, crc32c = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (system.madvise, system.crc32c))  # pyright: ignore[reportArgumentType]
+    return madvise, crc32c, system.bring
 
 
 class MappedFile(NamedTuple):
@@ -185,14 +198,10 @@ class MappedArray:
         return self._sound[chunks]
 
     def check(self, chunk: int) -> bool:
-        """Whether the bytes of a mapped chunk are what was written, where they lie. If not, it has no address any
-        more: it has to be read.
-        """
+        """Whether the bytes of a mapped chunk are what was written, where they lie. If not, it has to be read."""
         at = self.address(chunk)
         sound = at != 0 and self._bring(chunk, at) and self._matches(chunk, at, at)
-        self._sound[chunk] = sound
-        if not sound:
-            self._address[chunk] = 0
+        self.record(chunk, sound)
         return sound
 
     def check_again(self, shard: int) -> bool:
@@ -201,9 +210,29 @@ class MappedArray:
         chunks = first + np.flatnonzero(self._sound[first : first + self.shard_chunks])
         return all(self.check(chunk) for chunk in chunks.tolist())
 
+    def check_columns(self, chunks: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, "5 m"]:
+        """What it takes to :meth:`check` chunks that have an address elsewhere: of each its address, where its first
+        page begins, the bytes of its pages, its own bytes, which its checksum follows, and the checksum that is named
+        for it (-1: none).
+        """
+        at = self._address[chunks]
+        shards, which = np.unique(chunks // self.shard_chunks, return_inverse=True)
+        begin, size = np.array([self._shards[shard].region for shard in shards.tolist()], np.int64)[which].T
+        low = np.maximum(at // mmap.PAGESIZE * mmap.PAGESIZE, begin)
+        high = np.minimum(-(-(at + self.chunk_bytes + CRC_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE, begin + size)
+        named = np.full(at.size, -1) if self._checksums is None else np.asarray(self._checksums)[chunks]
+        return np.stack([at, low, high - low, np.full(at.size, self.chunk_bytes), named.astype(np.int64)])
+
+    def record(self, chunk: int, sound: bool) -> None:
+        """Takes down what a check of a chunk gave. One that is not sound has no address any more."""
+        self._sound[chunk] = sound
+        if not sound:
+            self._address[chunk] = 0
+
     def _bring(self, chunk: int, at: int) -> bool:
         """Brings a mapped chunk into memory, and says whether all of it is in its file."""
-        return self._advise(chunk, at, _POPULATE_READ, mmap.PAGESIZE) == 0 or ctypes.get_errno() == errno.EINVAL
+        assert self._native is not None
+        return self._advise(chunk, at, self._native.bring, mmap.PAGESIZE) == 0
 
     def leave(self) -> None:
         """Takes all that is mapped out of this process's memory; the system keeps it as it likes."""
