@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from peers.interface import BATCH, Corpus, Peer, Setting, place
+from peers.interface import BATCH, Corpus, Peer, Setting, both_dtypes, place
 
 
 class Memory:
     """All rows in one array."""
 
-    def __init__(self, corpus: Corpus) -> None:
-        self.rows = np.array(corpus.rows())
+    def __init__(self, corpus: Corpus, dtype: str) -> None:
+        self.rows = np.array(corpus.rows(dtype))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -33,24 +34,24 @@ class FarAway(Memory):
     """Rows that each take a request of ``latency_s``."""
 
     def __init__(self, corpus: Corpus, latency_s: float) -> None:
-        self.rows, self.latency_s = corpus.rows(), latency_s
+        self.rows, self.latency_s = corpus.rows("int32"), latency_s
 
     def __getitem__(self, index: Any) -> np.ndarray:
         time.sleep(self.latency_s)
         return np.asarray(self.rows[index])
 
 
-def decode(record: bytes) -> np.ndarray:
-    return np.frombuffer(record, np.int32)
+def decode(record: bytes, dtype: str) -> np.ndarray:
+    return np.frombuffer(record, dtype)
 
 
 def write(corpus: Corpus, layout: str) -> None:
-    if layout != "array_record":
+    if not layout.startswith("array_record"):
         return
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    writer = ArrayRecordWriter(str(corpus.folder / "rows.array_record"), "group_size:1,uncompressed")
-    for rows in corpus.chunks():
+    writer = ArrayRecordWriter(str(corpus.folder / layout), "group_size:1,uncompressed")
+    for rows in corpus.chunks(layout.split("-")[1]):
         for row in rows:
             writer.write(row.tobytes())
     writer.close()
@@ -59,19 +60,19 @@ def write(corpus: Corpus, layout: str) -> None:
 def _source(corpus: Corpus, setting: Setting) -> Any:
     if latency := setting.options.get("latency_s"):
         return FarAway(corpus, latency)
-    if setting.formats[0] == "array_record":
+    if setting.formats[0].startswith("array_record"):
         import grain
 
-        return grain.sources.ArrayRecordDataSource(str(corpus.folder / "rows.array_record"))
-    return Memory(corpus)
+        return grain.sources.ArrayRecordDataSource(str(corpus.folder / setting.formats[0]))
+    return Memory(corpus, setting.dtype)
 
 
 def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
     import grain
 
     dataset: Any = grain.MapDataset.source(_source(corpus, setting)).seed(0).shuffle().repeat()
-    if setting.formats[0] == "array_record":
-        dataset = dataset.map(decode)
+    if setting.formats[0].startswith("array_record"):
+        dataset = dataset.map(partial(decode, dtype=setting.dtype))
     workers = setting.options.get("workers", 0)
     threads = setting.options.get("threads")
     read = grain.ReadOptions(num_threads=threads) if threads is not None else None
@@ -110,10 +111,12 @@ PEER = Peer(
     packages=("grain", "array-record"),
     install="uv pip install grain array-record",
     settings=(
-        Setting("memory, batch last", "default", "loads all"),
-        Setting("memory, batch first", "documented", "loads all", {"batch_first": True, "threads": 0}),
-        Setting("ArrayRecord, batch last", "default", "streams", formats=("array_record",)),
-        Setting("ArrayRecord, batch first", "documented", "streams", {"batch_first": True}, formats=("array_record",)),
+        *both_dtypes("memory, batch last", "default", "loads all"),
+        *both_dtypes("memory, batch first", "documented", "loads all", {"batch_first": True, "threads": 0}),
+        *both_dtypes("ArrayRecord, batch last", "default", "streams", layout="array_record-{dtype}"),
+        *both_dtypes(
+            "ArrayRecord, batch first", "documented", "streams", {"batch_first": True}, layout="array_record-{dtype}"
+        ),
     ),
     write=write,
     stream=stream,
@@ -122,6 +125,6 @@ PEER = Peer(
 )
 
 FAR = (
-    Setting("a record a request", "default", "streams"),
-    Setting("the same, 128 threads", "documented", "streams", {"threads": 128}),
+    Setting("a record a request", "default", "streams", "int32"),
+    Setting("the same, 128 threads", "documented", "streams", "int32", {"threads": 128}),
 )

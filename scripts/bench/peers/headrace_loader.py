@@ -18,7 +18,7 @@ def write(corpus: Corpus, layout: str) -> None:
 
     dtype, compression, sources = layout.split("-")
     form = CacheLayout(dtype, compression="zstd" if compression == "zstd" else "none")
-    rows, first = corpus.rows(), 0
+    rows, first = corpus.rows("int32"), 0
     for name, share in SOURCES.items() if sources == "mixed" else {"all": 1.0}.items():
         last = corpus.examples if name in ("all", "c") else first + int(share * corpus.examples)
         documents = [np.asarray(row).astype(dtype) for row in rows[first:last]]
@@ -35,9 +35,10 @@ def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
         dataset = TokenSeqDataset(f"{root}/{name}", SEQ_LEN, name=name)
         if setting.options.get("order") == "full":
             return dataset.shuffle(0)
-        return dataset.braid_shuffle(batch_size=BATCH, seed=0, strands=setting.options.get("strands"))
+        return dataset.braid_shuffle(batch_size=BATCH, seed=0)
 
-    budget = {k: v for k, v in setting.options.items() if k == "prefetch_bytes"}
+    stored = corpus.path(setting.dtype).stat().st_size
+    budget = {"prefetch_bytes": stored // 4 if setting.options.get("quarter") else 2 * stored}
     if setting.formats[0].endswith("mixed"):
         dataset: Any = MixtureDataset({name: shuffled(name) for name in SOURCES}, SOURCES, BATCH)
         loader = DataLoader(dataset, sharding=sharding(), **budget)
@@ -49,7 +50,8 @@ def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
 
 
 def _setting(name: str, kind: str, layout: str, *, quick: bool = False, **options: Any) -> Setting:
-    return Setting(name, kind, "streams", options, formats=(layout,), quick=quick)
+    dtype = "uint16" if layout.startswith("uint16") else "int32"
+    return Setting(name, kind, "streams", dtype, options, formats=(layout,), quick=quick)
 
 
 PEER = Peer(
@@ -57,10 +59,11 @@ PEER = Peer(
     packages=("headrace",),
     install="uv sync",
     settings=(
-        _setting("2-byte tokens", "default", "uint16-none-all"),
-        _setting("4-byte tokens", "documented", "uint32-none-all", quick=True),
-        _setting("4-byte, 3 sources", "documented", "uint32-none-mixed", quick=True),
-        _setting("4-byte, 160 of 512 MiB kept", "documented", "uint32-none-all", strands=512, prefetch_bytes=160 << 20),
+        _setting("2-byte, 4 times the budget", "default", "uint16-none-all", quick=True, quarter=True),
+        _setting("4-byte, 4 times the budget", "documented", "uint32-none-all", quick=True, quarter=True),
+        _setting("2-byte, within the budget", "documented", "uint16-none-all"),
+        _setting("4-byte, within the budget", "documented", "uint32-none-all", quick=True),
+        _setting("4-byte, 3 sources", "documented", "uint32-none-mixed"),
         _setting("4-byte, full shuffle", "documented", "uint32-none-all", order="full"),
         _setting("4-byte, zstd", "documented", "uint32-zstd-all"),
     ),

@@ -17,6 +17,7 @@ import numpy as np
 
 SEQ_LEN, BATCH = 2048, 128
 VOCABULARY = 50_000
+DTYPES = {"2-byte": "uint16", "4-byte": "int32"}
 CHUNK = 8192  # rows that the writers hold in memory at a time
 
 
@@ -25,7 +26,7 @@ class Corpus:
     """The examples, the same for all.
 
     Attributes:
-        folder: Holds ``rows.bin`` (int32) and a folder for each peer's format.
+        folder: Holds ``rows.int32`` and ``rows.uint16``, the same rows, and a folder for each peer's format.
         examples: Rows of ``SEQ_LEN`` tokens.
     """
 
@@ -37,21 +38,26 @@ class Corpus:
         """Whole batches in an epoch."""
         return self.examples // BATCH
 
-    def rows(self) -> np.memmap:
-        """The examples, int32 ``[examples, SEQ_LEN]``, mapped."""
-        return np.memmap(self.folder / "rows.bin", np.int32, "r", shape=(self.examples, SEQ_LEN))
+    def path(self, dtype: str) -> Path:
+        """The flat file of the rows in a dtype."""
+        return self.folder / f"rows.{dtype}"
+
+    def rows(self, dtype: str) -> np.memmap:
+        """The examples ``[examples, SEQ_LEN]``, mapped."""
+        return np.memmap(self.path(dtype), dtype, "r", shape=(self.examples, SEQ_LEN))
 
     def create(self) -> None:
-        """Writes ``rows.bin``: random tokens, so that no two rows begin alike."""
+        """Writes the flat files: random tokens, so that no two rows begin alike."""
         rng = np.random.default_rng(0)
-        with (self.folder / "rows.bin").open("wb") as file:
+        with self.path("int32").open("wb") as wide, self.path("uint16").open("wb") as narrow:
             for first in range(0, self.examples, CHUNK):
-                shape = (min(CHUNK, self.examples - first), SEQ_LEN)
-                file.write(rng.integers(0, VOCABULARY, shape, np.int32).tobytes())
+                rows = rng.integers(0, VOCABULARY, (min(CHUNK, self.examples - first), SEQ_LEN), np.int32)
+                wide.write(rows.tobytes())
+                narrow.write(rows.astype(np.uint16).tobytes())
 
-    def chunks(self) -> Iterator[np.ndarray]:
+    def chunks(self, dtype: str) -> Iterator[np.ndarray]:
         """The examples in order, ``CHUNK`` rows at a time."""
-        rows = self.rows()
+        rows = self.rows(dtype)
         for first in range(0, self.examples, CHUNK):
             yield np.array(rows[first : first + CHUNK])
 
@@ -65,6 +71,7 @@ class Setting:
         kind: ``"default"`` (as its documentation begins), ``"documented"`` (another of its documented ways),
             ``"own code"`` (the user wrote the gather), ``"floor"`` or ``"reference"``.
         whole: What of the corpus must lie in memory: ``"loads all"``, ``"maps all"`` or ``"streams"``.
+        dtype: Of the tokens as they are stored, and delivered.
         options: Read by the peer's ``stream``.
         period: The stretch that is timed is a multiple of this many batches.
         formats: Which of the peer's formats must be written.
@@ -74,10 +81,21 @@ class Setting:
     name: str
     kind: str
     whole: str
+    dtype: str
     options: Mapping[str, Any] = field(default_factory=dict)
     period: int = 1
     formats: tuple[str, ...] = ("",)
     quick: bool = False
+
+
+def both_dtypes(
+    name: str, kind: str, whole: str, options: Mapping[str, Any] | None = None, *, layout: str = "{dtype}"
+) -> list[Setting]:
+    """A setting with 2-byte tokens, and one with 4-byte tokens, from a format of its own each."""
+    return [
+        Setting(f"{width}, {name}", kind, whole, dtype, options or {}, formats=(layout.format(dtype=dtype),))
+        for width, dtype in DTYPES.items()
+    ]
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from peers.interface import BATCH, SEQ_LEN, Corpus, Peer, Setting, place
+from peers.interface import BATCH, SEQ_LEN, Corpus, Peer, Setting, both_dtypes, place
 
 CHUNK_ROWS = 4096
 
 
-def _rows(span: tuple[str, int, int]) -> Iterator[Any]:
+def _rows(span: tuple[str, str, int, int]) -> Iterator[Any]:
     """What ``optimize`` calls: the tokens of a span of rows."""
     import numpy as np
     import torch
 
-    path, first, last = span
-    rows = np.memmap(path, np.int32, "r").reshape(-1, SEQ_LEN)
+    path, dtype, first, last = span
+    rows = np.memmap(path, dtype, "r").reshape(-1, SEQ_LEN)
     for row in rows[first:last]:
         yield torch.from_numpy(np.array(row))
 
@@ -27,12 +27,12 @@ def _rows(span: tuple[str, int, int]) -> Iterator[Any]:
 def write(corpus: Corpus, layout: str) -> None:
     from litdata import TokensLoader, optimize
 
-    path = str(corpus.folder / "rows.bin")
-    spans = [(path, at, min(at + CHUNK_ROWS, corpus.examples)) for at in range(0, corpus.examples, CHUNK_ROWS)]
+    path, starts = str(corpus.path(layout)), range(0, corpus.examples, CHUNK_ROWS)
+    spans = [(path, layout, at, min(at + CHUNK_ROWS, corpus.examples)) for at in starts]
     optimize(
         fn=_rows,
         inputs=spans,
-        output_dir=str(corpus.folder / "litdata"),
+        output_dir=str(corpus.folder / "litdata" / layout),
         chunk_size=CHUNK_ROWS * SEQ_LEN,
         item_loader=TokensLoader(block_size=SEQ_LEN),
         num_workers=1,
@@ -44,9 +44,8 @@ def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
     from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
 
     workers = setting.options["workers"]
-    dataset = StreamingDataset(
-        str(corpus.folder / "litdata"), item_loader=TokensLoader(block_size=SEQ_LEN), shuffle=True, drop_last=True
-    )
+    folder, tokens = str(corpus.folder / "litdata" / setting.dtype), TokensLoader(block_size=SEQ_LEN)
+    dataset = StreamingDataset(folder, item_loader=tokens, shuffle=True, drop_last=True)
     loader = StreamingDataLoader(
         dataset, batch_size=BATCH, num_workers=workers, drop_last=True, persistent_workers=workers > 0
     )
@@ -67,8 +66,8 @@ PEER = Peer(
     packages=("litdata", "torch"),
     install="uv pip install --torch-backend=cpu torch litdata",
     settings=(
-        Setting("TokensLoader, 0 workers", "default", "streams", {"workers": 0}),
-        Setting("TokensLoader, 2 workers", "documented", "streams", {"workers": 2}),
+        *both_dtypes("TokensLoader, 0 workers", "default", "streams", {"workers": 0}),
+        *both_dtypes("TokensLoader, 2 workers", "documented", "streams", {"workers": 2}),
     ),
     write=write,
     stream=stream,

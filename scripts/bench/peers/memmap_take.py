@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from peers.interface import BATCH, Corpus, Peer, Setting, place
+from peers.interface import BATCH, Corpus, Peer, Setting, both_dtypes, place
 
 
 def write(corpus: Corpus, layout: str) -> None:
-    """``rows.bin`` is the format."""
+    """The flat file is the format."""
 
 
 def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
-    rows, buffer = corpus.rows(), None
+    rows, buffer = corpus.rows(setting.dtype), None
     if not setting.options["deliver"]:
         buffer = np.empty((BATCH, rows.shape[1]), rows.dtype)
     while True:
@@ -36,8 +36,8 @@ PEER = Peer(
     packages=("numpy",),
     install="pip install numpy",
     settings=(
-        Setting("np.take, not delivered", "floor", "maps all", {"deliver": False}, quick=True),
-        Setting("np.take + device_put", "reference", "maps all", {"deliver": True}, quick=True),
+        *both_dtypes("np.take, not delivered", "floor", "maps all", {"deliver": False}),
+        *both_dtypes("np.take + device_put", "reference", "maps all", {"deliver": True}),
     ),
     write=write,
     stream=stream,

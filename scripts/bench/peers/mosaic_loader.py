@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from peers.interface import BATCH, SEQ_LEN, Corpus, Peer, Setting, place
+from peers.interface import BATCH, SEQ_LEN, Corpus, Peer, Setting, both_dtypes, place
 
 
 def write(corpus: Corpus, layout: str) -> None:
@@ -19,9 +19,9 @@ def write(corpus: Corpus, layout: str) -> None:
     from streaming import MDSWriter
 
     with MDSWriter(
-        out=str(corpus.folder / "mds"), columns={"tokens": f"ndarray:int32:{SEQ_LEN}"}, compression=None
+        out=str(corpus.folder / "mds" / layout), columns={"tokens": f"ndarray:{layout}:{SEQ_LEN}"}, compression=None
     ) as writer:
-        for rows in corpus.chunks():
+        for rows in corpus.chunks(layout):
             for row in rows:
                 writer.write({"tokens": row})
 
@@ -31,7 +31,7 @@ def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
     from streaming import StreamingDataLoader, StreamingDataset
 
     workers = setting.options["workers"]
-    dataset = StreamingDataset(local=str(corpus.folder / "mds"), shuffle=True, batch_size=BATCH)
+    dataset = StreamingDataset(local=str(corpus.folder / "mds" / setting.dtype), shuffle=True, batch_size=BATCH)
     loader = StreamingDataLoader(
         dataset, batch_size=BATCH, num_workers=workers, drop_last=True, persistent_workers=workers > 0
     )
@@ -49,8 +49,8 @@ PEER = Peer(
     packages=("mosaicml-streaming", "torch"),
     install="uv sync --group peers && uv pip install --torch-backend=cpu torch",
     settings=(
-        Setting("Streaming, MDS, 0 workers", "default", "streams", {"workers": 0}),
-        Setting("Streaming, MDS, 2 workers", "documented", "streams", {"workers": 2}),
+        *both_dtypes("Streaming, MDS, 0 workers", "default", "streams", {"workers": 0}),
+        *both_dtypes("Streaming, MDS, 2 workers", "documented", "streams", {"workers": 2}),
     ),
     write=write,
     stream=stream,

@@ -31,9 +31,9 @@ WARM_S, EPOCH_S = 0.3, 3.0
 """What is timed begins after so long, and after an epoch if that takes no longer than the second."""
 
 
-def floor(corpus: Corpus) -> float:
+def floor(corpus: Corpus, dtype: str) -> float:
     """Tokens a second of the floor, on mapped pages."""
-    rows = corpus.rows()
+    rows = corpus.rows(dtype)
     int(rows[:, ::1024].sum())  # touches every page
     order = np.random.default_rng(1).permutation(len(rows))
     out, batches = np.empty((BATCH, SEQ_LEN), rows.dtype), 0
@@ -52,7 +52,7 @@ def delivered(batch: Any) -> Any:
 
 def check(corpus: Corpus, batches: list[Any]) -> None:
     """Raises unless every row of the batches is a row of the corpus and no row of a batch comes twice."""
-    rows = corpus.rows()
+    rows = corpus.rows("int32")
     heads = _heads(rows)
     order = np.argsort(heads)
     for batch in batches:
@@ -71,7 +71,7 @@ def _heads(rows: np.ndarray) -> np.ndarray:
 
 
 def time_setting(corpus: Corpus, peer: Peer, setting: Setting, job: dict[str, Any]) -> dict[str, Any]:
-    floor_before = floor(corpus)
+    floor_before = floor(corpus, setting.dtype)
     forget_peak()
     seconds, period = job["seconds"], setting.period
     started = time.perf_counter()
@@ -94,7 +94,7 @@ def time_setting(corpus: Corpus, peer: Peer, setting: Setting, job: dict[str, An
     tokens, elapsed = len(gaps) * TOKENS, last - started
     return {
         "tokens_per_s": tokens / elapsed,
-        "floor": (floor_before + floor(corpus)) / 2,
+        "floor": (floor_before + floor(corpus, setting.dtype)) / 2,
         "cpu_s_per_gtoken": (after.cpu_s - before.cpu_s) / tokens * 1e9,
         "threads": after.threads,
         "processes": after.processes,

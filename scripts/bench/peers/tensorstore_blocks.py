@@ -30,7 +30,7 @@ PEER = Peer(
     title="TensorStore",
     packages=("tensorstore",),
     install="uv sync",
-    settings=(Setting("zstd in order, numpy", "reference", "streams", formats=(LAYOUT,)),),
+    settings=(Setting("4-byte, zstd in order, numpy", "reference", "streams", "int32", formats=(LAYOUT,)),),
     write=headrace_loader.write,
     stream=stream,
     modules=("tensorstore",),

@@ -1,5 +1,5 @@
 """torch's ``DataLoader`` over rows of a memory map: row by row as its documentation begins, and with the batch gathered
-by the user's own ``__getitems__``.
+at once by the dataset's ``__getitems__``.
 """
 
 # pyright: reportMissingImports=false
@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from peers.interface import BATCH, Corpus, Peer, Setting, place
+from peers.interface import BATCH, Corpus, Peer, Setting, both_dtypes, place
 
 
 class Rows:
     """A map-style dataset: one row at a time."""
 
-    def __init__(self, corpus: Corpus) -> None:
-        self.rows = corpus.rows()
+    def __init__(self, corpus: Corpus, dtype: str) -> None:
+        self.rows = corpus.rows(dtype)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -43,7 +43,7 @@ def as_tensor(batch: np.ndarray) -> Any:
 
 
 def write(corpus: Corpus, layout: str) -> None:
-    """``rows.bin`` is the format."""
+    """The flat file is the format."""
 
 
 class _Skipping:
@@ -64,7 +64,7 @@ def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
     from torch.utils.data import DataLoader
 
     batched, workers = setting.options["batched"], setting.options["workers"]
-    dataset: Any = RowBatches(corpus) if batched else Rows(corpus)
+    dataset: Any = (RowBatches if batched else Rows)(corpus, setting.dtype)
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
     if batched:
         options["collate_fn"] = as_tensor
@@ -80,8 +80,8 @@ def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
             yield place(batch.numpy())
 
 
-def _setting(name: str, kind: str, workers: int, *, batched: bool = False) -> Setting:
-    return Setting(name, kind, "maps all", {"workers": workers, "batched": batched})
+def _settings(name: str, kind: str, workers: int, *, batched: bool = False) -> list[Setting]:
+    return both_dtypes(name, kind, "maps all", {"workers": workers, "batched": batched})
 
 
 PEER = Peer(
@@ -89,14 +89,14 @@ PEER = Peer(
     packages=("torch",),
     install="uv pip install --torch-backend=cpu torch",
     settings=(
-        _setting("memmap rows, 0 workers", "default", 0),
-        _setting("memmap rows, 2 workers", "documented", 2),
-        _setting("own gather, 0 workers", "own code", 0, batched=True),
-        _setting("own gather, 2 workers", "own code", 2, batched=True),
+        *_settings("rows, 0 workers", "default", 0),
+        *_settings("rows, 2 workers", "documented", 2),
+        *_settings("__getitems__, 0 workers", "documented", 0, batched=True),
+        *_settings("__getitems__, 2 workers", "documented", 2, batched=True),
     ),
     write=write,
     stream=stream,
     modules=("torch.utils.data",),
     resumes="a batch sampler of our own that leaves out what is done (the library has none)",
-    note="torch, own gather: the user writes __getitems__ with the floor's own np.take; no bar counts it.",
+    note="torch, `__getitems__`: the dataset gathers the whole batch, with the floor's own np.take.",
 )

@@ -1,0 +1,282 @@
+"""Loading from local uncompressed caches, as a share of ``np.memmap`` + ``np.take`` of the same rows.
+
+    python scripts/bench/bench_local_speed.py --check --json docs/bench/local_speed.json
+
+Rows of 2,048 random tokens in batches of 128, shuffled by the braid, delivered as jax arrays. The floor gathers
+shuffled rows of the same corpus from a memory map into one buffer: no batch, no device, no order, no checksum. Each
+case is timed between two runs of the floor in the same process, several times; its share is the median of those pairs.
+``core s per 1e9`` is the processor time of all threads for a billion tokens.
+
+``within the budget``: ``prefetch_bytes`` holds the corpus; otherwise the corpus is four times the budget. Both are in
+the page cache, and each block was held against its checksum before, except in ``first pass``. The ``200 sources`` are
+caches of their own. The second table has cases of 2-byte tokens beside plain rows of the same cache. ``cold disk`` is
+the first pass over files that the system was asked to drop, against reading them one after the other, 4 MiB at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _common import Report, run_bench, touch_memory
+
+from headrace import DataLoader, MixtureDataset, PackedBatch, TokenCache, TokenSeqDataset
+from headrace.data import AsyncDataset, PackedTokenDataset
+from headrace.store.layout import CacheLayout
+from headrace.testing import write_cache
+
+SEQ_LEN, BATCH = 2048, 128
+ROWS, QUICK_ROWS = 1 << 18, 1 << 15
+SOURCES = 200
+WITHIN, OVER = {"uint32": 0.8, "uint16": 0.6}, {"uint32": 0.6, "uint16": 0.45}
+FIRST_PASS, MANY_SOURCES, THREE_SOURCES, OF_PLAIN, COLD = 0.35, 0.5, 0.95, 0.7, 0.9
+CORE_S, SHORT_ROWS_PER_S, SHORT_ROWS_SHARE = 2.0, 150e6, 0.5
+
+Make = Callable[[], AsyncDataset[Any]]
+
+
+def make_tokens(rows: int, dtype: str) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 50_000, rows * SEQ_LEN, dtype=dtype)
+
+
+def make_cache(folder: Path, tokens: np.ndarray, **options: Any) -> TokenCache:
+    """A cache of the tokens as one document."""
+    return write_cache(folder, [[tokens]], vocab_size=65_536, layout=CacheLayout(tokens.dtype.name), **options)
+
+
+class Floor:
+    """Shuffled rows of a flat file of tokens, gathered into one buffer."""
+
+    def __init__(self, path: Path, tokens: np.ndarray) -> None:
+        tokens.tofile(path)
+        self.path, self.dtype = path, tokens.dtype
+        self.bytes = tokens.nbytes
+
+    def speed(self, batches: int, seq_len: int = SEQ_LEN) -> float:
+        """Tokens a second."""
+        flat = np.memmap(self.path, self.dtype, "r").reshape(-1, seq_len)
+        order = np.random.default_rng(1).integers(0, len(flat), (batches, BATCH))
+        out = np.empty((BATCH, seq_len), self.dtype)
+        started = time.perf_counter()
+        for rows in order:
+            np.take(flat, rows, axis=0, out=out, mode="clip")
+        return order.size * seq_len / (time.perf_counter() - started)
+
+
+def loader_speed(dataset: AsyncDataset[Any], batches: int, skip: int, **options: Any) -> tuple[float, float]:
+    """Tokens a second from the ``skip``-th batch on, and processor seconds for a billion of them."""
+    with DataLoader(dataset, batch_size=BATCH, **options) as loader, loader.iter_from_step(0) as stream:
+        for _ in range(skip - 1):
+            next(stream)
+        next(stream).token_ids.block_until_ready()
+        started, spent = time.perf_counter(), time.process_time()
+        for _ in range(batches - 1):
+            next(stream)
+        batch = next(stream)
+        batch.token_ids.block_until_ready()
+        elapsed, spent = time.perf_counter() - started, time.process_time() - spent
+    tokens = batches * batch.token_ids.size
+    return tokens / elapsed, 1e9 * spent / tokens
+
+
+class Bench:
+    """Times cases against the floor, and keeps what they gave."""
+
+    def __init__(self, floor: Floor, batches: int, repeats: int) -> None:
+        self.floor, self.batches, self.repeats = floor, batches, repeats
+        self.rows: list[list[Any]] = []
+        self.share: dict[str, float] = {}
+        self.speed: dict[str, float] = {}
+        self.core_s: dict[str, float] = {}
+
+    def time(self, name: str, make: Make, skip: int, *, seq_len: int = SEQ_LEN, **options: Any) -> None:
+        """Times batches of the datasets that ``make`` gives, one for each repetition."""
+        batches = self.batches * max(1, min(SEQ_LEN // seq_len, 4))
+        taken = []
+        for _ in range(self.repeats):
+            before = self.floor.speed(batches, seq_len)
+            speed, core_s = loader_speed(make(), batches, skip, **options)
+            floor = (before + self.floor.speed(batches, seq_len)) / 2
+            taken.append((speed / floor, speed, core_s, floor))
+        share, speed, core_s, floor = (statistics.median(column) for column in zip(*taken, strict=True))
+        self.share[name], self.speed[name], self.core_s[name] = share, speed, core_s
+        shares = [one[0] for one in taken]
+        dtype = self.floor.dtype.name
+        self.rows.append([dtype, name, share, min(shares), max(shares), speed / 1e6, floor / 1e6, core_s])
+
+
+def braid(source: TokenSeqDataset | PackedTokenDataset) -> AsyncDataset[Any]:
+    return source.braid_shuffle(seed=0, batch_size=BATCH).repeat()
+
+
+def mixture(caches: Sequence[TokenCache]) -> AsyncDataset[Any]:
+    """Caches of one size each, mixed evenly."""
+    strands = max(8 * BATCH // len(caches), 1)
+    names = [f"{number:03d}" for number in range(len(caches))]
+    parts = {
+        name: TokenSeqDataset(cache, SEQ_LEN, name=name).braid_shuffle(seed=0, strands=strands)
+        for name, cache in zip(names, caches, strict=True)
+    }
+    return MixtureDataset(parts, dict.fromkeys(names, 1), BATCH)
+
+
+def split_caches(folder: Path, tokens: np.ndarray, count: int) -> list[TokenCache]:
+    """The corpus as so many caches of whole blocks, more or less."""
+    size = tokens.size // count // SEQ_LEN * SEQ_LEN
+    return [make_cache(folder / f"{k}", tokens[k * size : (k + 1) * size]) for k in range(count)]
+
+
+def fresh(make: Callable[[TokenCache], AsyncDataset[Any]], path: str) -> AsyncDataset[Any]:
+    """A dataset of a cache that this process has not read yet."""
+    return make(TokenCache.open(path))
+
+
+def kept(dataset: AsyncDataset[Any]) -> Make:
+    """One dataset for all repetitions: what was checked once is not checked again."""
+    return lambda: dataset
+
+
+def bench_corpus(report: Report, folder: Path, dtype: str, rows: int, batches: int, repeats: int) -> list[list[Any]]:
+    """Plain rows of one dtype."""
+    tokens = make_tokens(rows, dtype)
+    cache, floor = make_cache(folder / "one", tokens), Floor(folder / "flat", tokens)
+    epoch, quarter, whole = rows // BATCH, floor.bytes // 4, 2 * floor.bytes
+    bench = Bench(floor, batches, repeats)
+    one = braid(TokenSeqDataset(cache, SEQ_LEN))
+    loader_speed(one, epoch, 1, prefetch_bytes=quarter)  # checks all blocks
+    bench.time("within the budget", kept(one), epoch, prefetch_bytes=whole)
+    bench.time("four times the budget", kept(one), 64, prefetch_bytes=quarter)
+    full = TokenSeqDataset(cache, SEQ_LEN).shuffle(0).repeat()
+    bench.time("full shuffle, within the budget", kept(full), epoch, prefetch_bytes=whole)
+    three = mixture(split_caches(folder / "three", tokens, 3))
+    loader_speed(three, epoch, 1, prefetch_bytes=whole)
+    bench.time("three sources, within the budget", kept(three), epoch, prefetch_bytes=whole)
+    make = partial(fresh, lambda opened: braid(TokenSeqDataset(opened, SEQ_LEN)), cache.path)
+    bench.batches = min(batches, epoch - 1)
+    bench.time("first pass", make, 1, prefetch_bytes=quarter)
+    bench.batches = batches
+    if dtype == "uint16":
+        many = mixture(split_caches(folder / "many", tokens, SOURCES))
+        loader_speed(many, epoch, 1, prefetch_bytes=quarter)
+        bench.time(f"{SOURCES} sources, four times the budget", kept(many), 64, prefetch_bytes=quarter)
+        report.bar(f"{SOURCES} sources, four times the budget", bench.share[bench.rows[-1][1]], at_least=MANY_SOURCES)
+        short = braid(TokenSeqDataset(cache, 128))
+        bench.time("rows of 128 tokens", kept(short), 64, seq_len=128, prefetch_bytes=whole)
+        reached = max(
+            bench.share["rows of 128 tokens"] / SHORT_ROWS_SHARE, bench.speed["rows of 128 tokens"] / SHORT_ROWS_PER_S
+        )
+        report.bar("rows of 128 tokens: of 150 M tokens/s or half of the floor", reached, at_least=1)
+    report.bar(f"{dtype}, within the budget", bench.share["within the budget"], at_least=WITHIN[dtype])
+    report.bar(f"{dtype}, four times the budget", bench.share["four times the budget"], at_least=OVER[dtype])
+    report.bar(f"{dtype}, four times the budget, first pass", bench.share["first pass"], at_least=FIRST_PASS)
+    report.bar(f"{dtype}, core seconds per 1e9", bench.core_s["four times the budget"], at_most=CORE_S)
+    of_one = bench.share["three sources, within the budget"] / bench.share["within the budget"]
+    report.bar(f"{dtype}, three sources: of one", of_one, at_least=THREE_SOURCES)
+    return bench.rows
+
+
+def same(batch: PackedBatch) -> PackedBatch:
+    """A function for ``map`` that does nothing."""
+    return batch
+
+
+def bench_kinds(report: Report, folder: Path, rows: int, batches: int, repeats: int) -> None:
+    """Masks, packed rows and functions, beside plain rows of the same cache."""
+    tokens = make_tokens(rows, "uint16")
+    sizes = np.random.default_rng(2).integers(64, 2 * SEQ_LEN, 2 * rows // 2)
+    documents = np.split(tokens, np.minimum(np.cumsum(sizes), tokens.size))[:-1]
+    documents = [document[:SEQ_LEN] for document in documents if document.size]
+    layout = CacheLayout("uint16")
+    cache = write_cache(folder / "kinds", [documents], vocab_size=65_536, layout=layout, mask=lambda ids: ids % 3 > 0)
+    plain = braid(TokenSeqDataset(cache, SEQ_LEN, loss_mask="none"))
+    cases = {
+        "loss masks": braid(TokenSeqDataset(cache, SEQ_LEN)),
+        "packed rows": braid(PackedTokenDataset(cache, SEQ_LEN, loss_mask="none")),
+        "map()": braid(TokenSeqDataset(cache, SEQ_LEN, loss_mask="none")).map(same),
+    }
+    budget = {"prefetch_bytes": 8 * cache.num_tokens}
+    for dataset in (plain, *cases.values()):
+        loader_speed(dataset, min(cache.num_tokens // SEQ_LEN // BATCH, batches), 1, **budget)
+    table = []
+    for name, dataset in cases.items():
+        taken = []
+        for _ in range(repeats):
+            before = loader_speed(plain, batches, 64, **budget)[0]
+            speed, core_s = loader_speed(dataset, batches, 64, **budget)
+            beside = (before + loader_speed(plain, batches, 64, **budget)[0]) / 2
+            taken.append((speed / beside, speed / 1e6, beside / 1e6, core_s))
+        table.append([name, *(statistics.median(column) for column in zip(*taken, strict=True))])
+        report.bar(f"{name}: of plain rows", table[-1][1], at_least=OF_PLAIN)
+    report.table(
+        "2-byte tokens, beside plain rows of the same cache",
+        ["case", "of plain rows", "M tokens/s", "plain M tokens/s", "core s per 1e9"],
+        table,
+    )
+
+
+def forget(paths: Sequence[Path]) -> None:
+    """Asks the system to drop files from its page cache."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def sequential_speed(paths: Sequence[Path], piece: int = 4 << 20) -> float:
+    """Bytes a second of reading files one after the other."""
+    started, size = time.perf_counter(), 0
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while read := len(file.read(piece)):
+                size += read
+    return size / (time.perf_counter() - started)
+
+
+def bench_cold(report: Report, folder: Path, rows: int, repeats: int) -> None:
+    """The first pass of a cache that is not in the page cache."""
+    cache = make_cache(folder / "cold", make_tokens(rows, "uint16"))
+    paths = sorted(path for path in Path(cache.path).rglob("c/*") if path.is_file())
+    taken = []
+    for _ in range(repeats):
+        forget(paths)
+        sequential = sequential_speed(paths) / 2
+        forget(paths)
+        dataset = TokenSeqDataset(TokenCache.open(cache.path), SEQ_LEN).braid_shuffle(batch_size=BATCH, seed=0)
+        started = time.perf_counter()
+        with DataLoader(dataset, batch_size=BATCH) as loader:
+            for batch in loader:
+                batch.token_ids.block_until_ready()
+        speed = cache.num_tokens / (time.perf_counter() - started)
+        taken.append((speed / sequential, speed / 1e6, sequential / 1e6))
+    share, speed, sequential = sorted(taken)[len(taken) // 2]
+    columns = ["M tokens/s, braid", "M tokens/s, files in order", "share"]
+    report.table("Cold disk, 2-byte tokens: one epoch", columns, [[speed, sequential, share]])
+    report.bar("cold disk: of a sequential reader", share, at_least=COLD)
+
+
+def measure(args: argparse.Namespace, report: Report) -> None:
+    rows, batches, repeats = (QUICK_ROWS, 128, 2) if args.quick else (ROWS, 1024, 7)
+    touch_memory()
+    table: list[list[Any]] = []
+    for dtype in ("uint16", "uint32"):
+        with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+            table += bench_corpus(report, Path(folder), dtype, rows, batches, repeats)
+    columns = ["dtype", "case", "share of floor", "least", "most", "M tokens/s", "floor M tokens/s", "core s per 1e9"]
+    report.table(f"Speed: {rows:,} rows of {SEQ_LEN:,} tokens, batches of {BATCH}", columns, table)
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        bench_kinds(report, Path(folder), rows // 4, batches, repeats)
+        bench_cold(report, Path(folder), rows // 2, repeats)
+    report.note("Shares are medians of runs side by side with the floor; figures in M tokens/s hold for this run only.")
+
+
+if __name__ == "__main__":
+    run_bench("bench_local_speed", __doc__, measure)
