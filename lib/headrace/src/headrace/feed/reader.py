@@ -207,25 +207,32 @@ class PlannedReader(BatchReader):
         if group.steps.slots is not None:  # what stays in its file is not read again
             self._warn_of_thrashing()
         self._warn_of_untrained()
-        values = [_source_ids(group.steps), *group.values]
-        return [
-            self._host_rows(plan, first + k, *[of_kind[k * rows : (k + 1) * rows] for of_kind in values])
-            for k in range(stop - first)
-        ]
+        together = self._rows_together(group)
+        at = [slice(k * rows, (k + 1) * rows) for k in range(stop - first)]
+        return [self._rows_of_step(plan, first + k, together, rows_of_step) for k, rows_of_step in enumerate(at)]
 
-    def _host_rows(
-        self, plan: WindowPlan, k: int, source_id: np.ndarray, tokens: np.ndarray, *columns: np.ndarray
-    ) -> HostRows | PooledRows:
-        step = plan.first_step + k
-        rows = slice(int(plan.row_bounds[k]), int(plan.row_bounds[k + 1]))
-        row_place = slice(0, rows.stop - rows.start) if plan.row_place is None else plan.row_place[rows]
-        served = self._dataset.at_step(step)[0]
-        weights = spread_rows(served.loss_weights_at(step, plan.source[rows]), row_place, tokens.shape[0])
-        segments = None if plan.segments is None else spread_rows(plan.segments[rows], row_place, tokens.shape[0])
+    def _rows_together(self, group: _Group) -> HostRows:
+        """The rows of all steps of a group, with what is the same for them."""
+        plan, (tokens, *columns) = group.steps.plan, group.values
+        served, source_id = self._dataset.at_step(plan.first_step + group.steps.first)[0], _source_ids(group.steps)
         mask, extras = self._of_batch(columns, served) if columns else (None, None)
         if mask is not None and mask.shape[1] == plan.seq_len:
-            self._stats.untrained_examples += count_untrained(mask[row_place])
-        host = HostRows(tokens, source_id, int(plan.array_sizes[k]), plan.seq_len, segments, mask, extras, weights)
+            held = source_id >= 0
+            self._stats.untrained_examples += count_untrained(mask if held.all() else mask[held])
+        return HostRows(tokens, source_id, 0, plan.seq_len, None, mask, extras)
+
+    def _rows_of_step(self, plan: WindowPlan, k: int, together: HostRows, at: slice) -> HostRows | PooledRows:
+        step, tokens = plan.first_step + k, together.tokens[at]
+        rows = slice(int(plan.row_bounds[k]), int(plan.row_bounds[k + 1]))
+        row_place = slice(0, rows.stop - rows.start) if plan.row_place is None else plan.row_place[rows]
+        weights = self._dataset.at_step(step)[0].loss_weights_at(step, plan.source[rows])
+        host = HostRows(
+            tokens, together.source_id[at], int(plan.array_sizes[k]), plan.seq_len,
+            None if plan.segments is None else spread_rows(plan.segments[rows], row_place, tokens.shape[0]),
+            None if together.token_mask is None else together.token_mask[at],
+            together.extras and {name: values[at] for name, values in together.extras.items()},
+            spread_rows(weights, row_place, tokens.shape[0]),
+        )  # fmt: skip
         return (
             host if plan.origin is None else PooledRows(host, plan.origin[k], int(plan.batch_sizes[k]), host.batch_size)
         )
