@@ -18,7 +18,7 @@ import headrace.feed.reader
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.feed.loader import DataLoader
-from headrace.feed.mapped_files import ChunkCheck
+from headrace.feed.mapped_files import MappedFiles
 from headrace.feed.read_ahead import BlockCache
 from headrace.stalls import StallRule, Wait, WaitLog
 from headrace.store.layout import CacheLayout
@@ -83,20 +83,22 @@ def test_a_late_answer_of_the_store(stored, clock):
 
 
 def test_a_slow_check_of_a_mapped_chunk(stored, clock, monkeypatch):
-    checked, late = ChunkCheck.result, []
+    settle, is_settled, late = MappedFiles.settle, MappedFiles.is_settled, []
 
-    def slow(self, timeout=None):
-        if self.chunk == 41 and not late:
-            if timeout == 0:
-                raise TimeoutError
+    def late_for(window, number):
+        return 41 in window.blocks and number == window.blocks.tolist().index(41) // 2 and not late
+
+    def slow(self, window, number):
+        if late_for(window, number):
             clock.pass_when_waited_for(LATE, 20)
-            late.append(self.chunk)
-        return checked(self, timeout)
+            late.append(number)
+        return settle(self, window, number)
 
-    monkeypatch.setattr(ChunkCheck, "result", slow)
+    monkeypatch.setattr(MappedFiles, "settle", slow)
+    monkeypatch.setattr(MappedFiles, "is_settled", lambda *one: not late_for(*one[1:]) and is_settled(*one))
     (stall,) = stalls_of(loader_of(stored), clock)
-    assert (stall.step, stall.cause, stall.block) == (20, "check", 41)
-    assert "check took" in stall.detail
+    assert (stall.step, stall.cause, stall.block) == (20, "check", 40)  # the first block of the step
+    assert "check took 400 ms" in stall.detail
 
 
 def test_a_slow_copy_of_a_mapped_chunk(stored, clock, monkeypatch):

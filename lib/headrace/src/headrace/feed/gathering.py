@@ -191,7 +191,7 @@ class Slots:
         self.slot_bytes = slot_bytes(kind, chunk)
         self._copiers, self._mapping = copiers, mapping
         default = np.full(self.slot_bytes // kind.dtype.itemsize, kind.default, kind.dtype)
-        self._files = MappedFiles(kind.arrays, default, checker)
+        self.files = MappedFiles(kind.arrays, default, checker)
         self._last_rows: tuple[tuple[int, ...], np.ndarray, np.ndarray, np.ndarray] | None = None
         self.allocate(0)
 
@@ -209,7 +209,7 @@ class Slots:
         :meth:`MappedFiles.find`.
         """
         if self._mapping and self._by_address:
-            return self._files.find(uses, array, chunk)
+            return self.files.find(uses, array, chunk)
         window = MappedBlocks.none(uses.blocks)
         window.sound[:] = self.slot_bytes == 0  # there is nothing to read
         return window
@@ -221,34 +221,36 @@ class Slots:
         self.stats.bytes_read += int((size * self._stored_itemsize[array]).sum())
         self.stats.mapped_blocks += int(stored.sum())
 
-    def start(self, block: int, number: int, chunk: int, slot: int) -> Pending | None:
-        """Starts fetching a block, a chunk of an array, into a slot; None: there is nothing to wait for."""
-        mapped = self._files.array(number) if self._mapping else None
+    def start(self, number: int, chunk: int, slot: int) -> Pending | None:
+        """Starts fetching a chunk of an array into a slot; None: there is nothing to wait for."""
+        mapped = self.files.array(number) if self._mapping and not self._by_address else None
         if mapped is not None and mapped.address(chunk):
             self.stats.bytes_read += mapped.bytes_of(chunk)
             self.stats.mapped_blocks += 1
-            if not self._by_address:
-                mapped.will_need(chunk)
-                return self._copiers.submit(partial(mapped.copy, chunk, self._memory_of(slot)[: mapped.chunk_bytes]))
-            return None if mapped.is_sound(chunk) else self._files.check_of(block)
+            mapped.will_need(chunk)
+            return self._copiers.submit(partial(mapped.copy, chunk, self._memory_of(slot)[: mapped.chunk_bytes]))
         array = self.arrays.get(number)
         if array is not None:
             self.stats.bytes_read += _elements(array, chunk) * array.dtype.itemsize
             try:
-                return self.read(block, number, chunk, slot)
+                return self.read(number, chunk, self._memory_of(slot))
             except HeadraceError as error:  # it cannot even begin: that concerns the step that needs it
                 return _Failed(error)
         self._memory_of(slot).view(self.dtype)[:] = self.kind.default
         return None
 
-    def read(self, block: int, number: int, chunk: int, slot: int) -> Pending:
-        """Starts reading a block through TensorStore."""
+    def read(self, number: int, chunk: int, memory: np.ndarray) -> Pending:
+        """Starts reading a chunk of an array through TensorStore into memory of :attr:`slot_bytes`."""
         array = self.arrays.get(number)
         assert array is not None
-        self._files.drop(block)
-        out = self._memory_of(slot)[: _elements(array, chunk) * array.dtype.itemsize].view(array.dtype)
+        out = memory[: _elements(array, chunk) * array.dtype.itemsize].view(array.dtype)
         self.stats.tensorstore_reads_issued += 1
         return array.read_into(out, chunk * array.chunk_elements)
+
+    def read_again(self, number: int, chunk: int, slot: int) -> Pending:
+        """Starts reading a chunk that was copied, and was not what its checksum says, into the same slot."""
+        self.stats.mapped_blocks -= 1
+        return self.read(number, chunk, self._memory_of(slot))
 
     def _memory_of(self, slot: int) -> np.ndarray:
         return self._memory[slot * self.slot_bytes :][: self.slot_bytes]
@@ -298,7 +300,7 @@ class Slots:
             if int(size.sum()) < out.nbytes:  # first what lies where no piece does
                 address = np.concatenate([np.full(rows_at.size, blank.ctypes.data), address])
                 size, target = np.concatenate([row_bytes, size]), np.concatenate([rows_at, target])
-        check = partial(self._files.check, mapped)
+        check = partial(self.files.check_files, mapped)
         return Copies(address, target + out.ctypes.data, size, check, holds=(out, blank, self))
 
     def _rows_of(self, out: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -17,8 +17,9 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -42,15 +43,13 @@ class _Watched:
         file = array.file_of(shard)
         assert file is not None
         self.array, self.shard, self.file = array, shard, file
-        self.changes = 0  # seen since
         self.looked_at = -math.inf  # it may have been mapped, and checked, by a loader of long ago
 
-    def look(self) -> None:
-        """Raises ReadError if the file became shorter, or a chunk of it is not what was written."""
+    def look(self) -> bool:
+        """Whether the file changed. Raises ReadError if it became shorter, or a chunk of it is not what was written."""
         current: MappedFile = self.file.again()
         if current == self.file:
-            return
-        self.changes += 1
+            return False
         if not self.array.check_again(self.shard) or current.size < self.file.size:
             raise ReadError(
                 "was changed while it was mapped, and is not what was written",
@@ -60,6 +59,17 @@ class _Watched:
                 " this step.",
             )
         self.file = current
+        return True
+
+
+class _Checks(NamedTuple):
+    """Chunks that are held against their checksums for a window, in the order of their first use."""
+
+    chunks: list[tuple[int, int, int]]  # of each its block, array and number
+    tables: list[Submitted | None]  # of :data:`_TABLE` chunks each; None: it is done
+    sound: np.ndarray  # the answers
+    needed: list[int]  # how many of the chunks each step of the window needs
+    changes: int  # changes of files that were seen before
 
 
 @dataclass(eq=False)
@@ -69,9 +79,11 @@ class MappedBlocks:
     Attributes:
         blocks: Their numbers, ascending.
         address: Of each; 0 for one that has to be read.
-        sound: Whether each was held against its checksum, or needs none.
+        sound: Whether each was held against its checksum before, or needs none.
         file: Number of the file that each lies in, among those of the :class:`MappedFiles`; -1: in none.
         files: The files, each once.
+        checks: The chunks that are held against their checksums for this window; None: there are none.
+        settled: How many of these are settled.
     """
 
     blocks: Int64[np.ndarray, " m"]
@@ -79,6 +91,13 @@ class MappedBlocks:
     sound: Bool[np.ndarray, " m"]
     file: Int64[np.ndarray, " m"]
     files: Sequence[int] = ()
+    checks: _Checks | None = None
+    settled: int = 0
+
+    @property
+    def must_be_read(self) -> Bool[np.ndarray, " m"]:
+        """Which blocks have to be read."""
+        return (self.address == 0) & ~self.sound
 
     @classmethod
     def none(cls, blocks: Int64[np.ndarray, " m"]) -> MappedBlocks:
@@ -86,28 +105,8 @@ class MappedBlocks:
         return cls(blocks, np.zeros(blocks.size, np.int64), np.zeros(blocks.size, np.bool_), np.full(blocks.size, -1))
 
 
-class ChunkCheck:
-    """A chunk that is held against its checksum: ``sound``, a byte, once a table is done (None: it is)."""
-
-    def __init__(self, table: Submitted | None, sound: np.ndarray, file: _Watched, chunk: int) -> None:
-        self._table, self._sound, self._file, self.chunk = table, sound, file, chunk
-        self._changes, self.recorded = file.changes, False
-
-    def result(self, timeout: float | None = None) -> bool:
-        """Whether it is sound. Waits for it, however long; only with a ``timeout`` of 0 there may be a TimeoutError."""
-        if self._table is not None:
-            if timeout == 0 and not self._table.thread.is_done(self._table.number):
-                raise TimeoutError
-            self._table.result()
-        mapped, self.recorded = self._file.array, True
-        if self._file.changes != self._changes:  # what was checked may be there no more
-            return mapped.check(self.chunk)
-        mapped.record(self.chunk, bool(self._sound[0]))
-        return bool(self._sound[0])
-
-
 class MappedFiles:
-    """The mapped files of some arrays. :meth:`check` is for any thread, the rest for one.
+    """The mapped files of some arrays. :meth:`check_files` is for any thread, the rest for one.
 
     Args:
         arrays: The arrays.
@@ -117,14 +116,15 @@ class MappedFiles:
 
     def __init__(self, arrays: ArrayList, default: np.ndarray, checker: KernelThread | None) -> None:
         self._arrays, self._default, self._checker = arrays, default, checker
-        self._checks: dict[int, ChunkCheck] = {}  # under way, by block
         self._mapped: dict[int, MappedArray | None] = {}
         self._numbers: dict[tuple[int, int], int] = {}  # by array and shard
         self._files: list[_Watched] = []
+        self._unsettled: set[int] = set()  # blocks that are being checked
+        self._replaced: dict[int, np.ndarray] = {}  # blocks that were read, since their chunks are not sound
         self._last = MappedBlocks.none(np.zeros(0, np.int64))
         self._windows: weakref.WeakSet[MappedBlocks] = weakref.WeakSet()
-        self._checked = self._last, -math.inf  # and until when that holds
-        self._touched = 0
+        self._looked = self._last, -math.inf  # and until when that holds
+        self._changes = self._touched = 0
 
     def array(self, number: int) -> MappedArray | None:
         """An array's chunks in place; None if they have to be read."""
@@ -134,15 +134,14 @@ class MappedFiles:
         return self._mapped[number]
 
     def find(self, uses: WindowUses, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]) -> MappedBlocks:
-        """Where the blocks of the next window lie: the array of each, and which chunk of it it is. Those that were not
-        checked yet are, in the order of their first use.
+        """Where the blocks of the next window begin: the array of each, and which chunk of it it is. Checks of those
+        that were not checked yet begin, in the order of their first use.
         """
-        blocks = uses.blocks
-        last, window = self._last, MappedBlocks.none(blocks)
-        unknown = np.ones(blocks.size, np.bool_)
+        last, window = self._last, MappedBlocks.none(uses.blocks)
+        unknown = np.ones(uses.blocks.size, np.bool_)
         if last.blocks.size:
-            at = np.minimum(np.searchsorted(last.blocks, blocks), last.blocks.size - 1)
-            unknown = (last.blocks[at] != blocks) | ~last.sound[at]
+            at = np.minimum(np.searchsorted(last.blocks, uses.blocks), last.blocks.size - 1)
+            unknown = (last.blocks[at] != uses.blocks) | ~last.sound[at]
             window.address = np.where(unknown, 0, last.address[at])
             window.file = np.where(unknown, -1, last.file[at])
             window.sound = ~unknown
@@ -151,42 +150,14 @@ class MappedFiles:
         for begin, end in zip(begins, [*begins[1:], new.size], strict=False):
             some = new[begin:end]
             self._locate(int(array[some[0]]), some, chunk[some], window)
+        for block, memory in self._replaced.items():
+            _replace(window, block, memory)
         window.files = [number for number in np.unique(window.file).tolist() if number >= 0]
+        if not window.sound.all():
+            self._begin_checks(window, uses, array, chunk)
         self._windows.add(window)
         self._last = window
-        if not window.sound.all():
-            self._check_chunks(window, uses, array, chunk)
         return window
-
-    def check_of(self, block: int) -> ChunkCheck:
-        """The check of a block that :meth:`find` has not found sound."""
-        return self._checks[block]
-
-    def _check_chunks(self, window: MappedBlocks, uses: WindowUses, array: np.ndarray, chunk: np.ndarray) -> None:
-        self._checks = {block: check for block, check in self._checks.items() if not check.recorded}
-        in_order = np.argsort(np.unique(uses.block, return_index=True)[1])  # of first use; every block has one
-        unchecked = in_order[(~window.sound & (window.file >= 0))[in_order]]
-        unchecked = unchecked[[block not in self._checks for block in window.blocks[unchecked].tolist()]]
-        numbers, columns = array[unchecked], np.empty((5, unchecked.size), np.int64)
-        mapped: dict[int, MappedArray] = {n: m for n in np.unique(numbers).tolist() if (m := self.array(n)) is not None}
-        for number, of_array in mapped.items():
-            some = np.flatnonzero(numbers == number)
-            columns[:, some] = of_array.check_columns(chunk[unchecked[some]])
-        chunks = list(zip(*(a[unchecked].tolist() for a in (window.blocks, window.file, chunk)), strict=True))
-        for begin in range(0, len(chunks), _TABLE):
-            sound = np.zeros(min(_TABLE, len(chunks) - begin), np.uint8)
-            part, ahead = columns[:, begin : begin + _TABLE], 0 if begin else len(chunks)
-            table = self._submit(Checks(part, sound, ahead, native_addresses(), holds=mapped))
-            for k, (block, file, one) in enumerate(chunks[begin : begin + _TABLE]):
-                self._checks[block] = ChunkCheck(table, sound[k : k + 1], self._files[file], one)
-
-    def _submit(self, checks: Checks) -> Submitted | None:
-        if self._checker is not None:
-            return self._checker.submit([checks])
-        kernel = gather_kernel()
-        assert kernel is not None
-        kernel.run(checks.table(kernel))
-        return None
 
     def _locate(self, number: int, some: Int64[np.ndarray, " k"], chunks: np.ndarray, window: MappedBlocks) -> None:
         """Fills in some blocks, all of one array."""
@@ -218,25 +189,91 @@ class MappedFiles:
                 if mapped is not None:
                     mapped.leave()
 
-    def drop(self, block: int) -> None:
-        """Says that a block is read after all: it is not gathered from its file."""
-        for window in self._windows if self._files else ():
-            at = int(np.searchsorted(window.blocks, block))
-            if at < window.blocks.size and window.blocks[at] == block:
-                window.address[at], window.sound[at] = 0, False
+    def _begin_checks(self, window: MappedBlocks, uses: WindowUses, array: np.ndarray, chunk: np.ndarray) -> None:
+        first_use = np.unique(uses.block, return_index=True)[1]  # every block has one
+        order = np.argsort(first_use)
+        order = order[(~window.sound & (window.file >= 0))[order]]
+        order = order[[block not in self._unsettled for block in window.blocks[order].tolist()]]
+        chunks = list(zip(*(a[order].tolist() for a in (window.blocks, array, chunk)), strict=True))
+        columns, sound = self._check_columns(array[order], chunk[order]), np.zeros(order.size, np.uint8)
+        tables: list[Submitted | None] = []
+        for begin in range(0, len(chunks), _TABLE):
+            some, ahead = slice(begin, begin + _TABLE), 0 if begin else len(chunks)
+            holds = [self._mapped[number] for _, number, _ in chunks[some]]
+            tables.append(self._submit(Checks(columns[:, some], sound[some], ahead, native_addresses(), holds)))
+        self._unsettled.update(block for block, _, _ in chunks)
+        step_of_first_use = np.searchsorted(uses.bounds, first_use[order], side="right") - 1
+        needed = np.searchsorted(step_of_first_use, np.arange(uses.steps), side="right").tolist()
+        window.checks = _Checks(chunks, tables, sound, needed, self._changes)
 
-    def check(self, window: MappedBlocks) -> None:
+    def _check_columns(self, array: np.ndarray, chunk: np.ndarray) -> Int64[np.ndarray, "5 c"]:
+        columns = np.empty((5, array.size), np.int64)
+        for number in np.unique(array).tolist():
+            some, mapped = np.flatnonzero(array == number), self.array(number)
+            assert mapped is not None
+            columns[:, some] = mapped.check_columns(chunk[some])
+        return columns
+
+    def _submit(self, checks: Checks) -> Submitted | None:
+        if self._checker is not None:
+            return self._checker.submit([checks])
+        kernel = gather_kernel()
+        assert kernel is not None
+        kernel.run(checks.table(kernel))
+        return None
+
+    def is_settled(self, window: MappedBlocks, number: int) -> bool:
+        """Whether the checks that a step of a window needs are done, and found its chunks sound."""
+        checks = window.checks
+        if checks is None or checks.needed[number] <= window.settled:
+            return True
+        table = checks.tables[(checks.needed[number] - 1) // _TABLE]
+        done = table is None or table.thread.is_done(table.number)
+        return done and bool(checks.sound[window.settled : checks.needed[number]].all())
+
+    def settle(self, window: MappedBlocks, number: int) -> Iterator[tuple[int, int, int]]:
+        """Waits for the checks that a step of a window needs. Gives the block, array and number of each chunk that is
+        not sound: it has to be :meth:`replaced <replace>`.
+        """
+        checks = window.checks
+        while checks is not None and window.settled < checks.needed[number]:
+            if (table := checks.tables[window.settled // _TABLE]) is not None:
+                table.result()
+            block, array, chunk = checks.chunks[window.settled]
+            mapped, sound = self._mapped[array], bool(checks.sound[window.settled])
+            assert mapped is not None
+            if checks.changes != self._changes:  # what was checked may be there no more
+                sound = mapped.check(chunk)
+            mapped.record(chunk, sound)
+            self._unsettled.discard(block)
+            if not sound:
+                yield block, array, chunk
+            window.settled += 1
+
+    def replace(self, block: int, memory: np.ndarray) -> None:
+        """Has a block gathered from memory from now on, and not from its file."""
+        self._replaced[block] = memory
+        for window in self._windows:
+            _replace(window, block, memory)
+
+    def check_files(self, window: MappedBlocks) -> None:
         """Looks at the files of a window.
 
         Raises:
             ReadError: a file became shorter, or a chunk of it is not what was written.
         """
-        now, (checked, until) = time.monotonic(), self._checked
-        if checked is window and now < until:
+        now, (looked, until) = time.monotonic(), self._looked
+        if looked is window and now < until:
             return
         files = [self._files[number] for number in window.files]
         for file in files:
             if now - file.looked_at >= LOOK_S:
                 file.looked_at = now
-                file.look()
-        self._checked = window, min([file.looked_at for file in files], default=now) + LOOK_S
+                self._changes += file.look()
+        self._looked = window, min([file.looked_at for file in files], default=now) + LOOK_S
+
+
+def _replace(window: MappedBlocks, block: int, memory: np.ndarray) -> None:
+    at = int(np.searchsorted(window.blocks, block))
+    if at < window.blocks.size and window.blocks[at] == block:
+        window.address[at], window.sound[at], window.file[at] = memory.ctypes.data, True, -1

@@ -6,9 +6,9 @@ number of slots alone (order/residency.py); only the moment of a fetch depends o
 
 A block is a chunk of tokens and, where batches have columns, the chunks of these beside it. All are fetched together,
 once, straight into their slots (feed/gathering.py), and stay as long. All are under one byte budget. What lies in a
-memory-mapped file stays there, and is held against its checksum once: windows all of whose blocks were have nothing to
-fetch and no use for slots. What the budget would hold of them is decided and counted all the same, so that a forecast
-need not know where a cache lies.
+memory-mapped file stays there, needs no slot, and is held against its checksum once, before the first step that uses it
+(feed/mapped_files.py). What the budget would hold of it is decided and counted all the same, so that a forecast need
+not know where a cache lies.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool
 
 from headrace.errors import HeadraceError, ReadError
 from headrace.feed.gather_kernel import KernelThread
@@ -48,18 +50,25 @@ class Window:
     Attributes:
         plan: Of its steps.
         mapped: For each kind of values where its blocks lie in mapped files.
-        in_place: Whether all do, and were checked, so that there is nothing to fetch and nothing to wait for.
-        fetched: Of each step that was decided the blocks that are fetched for it.
-        slots: The slots of its pieces; nothing for windows that are ``in_place``.
+        reads: Whether each block has to be read, or a column of it.
+        fetched: Of each step that was decided the blocks that are read for it.
+        in_files: Of each the blocks in files whose use begins with it.
+        slots: The slots of its pieces; nothing for windows that read nothing.
         begun: Steps that were begun.
     """
 
     plan: WindowPlan
     mapped: list[MappedBlocks]
-    in_place: bool
+    reads: Bool[np.ndarray, " m"]
     fetched: list[list[int]] = field(default_factory=list[list[int]])
+    in_files: list[list[int]] = field(default_factory=list[list[int]])
     slots: list[np.ndarray] = field(default_factory=list[np.ndarray])
     begun: int = 0
+
+    def __post_init__(self) -> None:
+        self.in_place = not self.reads.any()
+        self.checked = self.in_place and all(kind.checks is None for kind in self.mapped)
+        """Whether there is nothing to wait for."""
 
     @property
     def step(self) -> int:
@@ -100,9 +109,9 @@ class BlockCache:
         array = self.space.array_of(blocks)
         chunk = blocks - self.space.first_block[array]
         mapped = [kind.find(plan.uses, array, chunk) for kind in self.kinds]
-        return Window(plan, mapped, all(bool(kind.sound.all()) for kind in mapped))
+        return Window(plan, mapped, np.any([kind.must_be_read for kind in mapped], axis=0))
 
-    def count_in_place(self, blocks: list[int]) -> None:
+    def count_in_files(self, blocks: list[int]) -> None:
         """Counts blocks that are gathered from mapped files, and need no slots, as if they had been fetched."""
         if blocks:
             numbers = np.array(blocks)
@@ -112,16 +121,42 @@ class BlockCache:
             for kind in self.kinds:
                 kind.count_mapped(array, chunk)
 
-    def start(self, block: int, slot: int) -> bool:
-        """Starts fetching a block into a slot, and says whether there is anything to wait for. The step that used the
-        slot last must have been gathered.
+    def start(self, window: Window, block: int, slot: int) -> bool:
+        """Starts reading a block of a window into a slot, and says whether there is anything to wait for. The step that
+        used the slot last must have been gathered.
         """
         number, chunk = self.space.place_of(block)
+        at = int(np.searchsorted(window.plan.uses.blocks, block))
         self.stats.block_fetches += 1
-        waiting = [(kind, p) for kind in self.kinds if (p := kind.start(block, number, chunk, slot)) is not None]
+        waiting: list[tuple[Slots, Pending]] = []
+        for kind, mapped in zip(self.kinds, window.mapped, strict=True):
+            if not mapped.must_be_read[at]:
+                kind.count_mapped(np.array([number]), np.array([chunk]))
+            elif (pending := kind.start(number, chunk, slot)) is not None:
+                waiting.append((kind, pending))
         if waiting:
             self._pending[block] = (number, chunk, slot), waiting
         return bool(waiting)
+
+    def is_settled(self, window: Window, number: int) -> bool:
+        """Whether :meth:`settle` would return at once, and without an error."""
+        kinds = zip(self.kinds, window.mapped, strict=True)
+        return all(kind.files.is_settled(mapped, number) for kind, mapped in kinds)
+
+    def settle(self, window: Window, number: int) -> None:
+        """Waits until the chunks in mapped files that a step of a window uses were held against their checksums. One
+        that is not sound is read, which says what is wrong with it, unless the file is another one by now.
+        """
+        step = window.plan.first_step + number
+        for kind, mapped in zip(self.kinds, window.mapped, strict=True):
+            for block, array, chunk in kind.files.settle(mapped, number):
+                memory = np.empty(kind.slot_bytes, np.uint8)
+                try:
+                    self._arrived(kind.read(array, chunk, memory))
+                except HeadraceError as error:
+                    raise _not_readable(kind, array, chunk, step, error) from error
+                self.stats.mapped_blocks -= 1
+                kind.files.replace(block, memory)
 
     def ready(self, blocks: list[int]) -> bool:
         """Whether :meth:`wait` would return at once, and without an error."""
@@ -143,17 +178,9 @@ class BlockCache:
             for kind, pending in waiting:
                 try:
                     if self._arrived(pending) is False:  # not what its checksum says: TensorStore tells, or reads it
-                        self.stats.mapped_blocks -= 1
-                        self._arrived(kind.read(block, number, chunk, slot))
+                        self._arrived(kind.read_again(number, chunk, slot))
                 except HeadraceError as error:
-                    array = kind.arrays.get(number)
-                    raise ReadError(
-                        f"chunk {chunk} cannot be read for step {step} ({reason(error.__cause__ or error)})",
-                        field="array",
-                        value=None if array is None else array.url,
-                        cure="Check that the store can be reached and that the cache was copied whole, then go on from"
-                        " this step.",
-                    ) from error
+                    raise _not_readable(kind, number, chunk, step, error) from error
             del self._pending[block]
 
     def interrupt(self) -> None:
@@ -182,8 +209,19 @@ class BlockCache:
         raise ReadError("the loader was closed while it was read")
 
 
+def _not_readable(kind: Slots, number: int, chunk: int, step: int, error: HeadraceError) -> ReadError:
+    array = kind.arrays.get(number)
+    return ReadError(
+        f"chunk {chunk} cannot be read for step {step} ({reason(error.__cause__ or error)})",
+        field="array",
+        value=None if array is None else array.url,
+        cure="Check that the store can be reached and that the cache was copied whole, then go on from this step.",
+    )
+
+
 class _Fetch(NamedTuple):
     step: int
+    window: Window
     block: int
     slot: int
     free_after: int
@@ -221,7 +259,7 @@ class ReadAhead:
         self._windows: deque[Window] = deque()
         self._decided: deque[Window] = deque()  # in part, and not begun as a whole
         self._fetches: deque[_Fetch] = deque()
-        self._in_place: list[int] = []  # blocks whose use has begun since they were last counted
+        self._in_files: list[int] = []  # blocks in files whose use has begun since they were last counted
         self._waits = waits
         self._started: dict[int, _Started] = {}  # by block
 
@@ -246,23 +284,27 @@ class ReadAhead:
         self._start()
 
     def _decide(self, window: Window) -> None:
-        """Decides the next step of a window; of one that is in place all others too, if they need not wait."""
+        """Decides the next step of a window; of one that reads nothing all others too, if they need not wait."""
         number, plan, stats = len(window.fetched), window.plan, self._cache.stats
         if window.in_place and (fetched := self.residency.decide_rest()) is not None:
-            window.fetched += fetched
+            window.in_files += fetched
+            window.fetched += [[]] * len(fetched)
             stats.block_hits += int(plan.uses.bounds[-1] - plan.uses.bounds[number]) - sum(map(len, fetched))
             return
         pieces = slice(int(plan.piece_bounds[number]), int(plan.piece_bounds[number + 1]))
         decided = self.residency.decide(None if window.in_place else plan.block[pieces])
-        window.fetched.append(decided.blocks)
         stats.block_hits += decided.hits
+        reads = window.reads[np.searchsorted(plan.uses.blocks, decided.blocks)].tolist()
+        now = time.perf_counter()
+        fetches = [
+            _Fetch(decided.step, window, *fetch, now)
+            for fetch in compress(zip(decided.blocks, decided.into, decided.free_after, strict=True), reads)
+        ]
+        window.fetched.append([fetch.block for fetch in fetches])
+        window.in_files.append([block for block, is_read in zip(decided.blocks, reads, strict=True) if not is_read])
         if not window.in_place:
             window.slots.append(decided.slots)
-            now = time.perf_counter()
-            self._fetches.extend(
-                _Fetch(decided.step, *fetch, now)
-                for fetch in zip(decided.blocks, decided.into, decided.free_after, strict=True)
-            )
+            self._fetches.extend(fetches)
             self._start()
 
     @property
@@ -275,10 +317,10 @@ class ReadAhead:
         return self._may_begin(self.next, self.next.begun)
 
     def _may_begin(self, window: Window, number: int) -> bool:
-        if window.in_place:
+        if window.checked:
             return True
         started = not self._fetches or self._fetches[0].step > window.plan.first_step + number
-        return started and self._cache.ready(window.fetched[number])
+        return started and self._cache.is_settled(window, number) and self._cache.ready(window.fetched[number])
 
     def begin(self, most: int) -> tuple[int, int]:
         """Begins steps of :attr:`next`: the first one, for whose blocks it waits, and at most ``most`` in all whose
@@ -287,14 +329,13 @@ class ReadAhead:
         """
         window = self.next
         first, stop = window.begun, min(window.begun + most, len(window.fetched))
-        if window.in_place:
-            self._in_place += chain.from_iterable(window.fetched[first:stop])
-        else:
+        if not window.checked:
             stop = first + 1
             self._wait_for(window, first)
             while stop < min(first + most, len(window.fetched)) and self._may_begin(window, stop):
                 self._wait_for(window, stop)
                 stop += 1
+        self._in_files += chain.from_iterable(window.in_files[first:stop])
         window.begun = stop
         if stop == window.plan.steps:
             self._decided.popleft()
@@ -303,8 +344,8 @@ class ReadAhead:
     def gathered(self, step: int) -> None:
         """Says that ``step`` has been gathered: blocks that make room for others may go."""
         self._gathered = step
-        self._cache.count_in_place(self._in_place)
-        self._in_place.clear()
+        self._cache.count_in_files(self._in_files)
+        self._in_files.clear()
         self._start()
 
     def _start(self) -> None:
@@ -312,26 +353,39 @@ class ReadAhead:
         while fetches and fetches[0].free_after <= self._gathered:
             fetch = fetches.popleft()
             mapped = self._cache.stats.mapped_blocks
-            if self._cache.start(fetch.block, fetch.slot):
+            if self._cache.start(fetch.window, fetch.block, fetch.slot):
                 counts, is_mapped, now = own_counts(), self._cache.stats.mapped_blocks > mapped, time.perf_counter()
                 since = now - fetch.wanted
                 self._started[fetch.block] = _Started(now, since, is_mapped, counts.retries, counts.decode_s)
 
     def _wait_for(self, window: Window, number: int) -> None:
+        step, uses, now = window.plan.first_step + number, window.plan.uses, time.perf_counter()
+        blocks = uses.blocks[uses.block[uses.bounds[number] : uses.bounds[number + 1]]]
+        if blocks.size:
+            with self._noting(partial(self._described_check, int(blocks[0]), now)):
+                self._cache.settle(window, number)
         for block in window.fetched[number]:
             if block in self._started:
-                self._wait(block, window.plan.first_step + number)
+                now, started = time.perf_counter(), self._started.pop(block)
+                with self._noting(partial(self._described, block, now, started)):
+                    self._cache.wait([block], step)
 
-    def _wait(self, block: int, step: int) -> None:
-        began, started = time.perf_counter(), self._started.pop(block)
-        self._waits.under_way = described = partial(self._described, block, began, started)
+    @contextmanager
+    def _noting(self, described: Callable[[float], Wait]) -> Iterator[None]:
+        """Notes a wait, if it becomes a long one."""
+        began, self._waits.under_way = time.perf_counter(), described
         try:
-            self._cache.wait([block], step)
+            yield
         finally:
-            ended = time.perf_counter()
-            self._waits.under_way = None
+            ended, self._waits.under_way = time.perf_counter(), None
             if ended - began >= LEAST_S:
                 self._waits.add(described(ended))
+
+    def _described_check(self, block: int, began: float, ended: float) -> Wait:
+        """A wait for the checks of chunks in mapped files, of which this is one."""
+        number, chunk = self._cache.space.place_of(block)
+        detail = f"check took {(ended - began) * 1000:.0f} ms"
+        return Wait("check", began, ended, self._cache.space.arrays[number].url, chunk, detail)
 
     def _described(self, block: int, began: float, started: _Started, ended: float) -> Wait:
         """A wait for a block. It is put down to the budget if the fetch had waited as long for its slot: else it would
