@@ -179,8 +179,8 @@ def test_it_runs_as_far_ahead_as_it_may_and_no_further():
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4), depth=st.integers(1, 9), taken=st.integers(0, 20))
-def test_a_group_is_begun_when_fewer_items_than_the_depth_are_ready(sizes, depth, taken):
-    """However many of them were taken; and not before."""
+def test_a_group_is_begun_when_those_before_have_fewer_items_than_the_depth(sizes, depth, taken):
+    """However many of them were taken; and not before. A group counts until its last item is taken."""
     made = []
 
     def source():
@@ -188,12 +188,16 @@ def test_a_group_is_begun_when_fewer_items_than_the_depth_are_ready(sizes, depth
             made.append(len(group))
             yield group
 
+    def untaken(groups):
+        ends = list(itertools.accumulate(groups))
+        return sum(size for size, end in zip(groups, ends, strict=True) if end > taken)
+
     with Prefetched(source, depth) as items:
         for _ in range(taken):
             next(items)
-        wait_until(lambda: sum(made) - taken >= depth)
+        wait_until(lambda: untaken(made) >= depth)
         time.sleep(0.002)
-        assert sum(made[:-1]) - taken < depth
+        assert untaken(made[:-1]) < depth
 
 
 def test_ready_items_belong_to_the_queue_alone():

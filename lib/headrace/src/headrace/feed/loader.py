@@ -41,7 +41,7 @@ from headrace.store.array import check_same_process
 from headrace.store.retry import request_counts
 
 DEFAULT_PREFETCH_BYTES = 1 << 30
-_MAX_READY = (GATHERING + 2) * GROUP
+_MAX_READY = (GATHERING + 3) * GROUP
 _READY_REPLAYS = 2
 
 _Counted: TypeAlias = tuple[IterationStats, weakref.ref[Prefetched[Any]], threading.Thread]
@@ -237,9 +237,9 @@ class DataLoader(BatchOrder):
                 gate.leave(error)
             raise
         ready = self._ready_batches()
-        # One group is delivered, one ready, the rest gathered; what has no room for three is made batch by batch
-        group = 0 if ready < 3 else int(np.clip(ready // (GATHERING + 2), 1, GROUP))
-        gathering = min(ready // group - 2, GATHERING) if group else 0
+        # One group is taken, one ready, one delivered, the rest gathered; what has no room for four is made one by one
+        group = 0 if ready < 4 else int(np.clip(ready // (GATHERING + 3), 1, GROUP))
+        gathering = min(ready // group - 3, GATHERING) if group else 0
         reader = self._reader(stats, Grouping(group, gathering), None if replayed else self._exchange())
         self._readers.add(reader)
         last = self.num_steps

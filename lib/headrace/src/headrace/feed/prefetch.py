@@ -1,11 +1,13 @@
 """Runs an iterator in a background thread, a few items ahead, and never leaves the thread behind.
 
-Items come in groups, made together and handed over at once: a consumer that waits is woken once for all of them. To be
-woken costs as much as it takes to deliver a batch, and the two threads would take turns at the interpreter's lock.
+Items come in groups, made together and handed over at once: a consumer that waits is woken once for all of them, and so
+is a producer that waits for room. To be woken costs as much as it takes to deliver a batch, and the two threads would
+take turns at the interpreter's lock.
 
 An error in the background reaches the consumer at the item where it happened, and whenever it asks again. Leaving a
 loop early, an exception, Ctrl-C or simply dropping the iterator stops the thread: it holds no reference to the
-iterator, whose finaliser stops it. A group is begun only when fewer than ``depth`` items are ready.
+iterator, whose finaliser stops it. A group is begun only when those that were not taken as a whole have fewer than
+``depth`` items.
 
 Only :meth:`Prefetched.close` waits for the thread. A finaliser runs in whichever thread the garbage collector happens
 to, which may be one that the background work waits for: it says stop and goes on. The process waits for what is left.
@@ -48,7 +50,8 @@ class Prefetched(Iterator[T], Generic[T]):
     Args:
         make: Called in the thread; gives an iterator of groups, lists of at least one item, which are emptied. Its
             ``close`` (if a generator) is called in the thread too.
-        depth: Another group is begun when fewer items than this are ready and unasked for; at least 1.
+        depth: Another group is begun when the groups that were not taken as a whole have fewer items than this; at
+            least 1. For one group to be made while another is taken it is twice the size of a group.
         stats: Gets each wait.
         interrupt: Called when stopping, from any thread: makes what the iterator waits for give up.
         gate: Where this host waits for the others before it hands out an item.
@@ -72,10 +75,9 @@ class Prefetched(Iterator[T], Generic[T]):
         self._gate, self._finish = gate, finish
         self._queue: SimpleQueue[list[T] | _End] = SimpleQueue()
         self._group: deque[T] = deque()  # what is left of the one taken last
+        self._group_size = 0
         self._made, self._taken = [0], 0
-        self._room: SimpleQueue[None] = SimpleQueue()  # one entry for each item fewer than ``depth``
-        for _ in range(depth):
-            self._room.put(None)
+        self._room: SimpleQueue[int] = SimpleQueue()  # the size of each group that was taken as a whole
         self._stats = stats or QueueStats()
         self._depth = depth
         self._stop = threading.Event()
@@ -83,7 +85,7 @@ class Prefetched(Iterator[T], Generic[T]):
         self._process = os.getpid()
         self.thread = threading.Thread(
             target=_produce,
-            args=(make, self._queue, self._made, self._room, self._stop),
+            args=(make, self._queue, self._made, self._room, self._stop, depth),
             name="headrace-loader",
             daemon=True,
         )
@@ -129,7 +131,8 @@ class Prefetched(Iterator[T], Generic[T]):
             self.close()
             raise item.error or StopIteration
         self._taken += 1
-        self._room.put(None)
+        if not self._group:
+            self._room.put(self._group_size)
         self._stats.record(time.perf_counter() - started, occupancy)
         return item if self._finish is None else self._finish(item)
 
@@ -145,6 +148,7 @@ class Prefetched(Iterator[T], Generic[T]):
             if isinstance(group, _End):
                 return group
             self._group.extend(group)
+            self._group_size = len(group)
             group.clear()  # ``make`` may hold the list, but not what it held
         return self._group.popleft()
 
@@ -172,18 +176,18 @@ def _produce(
     make: Callable[[], Iterator[list[T]]],
     out: SimpleQueue[list[T] | _End],
     made: list[int],
-    room: SimpleQueue[None],
+    room: SimpleQueue[int],
     stop: threading.Event,
+    depth: int,
 ) -> None:
     error: BaseException | None = None
     try:
         groups = make()
         try:
-            entries = 1  # entries of ``room`` before another group may begin
+            untaken = 0  # items of groups that were not taken as a whole
             while True:
-                while entries and not stop.is_set():
-                    room.get()
-                    entries -= 1
+                while untaken >= depth and not stop.is_set():
+                    untaken -= room.get()
                 if stop.is_set():
                     break
                 try:
@@ -192,8 +196,8 @@ def _produce(
                     break
                 if stop.is_set():
                     break
-                entries = len(group)
-                made[0] += entries
+                untaken += len(group)
+                made[0] += len(group)
                 out.put(group)
                 del group  # a ready batch belongs to the queue alone
         finally:
@@ -210,7 +214,7 @@ def _produce(
 
 def _tell(
     thread: threading.Thread,
-    room: SimpleQueue[None],
+    room: SimpleQueue[int],
     stop: threading.Event,
     interrupt: Callable[[], None] | None,
     gate: HostGate | None,
@@ -221,7 +225,7 @@ def _tell(
         gate.leave()
     if interrupt is not None:
         interrupt()
-    room.put(None)  # for a thread that waits for it, to find that it has to stop
+    room.put(0)  # for a thread that waits for it, to find that it has to stop
     if not thread.is_alive():
         _stops.pop(thread, None)
 

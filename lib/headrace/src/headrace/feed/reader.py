@@ -35,7 +35,7 @@ from headrace.order.residency import Residency
 
 GROUP = 8
 """Steps gathered together: one handover between threads, and code that is still warm for the next batch."""
-GATHERING = 4
+GATHERING = 3
 """Groups that are gathered, or wait for it, while the ones before are delivered: so many that the thread has work until
 the next window is planned.
 """
