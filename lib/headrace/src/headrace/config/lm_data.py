@@ -30,6 +30,7 @@ from headrace.config.component import (
     check_strategy,
     counted_tokens,
     left_out,
+    log_counts_of_padding,
     open_caches,
     sizes_of,
     subsets_of,
@@ -344,8 +345,7 @@ class LmDataConfig:
             with_own_limit = {name for name, c in components.items() if c.max_epochs is not None}
             require_steps(dataset, recipe.num_steps, tightest_bounds(bounded, tokens, sizes, with_own_limit))
         weighed = {name: c.loss_weight for name, c in components.items() if c.loss_weight is not None}
-        dataset = dataset.with_loss_weights(weighed)
-        run = erase_removed(dataset, self.components, self.amendments, opened)
+        run = erase_removed(dataset.with_loss_weights(weighed), self.components, self.amendments, opened)
         run.as_begun, run.config = partial(dataset_as_begun, run, instead), self
         return run
 
@@ -379,6 +379,7 @@ class LmDataConfig:
         from headrace.feed.loader import DataLoader
 
         dataset = self.dataset()
+        log_counts_of_padding(self)
         loader = DataLoader(
             dataset if fn is None else dataset.map(fn),
             mesh=mesh,
