@@ -165,7 +165,10 @@ def subset_side(name: str, train: PlannedDataset, subset: SubsetConfig | None, p
         return train
     length, rows = len(train), subset.rows_of(len(train))
     if rows == 0:
-        problem, cure = f"leaves no row of component {name!r}, which has {length}", f"Give at least {1.01 / length:.3g}"
+        problem, cure = (
+            f"leaves no row of component {name!r}, which has {length}",
+            f"Give at least {min(1.01 / length, 1):.3g}",
+        )
         cure += f", or leave the component as it is (components.{name}.subset: {{fraction: 1}})."
         raise ConfigError(problem, field=f"{path}.fraction", value=subset.fraction, cure=cure)
     if rows > length:
