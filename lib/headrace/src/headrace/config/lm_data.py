@@ -48,7 +48,7 @@ from headrace.mix.phases import phase_block
 from headrace.mix.policies.kind import MixturePlan
 from headrace.mix.policies.registry import POLICIES, check_unit, policy_kind
 from headrace.mix.schedule import BatchSchedule, CountedTokens, ExchangeSetting, RowOrder, WeightUnit
-from headrace.mix.stage_config import AmendmentConfig, MixtureConfig, StageConfig, check_plan, run_steps
+from headrace.mix.stage_config import AmendmentConfig, MixtureConfig, StageConfig, check_plan
 from headrace.mix.stages import Stage
 from headrace.order import shuffle_config
 from headrace.order.holdout import ValidationConfig
@@ -171,7 +171,7 @@ class LmDataConfig:
         check_plan(self.stages, self.amendments)
         check_unit(self.unit, self.policy, self.counted, len(self.phases))
         policy_kind(self.policy).check(self._mixture_config())
-        run_steps(self._mixture_config())
+        policy_kind(self.policy).run_steps(self._mixture_config())
 
     @property
     def phases(self) -> tuple[tuple[int, int], ...]:
@@ -186,7 +186,7 @@ class LmDataConfig:
     @property
     def run_steps(self) -> int | None:
         """Steps of the run, of ``num_steps`` or the last stage's tokens; None: neither, or tokens must be counted."""
-        return run_steps(self._mixture_config())
+        return policy_kind(self.policy).run_steps(self._mixture_config())
 
     def resolved_stages(self, instead: Mapping[str, TokenCache] | None = None) -> list[Stage]:
         """The mixtures of the run, in order, amendments included; ``instead`` as in :meth:`open_caches`, which are
