@@ -146,10 +146,12 @@ class OrderedTokens:
         """Of each of the examples ``first .. stop``; those behind them are looked up too, for who walks on."""
         if self.rows.each is not None:
             return np.full(stop - first, self.rows.each)
+        if stop - first >= _LOOKED_UP:
+            return self.rows.of(self.dataset.locate(np.arange(first, stop)))
         begin, tokens = self._looked_up
         if not begin <= first <= stop <= begin + tokens.size:
-            until = max(stop, first + _LOOKED_UP)
-            until = until if self.dataset.length is None else min(until, max(stop, self.dataset.length))
+            last = self.dataset.length
+            until = first + _LOOKED_UP if last is None else max(stop, min(first + _LOOKED_UP, last))
             begin, tokens = first, self.rows.of(self.dataset.locate(np.arange(first, until)))
             self._looked_up = (begin, tokens)
         return tokens[first - begin : stop - begin]
