@@ -67,7 +67,10 @@ def stored_rows(
     try:
         return PackedTokenDataset(cache, seq_len, **settings, **vars(packing))
     except ConfigError as error:
-        raise _about_documents(error, f"components.{name}.packing", packing.unit) from error
+        named = _about_documents(error, f"components.{name}.packing", packing.unit)
+        if named is error:
+            raise
+        raise named from error
 
 
 def _about_documents(error: ConfigError, field: str, unit: int = 1) -> ConfigError:
@@ -165,10 +168,8 @@ def subset_side(name: str, train: PlannedDataset, subset: SubsetConfig | None, p
         return train
     length, rows = len(train), subset.rows_of(len(train))
     if rows == 0:
-        problem, cure = (
-            f"leaves no row of component {name!r}, which has {length}",
-            f"Give at least {min(1.01 / length, 1):.3g}",
-        )
+        problem = f"leaves no row of component {name!r}, which has {length}"
+        cure = f"Give at least {min(1.01 / length, 1):.3g}"
         cure += f", or leave the component as it is (components.{name}.subset: {{fraction: 1}})."
         raise ConfigError(problem, field=f"{path}.fraction", value=subset.fraction, cure=cure)
     if rows > length:
