@@ -23,7 +23,6 @@ uv run python scripts/bench/bench_data_loading_block_shuffle.py \
   --num-examples 16384 --seq-len 2048 \
   --strategies full,era,block --era-length 1024
 """
-pytestmark = pytest.mark.slow
 
 
 def run(command: str, record: Path) -> dict:
@@ -35,6 +34,7 @@ def run(command: str, record: Path) -> dict:
     return json.loads(record.read_text())["tables"][0]
 
 
+@pytest.mark.slow
 def test_the_quality_of_the_orders(tmp_path):
     table = run(QUALITY, tmp_path / "record.json")
     rows = {row[0]: row[1:] for row in table["rows"]}
@@ -45,6 +45,7 @@ def test_the_quality_of_the_orders(tmp_path):
         assert rows[name][:3] == pytest.approx(values, abs=tolerance)
 
 
+@pytest.mark.slow
 def test_the_reads_of_the_orders(tmp_path):
     table = run(LOADING, tmp_path / "record.json")
     rows = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
@@ -52,3 +53,23 @@ def test_the_reads_of_the_orders(tmp_path):
     plan = {"full": 35_650, "era": 20, "block": 287}
     for name, reads in plan.items():
         assert rows[name]["reads"] <= 1.15 * reads
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "message"),
+    [
+        (
+            "bench_permutation_quality",
+            "--window-blocks 4",
+            "--window-blocks goes with --strategies full,era,block,braid",
+        ),
+        ("bench_permutation_quality", "--strategies era --n 1", "argument --n: '1' is no whole number from 2 up"),
+        ("bench_permutation_quality", "--strategies eras", "--strategies: eras: choose from full, era, block, braid"),
+        ("bench_data_loading_block_shuffle", "--steps 0", "argument --steps: '0' is no whole number from 1 up"),
+    ],
+)
+def test_options_without_effect_are_refused(script, options, message):
+    words = [sys.executable, f"scripts/bench/{script}.py", *options.split()]
+    done = subprocess.run(words, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert message in done.stderr

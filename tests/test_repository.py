@@ -194,10 +194,25 @@ def test_ci_runs_what_the_readme_says():
         assert part in ci
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def headings(document: Path) -> set[str]:
+    """The names by which links reach the headings of a page."""
+    prose = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+    titles = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", "\n".join(re.findall(r"^#+ (.*)$", prose, re.MULTILINE)))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles.splitlines()}
+
+
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+DOCUMENTS += sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
-    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / document).read_text()):
-        assert target.startswith("https://") or (ROOT / target).exists(), target
+    for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / document).read_text()):
+        if not link.startswith("https://"):
+            name, _, heading = link.partition("#")
+            target = (ROOT / document).parent / name if name else ROOT / document
+            assert target.exists(), link
+            assert not heading or target.suffix != ".md" or heading in headings(target), link
 
 
 def test_files_stay_readable():

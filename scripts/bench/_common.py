@@ -172,6 +172,17 @@ def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequ
     console.print(table)
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an option that is a whole number from ``least`` up."""
+
+    def whole(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} up")
+        return int(text)
+
+    return whole
+
+
 def bench_parser(description: str | None) -> argparse.ArgumentParser:
     """The parser with the three flags that every bench has."""
     parser = argparse.ArgumentParser(

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from _common import Report, run_bench
+from _common import Report, at_least, run_bench
 
 from headrace import TokenSeqDataset
 from headrace.data import AsyncDataset
@@ -60,14 +60,14 @@ def measure(args: argparse.Namespace, report: Report) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--steps", type=int, default=20, help="times that the dataset is asked")
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--prefetch-batches", type=int, default=16, help="batches that it is asked for at once")
-    parser.add_argument("--num-examples", type=int, default=16_384)
-    parser.add_argument("--seq-len", type=int, default=2048, help="blocks hold 262,144 tokens")
+    parser.add_argument("--steps", type=at_least(1), default=20, help="times that the dataset is asked")
+    parser.add_argument("--batch-size", type=at_least(1), default=128)
+    parser.add_argument("--prefetch-batches", type=at_least(1), default=16, help="batches that it is asked for at once")
+    parser.add_argument("--num-examples", type=at_least(1), default=16_384)
+    parser.add_argument("--seq-len", type=at_least(1), default=2048, help="blocks hold 262,144 tokens")
     parser.add_argument("--strategies", default="full,era,block", metavar="NAMES", help="of full, era, block, braid")
-    parser.add_argument("--era-length", type=int, default=1024)
-    parser.add_argument("--window-blocks", type=int, default=8)
+    parser.add_argument("--era-length", type=at_least(1), default=1024)
+    parser.add_argument("--window-blocks", type=at_least(1), default=8)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common import Report, run_bench
+from _common import Report, at_least, run_bench
 from scipy import stats
 
 from headrace.analysis.icc import variance_ratio
@@ -303,6 +303,12 @@ def strategy_table(args: argparse.Namespace, report: Report) -> None:
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
+    of_strategies = {"seq_len": 2048, "era_length": ERA, "window_blocks": WINDOW, "batch_size": 128}
+    given = [name for name in of_strategies if getattr(args, name) is not None]
+    if given and not args.strategies:
+        raise SystemExit(f"--{given[0].replace('_', '-')} goes with --strategies full,era,block,braid")
+    for name in of_strategies.keys() - given:
+        setattr(args, name, of_strategies[name])
     if args.strategies:
         strategy_table(args, report)
         return
@@ -315,16 +321,16 @@ def measure(args: argparse.Namespace, report: Report) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--n", type=int, default=8192, help="examples of table 1")
-    parser.add_argument("--repeats", type=int, default=8, help="seeds of table 1")
-    parser.add_argument("--vr-n", type=int, default=1 << 20, help="examples of table 2")
-    parser.add_argument("--vr-seeds", type=int, default=3, help="seeds of table 2 (1 with --quick)")
+    parser.add_argument("--n", type=at_least(2), default=8192, help="examples of table 1")
+    parser.add_argument("--repeats", type=at_least(1), default=8, help="seeds of table 1")
+    parser.add_argument("--vr-n", type=at_least(1), default=1 << 20, help="examples of table 2")
+    parser.add_argument("--vr-seeds", type=at_least(1), default=3, help="seeds of table 2 (1 with --quick)")
     parser.add_argument("--levanter", action="store_true", help="also run Levanter's permutation (if installed)")
     parser.add_argument("--strategies", metavar="NAMES", help="of full, era, block, braid: a table of these alone")
-    parser.add_argument("--seq-len", type=int, default=2048, help="tokens of an example: blocks hold 262,144 of them")
-    parser.add_argument("--era-length", type=int, default=ERA, help="examples of an era")
-    parser.add_argument("--window-blocks", type=int, default=WINDOW, help="blocks of a window")
-    parser.add_argument("--batch-size", type=int, default=128, help="of braid: strands and laps follow from it")
+    parser.add_argument("--seq-len", type=at_least(1), help="tokens of an example: blocks hold 262,144 of them (2048)")
+    parser.add_argument("--era-length", type=at_least(1), help=f"examples of an era ({ERA})")
+    parser.add_argument("--window-blocks", type=at_least(1), help=f"blocks of a window ({WINDOW})")
+    parser.add_argument("--batch-size", type=at_least(1), help="of braid: strands and laps follow from it (128)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw VR_w over w")
 
 

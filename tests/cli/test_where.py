@@ -20,7 +20,7 @@ from headrace.data.provenance import rows_of_step
 from headrace.errors import IndexOutOfRangeError
 from headrace.run.manifest import RunManifest
 from headrace.run.where import where
-from headrace.testing import tiny_cache
+from headrace.testing import tiny_cache, write_cache
 
 PLANS = {
     "scheduled": ["components.a.weight={linear: {0: 3, 20: 1}}", "batch_size={0: 4, 7: 8}"],
@@ -115,3 +115,15 @@ def test_as_a_user_types_it(tmp_path: Path):
     assert wrong.returncode != 0
     assert "Give 0 to 5" in wrong.stderr
     assert "Traceback" not in wrong.stderr
+
+
+def test_weights_and_shares_are_both_of_what_the_run_counts(tmp_path):
+    """Rows of ``a`` are 18 of 32 full: half of the tokens are .64 of the rows."""
+    sizes = {"a": 18, "b": 32}
+    caches = {n: write_cache(tmp_path / n, [[np.ones(size, int)] * 100], vocab_size=9) for n, size in sizes.items()}
+    packed = [f"components.{n}={{cache: x, packing: {{}}}}" for n in sizes]
+    for unit, share in (("content_tokens", 0.5), ("examples", 0.5)):
+        here = where(load_config(overrides=["seq_len=32", "batch_size=8", f"unit={unit}", *packed]), 100, caches)
+        assert [source.weight for source in here.sources.values()] == [share, share]
+        assert abs(here.sources["a"].share - share) < 0.001
+        assert here.sources["a"].rows == (512 if unit == "content_tokens" else 400)

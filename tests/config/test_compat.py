@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from jax.sharding import Mesh
 from typer.testing import CliRunner
 
 from headrace import DataLoader, LmDataConfig, load_config
+from headrace.analysis.check.plan import plan_run
 from headrace.batch import ltor_masks
 from headrace.cli.application import application
 from headrace.data.provenance import rows_of_step, spans_of_rows
@@ -233,6 +235,7 @@ BAD = [
     ({"num_steps": None}, r"num_steps: is missing, and Megatron's order needs it. Give the steps"),
     ({"compat": "megatrom"}, "compat.system = 'megatrom': .*megatron"),
     ({"compat": "slime"}, "compat.system = 'slime': is no order of documents. Its order of prompts"),
+    ({"compat": "coordexp"}, "compat.system = 'coordexp': is no order of documents. Its plans are packing"),
     ({"compat": {"system": "nmoe", "split": "9,1"}}, "compat.split = '9,1': is not known to nmoe"),
     ({"compat": {"system": "nmoe", "extra_token": False}}, "compat.extra_token = False: is not known to nmoe"),
     ({"compat": {"system": "megatron", "split": "many"}}, "split = 'many': is not a list of numbers"),
@@ -371,6 +374,24 @@ def test_nmoes_stages_and_a_config_that_is_written_back(tmp_path, native_shards)
     assert [*chain(*tokens)] == [1] * 10 + [2] * 5
     with pytest.raises(ConfigError, match="compat = 'nmoe': has no validation side"):
         config.validation_datasets()
+
+
+def test_nmoes_run_ends_with_the_examples_of_its_stages(tmp_path, native_shards):
+    """The second stage begins within a step, so that there are fewer steps than stages of whole steps would take."""
+    stages = [{"weights": {"a": 1}, "tokens": 80}, {"weights": {"b": 1}, "tokens": 40}]
+    shards = {"a": [[1] * 40], "b": [[2] * 40]}
+    config = nmoe_run(tmp_path, native_shards, shards, seq_len=8, batch_size=4, stages=stages)
+    assert config.run_steps == 4  # 15 examples
+    plan = plan_run(config, hosts=[1])
+    assert (plan.steps, plan.ends_early) == (4, None)
+    written: dict[str, Any] = {**yaml.safe_load(config.to_yaml()), "num_steps": 4}
+    assert load(tmp_path, written).run_steps == 4
+    assert load(tmp_path, {**written, "num_steps": 5}).run_steps == 5  # as earlier releases counted them
+    with pytest.raises(ConfigError, match="num_steps is 3"):
+        load(tmp_path, {**written, "num_steps": 3})
+    more = {**written, "components": dict.fromkeys("abc", str(tmp_path / "a"))}
+    with pytest.raises(ConfigError, match=r"components.c: is in no stage. Leave it out, or"):
+        load(tmp_path, more).dataset()
 
 
 def test_a_cache_of_no_tokens_is_refused(tmp_path, native_shards):

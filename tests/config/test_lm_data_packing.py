@@ -174,3 +174,30 @@ def test_the_forecast_is_what_the_loader_reads(cache):
 def test_what_cannot_be_is_named(cache, settings, said):
     with pytest.raises(ConfigError, match=said):
         load_config(overrides=[f"components.a.cache={cache.path}", *settings])
+
+
+@pytest.mark.parametrize(
+    ("packing", "seq_len", "problem"),
+    [
+        (PackingConfig(long="error"), 64, "document 0, 76 tokens, is longer than a pack of 64 tokens"),
+        (PackingConfig(long="error", unit=2), 64, "documents 0 to 1, 133 tokens, is longer than a pack of 64 tokens"),
+        (PackingConfig("next_fit", min_fill=1, max_documents=1), 100, "packing gives no packs: documents=500"),
+    ],
+    ids=str,
+)
+def test_documents_that_cannot_be_packed_are_told_with_their_component(cache, packing, seq_len, problem):
+    assert LENGTHS[:2].tolist() == [76, 57]
+    with pytest.raises(ConfigError) as caught:
+        config(cache, packing, seq_len=seq_len).dataset()
+    assert caught.value.field == "components.a.packing"
+    assert caught.value.problem.startswith(problem)
+    assert "capacity" not in str(caught.value.cure)
+
+
+def test_a_side_that_holds_no_pack_is_told_with_the_split(cache):
+    alone = ValidationConfig(one_in=400, by="documents")
+    with pytest.raises(ConfigError) as caught:
+        config(cache, PackingConfig(long="drop"), seq_len=20, validation=alone).dataset()
+    assert (caught.value.field, caught.value.value) == ("validation", None)
+    assert "(component 'a')" in str(caught.value)
+    assert "None" not in str(caught.value)

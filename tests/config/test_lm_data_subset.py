@@ -168,3 +168,12 @@ def test_an_error_about_limits_counts_epochs_of_the_subset(cache):
     with pytest.raises(ConfigError) as caught:
         settings.dataset()
     assert caught.value.field == "components.a.max_epochs"
+
+
+@pytest.mark.parametrize("tokens", [16, 40, 16 * 7, 16 * 99])
+def test_the_share_that_is_enough_is_enough(tmp_path, tokens):
+    few = write_cache(tmp_path / "few", [[np.arange(1, tokens + 1)]], vocab_size=1 << 20)
+    with pytest.raises(ConfigError, match="leaves no row") as caught:
+        config(few, subset=SubsetConfig(fraction=1e-3)).dataset()
+    enough = float(str(caught.value.cure).removeprefix("Give at least ").split(",")[0])
+    assert len(config(few, subset=SubsetConfig(fraction=enough)).train_datasets()["a"]) == 1

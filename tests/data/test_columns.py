@@ -228,7 +228,9 @@ def test_a_component_may_call_its_leaf_otherwise(caches):
 
 
 WRONG = {
-    "columns.weight = 'loss_weight': is not a leaf": ({"weight": "loss_weight"}, {}),
+    "columns.weight = 'loss_weight': is a leaf of no component. Did you mean 'loss_weights'?": (
+        {"weight": "loss_weight"}, {},
+    ),
     "columns = 'token_mask': cannot be the name": ({"token_mask": "score"}, {}),
     "columns = 'a b': cannot be the name": ({"a b": "score"}, {}),
     "columns.weight = 'topk': has not one value for each token": ({"weight": "topk"}, {}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -332,3 +333,19 @@ def test_a_source_without_an_end_or_without_tokens_is_refused(caches, tmp_path):
     silent = write_cache(tmp_path / "silent", [[np.arange(1, 9)] * 20], mask=np.zeros_like)
     with pytest.raises(ConfigError, match="has no token that counts"):
         opened(config("silent", unit="trained_tokens"), {"silent": silent})
+
+
+def test_examples_that_are_asked_for_few_at_a_time_are_looked_up_many_at_a_time(caches, monkeypatch):
+    """As a walk over many sources asks for those of each."""
+    run = config("mixed", algorithm="windowed")
+    component = opened(run, caches).components[0]
+    tokens, once = (OrderedTokens(component, counts_of(run, caches, "mixed")) for _ in range(2))
+    looked_up, locate = [], component.locate
+    monkeypatch.setattr(component, "locate", lambda rows: looked_up.append(rows.size) or locate(rows))
+    rng = np.random.default_rng(0)
+    borders = np.cumsum([0, *rng.integers(0, 9, 700)])
+    pieces = [tokens.between(first, stop) for first, stop in itertools.pairwise(borders.tolist())]
+    assert len(looked_up) <= borders[-1] // 1000 + 1
+    assert np.concatenate(pieces).tolist() == once.between(0, int(borders[-1])).tolist()
+    for first in rng.integers(0, 5000, 50).tolist():  # anywhere, too
+        assert tokens.between(first, first + 3).tolist() == once.between(first, first + 3).tolist()

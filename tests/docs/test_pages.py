@@ -57,9 +57,3 @@ def run(page: Path) -> int:
         elif language == "yaml" and title:
             Path(title).write_text(code)
     return len(blocks)
-
-
-def test_links_lead_somewhere():
-    for page in DOCS.glob("*.md"):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} -> {target}"

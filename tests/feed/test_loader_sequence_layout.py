@@ -1,6 +1,9 @@
 """``sequence_layout``: every token is on the rank that zig-zag or stripes give it, with label, position and segment."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,10 +12,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace import DataLoader, TokenSeqDataset
 from headrace.batch.context_parallel import attention_work, sequence_layout, striped, zigzag
+from headrace.batch.distillation import distillation_loss
+from headrace.batch.loss import unified_loss
 from headrace.batch.packed_batch import pack_rows
 from headrace.data import PackedTokenDataset
 from headrace.errors import ConfigError
-from headrace.testing import tiny_cache
+from headrace.store.layout import LeafSpec
+from headrace.testing import random_documents, tiny_cache, write_cache
 
 
 def sharding(data: int, context: int) -> NamedSharding:
@@ -64,3 +70,52 @@ def test_what_cannot_be_laid_out_is_refused():
         DataLoader(dataset, 8, sequence_layout="zigzag")
     with pytest.raises(ConfigError, match=r"sequence_layout = 'zig-zag': is not one of those. Did you mean 'zigzag'"):
         DataLoader(dataset, 8, sharding=sharding(2, 4), sequence_layout="zig-zag")
+
+
+def teacher_of(tokens: np.ndarray) -> np.ndarray:
+    return (tokens[:, None] * 7 + np.arange(3)) % 256
+
+
+@pytest.mark.parametrize("layout", ["zigzag", "striped"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_columns_lie_beside_tokens_and_beside_labels_and_losses_are_those_of_whole_rows(layout, packed, tmp_path):
+    leaves = {
+        LeafSpec("topk", "int32", "ragged", 3): teacher_of,
+        LeafSpec("lw", "float32", "ragged", 1): lambda t: t % 5 / 4,
+    }
+    cache = write_cache(tmp_path / "c", [random_documents(200)], leaves=leaves)
+    names = {"teacher": "topk", "weight": "lw"}
+    rows = (
+        PackedTokenDataset(cache, seq_len=32, columns=names)
+        if packed
+        else TokenSeqDataset(cache, seq_len=32, columns=names)
+    )
+    dataset = rows.shuffle(seed=0).repeat()
+    further = dataset.map(lambda b: dataclasses.replace(b, extras={**b.extras, "next": b.next_labels(2)}))
+    whole = DataLoader(dataset, 8, sharding=sharding(2, 4)).batch_at(3)
+    laid = DataLoader(further, 8, sharding=sharding(2, 4), sequence_layout=layout).batch_at(3)
+    tokens, labels = (np.asarray(getattr(laid, name)).reshape(-1) for name in ("tokens", "labels"))
+    mask = np.asarray(laid.label_mask).reshape(-1)
+    there = np.asarray(laid.segment_ids).reshape(-1) >= 0
+    flat = np.asarray(laid.extras["teacher"]).reshape(-1, 3), np.asarray(laid.of_labels("teacher")).reshape(-1, 3)
+    assert (flat[0][there] == teacher_of(tokens[there])).all()
+    assert (flat[1][mask] == teacher_of(labels[mask])).all()
+    assert (np.asarray(laid.token_weights).reshape(-1)[mask] == labels[mask] % 5 / 4).all()
+    assert (np.asarray(laid.extras["next"])[..., 0].reshape(-1)[mask] == labels[mask]).all()
+    table = jax.random.normal(jax.random.key(0), (256, 256))
+
+    def loss(table, batch, denominator):
+        logits = table[batch.tokens]
+        teacher = batch.of_labels("teacher"), jnp.full(batch.of_labels("teacher").shape, -2.0)
+        distilled = distillation_loss(logits, batch, *teacher, denominator=denominator)
+        return unified_loss(logits, batch, denominator) + distilled
+
+    for denominator in ("weights", "tokens", 7.0):
+        ours, theirs = (jax.value_and_grad(loss)(table, batch, denominator) for batch in (laid, whole))
+        assert np.allclose(ours[0], theirs[0], rtol=1e-5)
+        assert np.allclose(ours[1], theirs[1], atol=1e-5)
+    for denominator in ("sequences", "groups"):
+        with pytest.raises(ConfigError, match=f"denominator = '{denominator}': needs whole rows"):
+            loss(table, laid, denominator)
+    with pytest.raises(ConfigError, match=r"extras = 'techer': is no column of the batch. Did you mean 'teacher'"):
+        laid.of_labels("techer")

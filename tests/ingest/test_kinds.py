@@ -359,6 +359,7 @@ def test_a_token_is_marked_if_a_character_of_it_is(places: list[tuple[int, int]]
         ("tokens", {"input_ids": [1], "m": [1, 0]}, {"fields": {"loss_mask": "m"}}, "not a 0 or 1 for each"),
         ("text", {"text": "x", "n": "y"}, {"leaves": {"n": LeafConfig("n", "int32")}}, "something else than integers"),
         ("text", {"text": "x", "n": 300}, {"leaves": {"n": LeafConfig("n", "uint8")}}, "a number outside 0 .. 255"),
+        ("text", {"text": "x", "n": 1e39}, {"leaves": {"n": LeafConfig("n", "float32")}}, r"number beyond 3.4e\+38 in"),
         ("text", {"text": "x"}, {"leaves": {"n": LeafConfig("a.b")}}, "has no field 'a.b'"),
         ("text", {"text": "x", "n": [1]}, {"leaves": {"n": LeafConfig("n", "int32")}}, "a list in field 'n', not one"),
     ],

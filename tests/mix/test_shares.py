@@ -129,6 +129,27 @@ def test_a_limit_that_is_reached_where_a_step_ends_ends_only_what_comes_after():
     assert (quota.find_end(100), quota.starts_at(3).tolist()) == (3, [6, 6])
 
 
+@given(st.data())
+def test_shares_of_tokens_go_on_as_long_as_endless_components_may_fill_a_step(data):
+    """Rows of what is used up and of what stays hold other numbers of tokens; the largest shares are of tokens."""
+    endless, ending = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    components = endless + ending
+    limits = [None] * endless + data.draw(st.lists(st.integers(0, 40), min_size=ending, max_size=ending))
+    largest = data.draw(st.lists(st.floats(0.2, 1), min_size=components, max_size=components))
+    assume(sum(largest[:endless]) > 1.001)
+    row_tokens = data.draw(st.lists(st.integers(1, 40), min_size=components, max_size=components))
+    weights = np.array(data.draw(st.lists(st.integers(1, 9), min_size=components, max_size=components)), float)
+    batch = BatchSchedule(data.draw(st.integers(1, 9)))
+    of_step = weights / weights.sum()
+    shares = Shares(lambda steps: np.tile(of_step, (len(steps), 1)), components, batch, limits, largest, row_tokens)
+    start = np.zeros(components, np.int64)
+    run = shares.run(start, start, 0, STEPS)
+    assert run.filled == STEPS
+    assert run.whole.sum(axis=1).tolist() == [
+        batch.rows_at(step + 1)[0] - (run.part[step].sum() >> 44) for step in range(STEPS)
+    ]
+
+
 def test_fixed_point_rows_must_sum_to_one():
     assert fixed_point(np.array([[0.5, 0.5], [1.0, 0.0]])).tolist() == [[ONE // 2, ONE // 2], [ONE, 0]]
     for bad in ([[0.5, 0.4]], [[np.nan, 1]], [[-1, 2.0]]):

@@ -143,11 +143,16 @@ def test_problems_come_first():
         ({"own": {"max_tokens": 9000}}, "components.a.max_tokens"),
     ],
 )
-def test_padding_that_counts_is_said(here, changes, field):
+def test_padding_that_counts_is_said(here, changes, field, caplog):
     packed = ComponentConfig(here, packing=PackingConfig("next_fit"), **changes.pop("own", {}))
     config = LmDataConfig({"a": packed}, **{"seq_len": 128, "batch_size": 8, "num_steps": 8, **changes})
     said = {f.rule: f for f in findings(plan_run(config, hosts=[1]))}
     assert said["padding_counts"].field == field
+    assert not caplog.records
+    config.loader()
+    assert caplog.messages == [f"{field}: counts padding of packed rows (a); unit: content_tokens does not"]
+    dataclasses.replace(config, unit="content_tokens").loader()
+    assert len(caplog.records) == 1
     cured = plan_run(dataclasses.replace(config, unit="content_tokens"), hosts=[1])
     assert "padding_counts" not in {f.rule for f in findings(cured)}
     assert cured.components[0].row_tokens < said_rows(config) * 128

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Bool, Float32, Int32, Int64, Shaped
 
 from headrace.batch.packed_batch import PackedBatch
 from headrace.batch.sample_numbers import checked_count, checked_tokens
@@ -96,7 +96,8 @@ class ContextBatch(NamedTuple):
     """A batch whose places lie as context-parallel ranks hold them: a contiguous slice of a row is a rank's part.
 
     What a token's neighbours would say is given, since they lie elsewhere: attention follows from ``position_ids`` and
-    ``segment_ids`` (a token attends to those of its segment at its position and before).
+    ``segment_ids`` (a token attends to those of its segment at its position and before). Losses take it as they take
+    whole rows, with the denominators ``weights``, ``tokens`` and numbers.
 
     Attributes:
         tokens: Token ids.
@@ -105,6 +106,8 @@ class ContextBatch(NamedTuple):
         segment_ids: Number of the segment in its row; -1 in padding.
         token_weights: Weight of each label's loss.
         extras: Columns by name.
+        label_mask: Which labels are trained on.
+        label_extras: Columns by name, beside the labels.
     """
 
     tokens: Int32[Any, "B S"]
@@ -113,6 +116,17 @@ class ContextBatch(NamedTuple):
     segment_ids: Int32[Any, "B S"]
     token_weights: Float32[Any, "B S"]
     extras: dict[str, Any]
+    label_mask: Bool[Any, "B S"]
+    label_extras: dict[str, Any]
+
+    def of_labels(self, name: str) -> Shaped[Any, "B S ..."]:
+        """A column beside the labels; see :meth:`~headrace.batch.packed_batch.PackedBatch.of_labels`.
+
+        Raises:
+            ConfigError: there is no such column.
+        """
+        check_choice("extras", name, self.label_extras, "is no column of the batch")
+        return self.label_extras[name]
 
 
 SequenceLayout: TypeAlias = Literal["contiguous", "zigzag", "striped"]
@@ -149,9 +163,11 @@ def sequence_layout(
     def lay_out(batch: PackedBatch) -> ContextBatch:
         split = zigzag(np.array([batch.seq_len]), ranks) if layout == "zigzag" else striped(batch.seq_len, ranks)
         column = split.token.reshape(-1)
-        names = ("tokens", "labels", "position_ids", "segment_ids", "token_weights")
+        names = ("tokens", "labels", "position_ids", "segment_ids", "token_weights", "label_mask")
         values = {name: np.asarray(getattr(batch, name))[:, column] for name in names}
-        return ContextBatch(**values, extras={n: np.asarray(v)[:, column] for n, v in (batch.extras or {}).items()})
+        extras = {name: np.asarray(leaf)[:, column] for name, leaf in (batch.extras or {}).items()}
+        of_labels = {name: np.asarray(batch.of_labels(name))[:, column] for name in extras}
+        return ContextBatch(**values, extras=extras, label_extras=of_labels)
 
     return (lay_out,)
 

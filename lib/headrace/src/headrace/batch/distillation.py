@@ -25,7 +25,7 @@ from typing import Literal, TypeAlias
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from headrace.batch.loss import Denominator, LossBatch, token_mean, weighted_mean
+from headrace.batch.loss import Denominator, LabelBatch, token_mean, weighted_mean
 from headrace.batch.packed_batch import ExpandedBatch, PackedBatch
 from headrace.batch.segments import next_in_segment
 from headrace.batch.vocabulary import DEFAULT_CHUNK, token_stats
@@ -81,7 +81,7 @@ def top_k_divergence(
 
 def distillation_loss(
     logits: Float[Array, "B S V"],
-    batch: LossBatch,
+    batch: LabelBatch,
     teacher_ids: Int[Array, "B S K"],
     teacher_log_probs: Float[Array, "B S K"],
     direction: Direction = "forward",
@@ -119,7 +119,7 @@ def distillation_loss(
 
 
 def z_loss(
-    log_normalizer: Float[Array, "B S"], batch: LossBatch, denominator: Denominator = "tokens"
+    log_normalizer: Float[Array, "B S"], batch: LabelBatch, denominator: Denominator = "tokens"
 ) -> Float[Array, ""]:
     """``mean of log_normalizer^2``, which keeps logits from drifting; PaLM adds 1e-4 of it to the loss.
 

@@ -29,25 +29,28 @@ not depend on the number of devices. All losses reduce what they say of each lab
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from headrace.batch.along_rows import with_auto_axes
+from headrace.batch.context_parallel import ContextBatch
 from headrace.batch.packed_batch import ExpandedBatch, PackedBatch
 from headrace.batch.vocabulary import DEFAULT_CHUNK, hidden_nll, token_nll
 from headrace.errors import ConfigError, check_choice
 
 LossBatch: TypeAlias = PackedBatch | ExpandedBatch
+LabelBatch: TypeAlias = LossBatch | ContextBatch
+"""Batches that say of each label what it weighs; those of a context's ranks know no segments."""
 Named: TypeAlias = Literal["weights", "tokens", "sequences", "groups"]
 Denominator: TypeAlias = Named | float | Callable[[LossBatch], Any]
 
 
 def unified_loss(
     logits: Float[Array, "B S V"],
-    batch: LossBatch,
+    batch: LabelBatch,
     denominator: Denominator = "weights",
     *,
     chunk: int = DEFAULT_CHUNK,
@@ -77,7 +80,7 @@ def unified_loss(
 def unified_loss_from_hidden(
     hidden: Float[Array, "B S D"],
     unembedding: Float[Array, "V D"],
-    batch: LossBatch,
+    batch: LabelBatch,
     denominator: Denominator = "weights",
     *,
     chunk: int = DEFAULT_CHUNK,
@@ -105,7 +108,9 @@ def unified_loss_from_hidden(
     return weighted_mean(hidden_nll(hidden, unembedding, batch.labels, chunk=chunk), batch, denominator)
 
 
-def weighted_mean(nll: Float[Array, "B S"], batch: LossBatch, denominator: Denominator = "weights") -> Float[Array, ""]:
+def weighted_mean(
+    nll: Float[Array, "B S"], batch: LabelBatch, denominator: Denominator = "weights"
+) -> Float[Array, ""]:
     """``sum(coefficient * weight * nll)``: the loss of negative log likelihoods that the caller computed.
 
     Where the product of coefficient and weight is 0, the likelihood is not looked at: it may be infinite.
@@ -113,7 +118,7 @@ def weighted_mean(nll: Float[Array, "B S"], batch: LossBatch, denominator: Denom
     return _sum_of(nll, coefficients(batch, denominator) * batch.token_weights)
 
 
-def token_mean(values: Float[Array, "B S"], batch: LossBatch, denominator: Denominator = "tokens") -> Float[Array, ""]:
+def token_mean(values: Float[Array, "B S"], batch: LabelBatch, denominator: Denominator = "tokens") -> Float[Array, ""]:
     """``sum(coefficient * value)`` over the labels that are trained on, whatever they weigh: KL, entropy, z-loss.
 
     Values of other labels are not looked at: they may be NaN.
@@ -131,14 +136,14 @@ def _sum_of(values: Float[Array, "B S"], factor: Float[Array, "B S"]) -> Float[A
     return (factor * jnp.where(factor != 0, values, 0.0)).sum()
 
 
-def coefficients(batch: LossBatch, denominator: Denominator = "weights") -> Float[Array, "#B #S"]:
+def coefficients(batch: LabelBatch, denominator: Denominator = "weights") -> Float[Array, "#B #S"]:
     """What the denominator makes of a batch: c of the module's table, one value a label or one for all.
 
     Raises:
-        ConfigError: there is no such denominator.
+        ConfigError: there is no such denominator; one of segments, which the ranks of a context hold in parts.
     """
     if callable(denominator):
-        return 1.0 / jnp.asarray(denominator(batch), jnp.float32)
+        return 1.0 / jnp.asarray(denominator(cast(LossBatch, batch)), jnp.float32)
     if not isinstance(denominator, str):
         if not denominator > 0:
             raise ConfigError("must be positive", field="denominator", value=denominator)
@@ -149,6 +154,9 @@ def coefficients(batch: LossBatch, denominator: Denominator = "weights") -> Floa
     if denominator == "tokens":
         return 1.0 / jnp.maximum(1, mask.sum())
     check_choice("denominator", denominator, get_args(Named), "is no denominator")
+    if isinstance(batch, ContextBatch):
+        cure = 'Use "weights", "tokens" or a number, or sequence_layout="contiguous".'
+        raise ConfigError("needs whole rows", field="denominator", value=denominator, cure=cure)
     groups = batch.segment_groups if denominator == "groups" else None
     rest: Any = jax.tree.map(jnp.asarray, (batch.segment_ids, batch.cu_seqlens, groups))
     return with_auto_axes(_shares, mask, *rest, out=lambda spec: spec)
@@ -182,7 +190,7 @@ def _summed_by_group(trained: Int[Array, "B M"], groups: Int[Array, "B M"]) -> t
     return sums[group.reshape(groups.shape)], (sums > 0).sum()
 
 
-def _check_shape(shape: tuple[int, ...], batch: LossBatch, field: str) -> None:
+def _check_shape(shape: tuple[int, ...], batch: LabelBatch, field: str) -> None:
     if tuple(shape) != tuple(batch.labels.shape):
         raise ConfigError(
             f"has other rows and positions than a batch of {tuple(batch.labels.shape)}", field=field, value=tuple(shape)

@@ -297,7 +297,8 @@ def _short(weights: Any) -> str:
 def _components(plan: RunPlan) -> Table:
     from rich.text import Text
 
-    table = figures_table("component", "tokens", "share", "epochs", "order", "strands", "block rows", "open blocks")
+    share_of = "share of rows" if plan.config.counted else "share"
+    table = figures_table("component", "tokens", share_of, "epochs", "order", "strands", "block rows", "open blocks")
     for c in plan.components:
         share = f"{c.first_share:.2%}"
         if abs(c.last_share - c.first_share) > 5e-5:

@@ -43,6 +43,9 @@ _ELSEWHERE = {
     "slime": 'Its order of prompts is RLSettings(prompt_order="slime"), its schedule headrace.batch.dp_schedule.',
     "tinker": "Its datums are headrace.batch.sft_datum and rl_datum.",
     "swift": "Its packs are headrace.batch.matched_groups and plan_packs(long='keep'): docs/coming_from/coordexp.md.",
+    "coordexp": "Its plans are packing: {algorithm: wfd, long: error, min_fill: 0.65}: docs/coming_from/coordexp.md.",
+    "nanomoe": "Its batches are headrace.batch.to_nanomoe and from_nanomoe: docs/coming_from/nanomoe.md.",
+    "nanoschnack": "Its order is policy: least_consumed: docs/coming_from/nanoschnack.md.",
 }
 _OF_RUN = ("validation", "subset", "max_epochs", "amendments")
 _OF_COMPONENT = ("packing", "buckets", "subset", "shuffle", "max_epochs", "max_tokens", "max_share", "remove")

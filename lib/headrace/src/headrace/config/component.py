@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -18,6 +19,7 @@ from headrace.ingest.build import build_cache
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.mix.amendments import number_of_each
+from headrace.mix.blend import is_size_rule
 from headrace.mix.limits import check_component_budgets
 from headrace.mix.repeats import check_weight
 from headrace.mix.schedule import CountedTokens, weight_from_config
@@ -34,6 +36,8 @@ from headrace.store.levanter.layout import is_levanter
 if TYPE_CHECKING:  # jax comes in with it
     from headrace.config.lm_data import LmDataConfig
     from headrace.data.dataset import PlannedDataset
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,28 @@ def counted_tokens(unit: str, components: Mapping[str, ComponentConfig]) -> Coun
         return "trained"
     packed = any(component.packing is not None for component in components.values())
     return "content" if packed and unit == "content_tokens" else None
+
+
+def counts_of_padding(config: LmDataConfig) -> tuple[list[str], list[str]]:
+    """The fields that count tokens, where the unit has them count the places of packed rows; and these components."""
+    components = config.components
+    packed = [name for name, component in components.items() if component.packing is not None]
+    asked = {
+        "unit": config.unit == "tokens",
+        "policy": config.policy == "least_consumed",
+        "weights": config.weights is not None and is_size_rule(config.weights, components),
+        "stages": any(stage.tokens is not None for stage in config.stages),
+        **{f"components.{name}.max_tokens": components[name].max_tokens is not None for name in packed},
+    }
+    fields = [field for field, is_asked in asked.items() if is_asked]
+    return (fields, packed) if packed and config.unit in ("examples", "tokens") else ([], [])
+
+
+def log_counts_of_padding(config: LmDataConfig) -> None:
+    """Warns of fields that count padding, which ``config check`` finds too."""
+    fields, packed = counts_of_padding(config)
+    if fields:
+        _LOG.warning("%s: counts padding of packed rows (%s); unit: content_tokens does not", fields[0], packed[0])
 
 
 def sizes_of(trained: Mapping[str, PlannedDataset], counted: CountedTokens | None) -> dict[str, int]:

@@ -30,6 +30,7 @@ from headrace.config.component import (
     check_strategy,
     counted_tokens,
     left_out,
+    log_counts_of_padding,
     open_caches,
     sizes_of,
     subsets_of,
@@ -47,7 +48,7 @@ from headrace.mix.phases import phase_block
 from headrace.mix.policies.kind import MixturePlan
 from headrace.mix.policies.registry import POLICIES, check_unit, policy_kind
 from headrace.mix.schedule import BatchSchedule, CountedTokens, ExchangeSetting, RowOrder, WeightUnit
-from headrace.mix.stage_config import AmendmentConfig, MixtureConfig, StageConfig, check_plan, run_steps
+from headrace.mix.stage_config import AmendmentConfig, MixtureConfig, StageConfig, check_plan
 from headrace.mix.stages import Stage
 from headrace.order import shuffle_config
 from headrace.order.holdout import ValidationConfig
@@ -170,7 +171,7 @@ class LmDataConfig:
         check_plan(self.stages, self.amendments)
         check_unit(self.unit, self.policy, self.counted, len(self.phases))
         policy_kind(self.policy).check(self._mixture_config())
-        run_steps(self._mixture_config())
+        policy_kind(self.policy).run_steps(self._mixture_config())
 
     @property
     def phases(self) -> tuple[tuple[int, int], ...]:
@@ -185,7 +186,7 @@ class LmDataConfig:
     @property
     def run_steps(self) -> int | None:
         """Steps of the run, of ``num_steps`` or the last stage's tokens; None: neither, or tokens must be counted."""
-        return run_steps(self._mixture_config())
+        return policy_kind(self.policy).run_steps(self._mixture_config())
 
     def resolved_stages(self, instead: Mapping[str, TokenCache] | None = None) -> list[Stage]:
         """The mixtures of the run, in order, amendments included; ``instead`` as in :meth:`open_caches`, which are
@@ -344,8 +345,7 @@ class LmDataConfig:
             with_own_limit = {name for name, c in components.items() if c.max_epochs is not None}
             require_steps(dataset, recipe.num_steps, tightest_bounds(bounded, tokens, sizes, with_own_limit))
         weighed = {name: c.loss_weight for name, c in components.items() if c.loss_weight is not None}
-        dataset = dataset.with_loss_weights(weighed)
-        run = erase_removed(dataset, self.components, self.amendments, opened)
+        run = erase_removed(dataset.with_loss_weights(weighed), self.components, self.amendments, opened)
         run.as_begun, run.config = partial(dataset_as_begun, run, instead), self
         return run
 
@@ -379,6 +379,7 @@ class LmDataConfig:
         from headrace.feed.loader import DataLoader
 
         dataset = self.dataset()
+        log_counts_of_padding(self)
         loader = DataLoader(
             dataset if fn is None else dataset.map(fn),
             mesh=mesh,

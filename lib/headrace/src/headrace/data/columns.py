@@ -333,14 +333,15 @@ def columns_by_component(
     configs = {n: component_columns(c, columns, own.get(n, {}), f"components.{n}") for n, c in caches.items()}
     for column in columns:
         having = [name for name, cache in caches.items() if configs[name][column].leaf in cache.leaves]
+        if not having:
+            leaf, known = _config_of(columns[column]).leaf, {leaf for cache in caches.values() for leaf in cache.leaves}
+            cure = f"{did_you_mean(leaf, known)} Or leave the column out."
+            raise ConfigError("is a leaf of no component", field=f"columns.{column}", value=leaf, cure=cure)
         for name in caches:
             config = configs[name][column]
             by_component[name][column] = config
             if name in having or config.default is None:  # of one without leaf and default its dataset says so
                 continue
-            if not having:
-                cure = "Name a leaf that one of them has (headrace inspect CACHE), or leave the column out."
-                raise ConfigError("is a leaf of no component", field=f"columns.{column}", value=config.leaf, cure=cure)
             like = _column(caches[having[0]], column, configs[having[0]][column])
             by_component[name][column] = Column(config.leaf, like.dtype, config.default, like.width)
     return by_component

@@ -64,7 +64,26 @@ def stored_rows(
             field=f"components.{name}.packing",
             cure="Build the cache, or leave packing out of the forecast.",
         )
-    return PackedTokenDataset(cache, seq_len, **settings, **vars(packing))
+    try:
+        return PackedTokenDataset(cache, seq_len, **settings, **vars(packing))
+    except ConfigError as error:
+        named = _about_documents(error, f"components.{name}.packing", packing.unit)
+        if named is error:
+            raise
+        raise named from error
+
+
+def _about_documents(error: ConfigError, field: str, unit: int = 1) -> ConfigError:
+    """An error of a planner, which knows lengths only, in terms of a config; other errors as they are."""
+    if not (error.field or "").startswith("lengths"):
+        return error
+    number, subject = (error.field or "").removeprefix("lengths").strip("[]"), ""
+    if number:
+        document = int(number) * unit
+        listed = f"document {document}" if unit == 1 else f"documents {document} to {document + unit - 1}"
+        subject = f"{listed}, {error.value:,} tokens, "
+    cure = (error.cure or "").replace("a larger capacity", "a longer seq_len")
+    return ConfigError(f"{subject}{error.problem}", field=field, cure=cure)
 
 
 def split_sides(
@@ -120,9 +139,11 @@ def component_sides(
     try:
         return split_sides(dataset, split, block_tokens=block_tokens, seq_len=seq_len)
     except ConfigError as error:
-        field = f"validation.{error.field}" if error.field else "validation"
-        problem = f"{error.problem.rstrip('.')} (component {name!r})"
-        raise ConfigError(problem, field=field, value=error.value, cure=error.cure) from error
+        named = _about_documents(error, "")
+        field = f"validation.{named.field}" if named.field else "validation"
+        problem = f"{named.problem.rstrip('.')} (component {name!r})"
+        value = {} if named.value is None else {"value": named.value}
+        raise ConfigError(problem, field=field, cure=named.cure, **value) from error
 
 
 def subset_side(name: str, train: PlannedDataset, subset: SubsetConfig | None, path: str) -> PlannedDataset:
@@ -147,7 +168,8 @@ def subset_side(name: str, train: PlannedDataset, subset: SubsetConfig | None, p
         return train
     length, rows = len(train), subset.rows_of(len(train))
     if rows == 0:
-        problem, cure = f"leaves no row of component {name!r}, which has {length}", f"Give at least {1.01 / length:.3g}"
+        problem = f"leaves no row of component {name!r}, which has {length}"
+        cure = f"Give at least {min(1.01 / length, 1):.3g}"
         cure += f", or leave the component as it is (components.{name}.subset: {{fraction: 1}})."
         raise ConfigError(problem, field=f"{path}.fraction", value=subset.fraction, cure=cure)
     if rows > length:

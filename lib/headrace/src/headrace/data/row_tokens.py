@@ -44,6 +44,7 @@ _CHUNK = 1 << 14  # rows that are looked at together
 _STRETCH = 1 << 14  # examples between two sums
 _PAGE = 256  # stretches that are added up together
 _KEPT = 64  # stretches of a page whose sums are kept
+_LOOKED_UP = 1 << 10  # rows that are looked up at least: of many sources, few are asked for at a time
 _READ = 1 << 24  # places of rows whose labels, once they were read, are kept
 _VERSION = 1  # of what is kept
 
@@ -139,12 +140,21 @@ class OrderedTokens:
         # values.
         self._pages: dict[tuple[int, int], Int64[np.ndarray, " s1"]] = {}
         self._latest: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
+        self._looked_up: tuple[int, np.ndarray] = (0, np.zeros(0, np.int64))  # the first example, and tokens from it on
 
     def between(self, first: int, stop: int) -> Int64[np.ndarray, " n"]:
-        """Of each of the examples ``first .. stop``."""
+        """Of each of the examples ``first .. stop``; those behind them are looked up too, for who walks on."""
         if self.rows.each is not None:
             return np.full(stop - first, self.rows.each)
-        return self.rows.of(self.dataset.locate(np.arange(first, stop)))
+        if stop - first >= _LOOKED_UP:
+            return self.rows.of(self.dataset.locate(np.arange(first, stop)))
+        begin, tokens = self._looked_up
+        if not begin <= first <= stop <= begin + tokens.size:
+            last = self.dataset.length
+            until = first + _LOOKED_UP if last is None else max(stop, min(first + _LOOKED_UP, last))
+            begin, tokens = first, self.rows.of(self.dataset.locate(np.arange(first, until)))
+            self._looked_up = (begin, tokens)
+        return tokens[first - begin : stop - begin]
 
     def before(self, examples: int) -> int:
         """Of the first so many examples together."""

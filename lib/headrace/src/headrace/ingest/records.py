@@ -357,7 +357,12 @@ def numbers(value: Any, dtype: str, field: str, *, bools: bool = True) -> np.nda
         low, high = (0, 1) if target.kind == "b" else (int(np.iinfo(target).min), int(np.iinfo(target).max))
         if int(array.min()) < low or int(array.max()) > high:
             raise BadRecordError(f"holds a number outside {low} .. {high} in field {field!r}")
-    return array.astype(target)
+        return array.astype(target)
+    with np.errstate(over="ignore"):
+        floats = array.astype(target)
+    if np.isinf(floats).any() and np.isfinite(array[np.isinf(floats)]).any():
+        raise BadRecordError(f"holds a number beyond {float(np.finfo(target).max):.3g} in field {field!r}")
+    return floats
 
 
 def joined(spec: LeafSpec, values: Sequence[np.ndarray]) -> LeafValues:

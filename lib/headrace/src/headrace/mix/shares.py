@@ -140,7 +140,7 @@ class Shares:
             if plain:
                 whole, part = w[plain - 1], p[plain - 1]
             if plain < usable:
-                due = _pour(rate[plain], int(sizes[end]), whole, part, self.limits, self._row_bound(rate[plain]))
+                due = self._last_of_some(weight[plain], rate[plain], int(sizes[end]), whole, part)
                 if due is None:
                     return ShareRun(wholes, parts, rates, weights > 0, end)
                 w, p = _accumulate(whole, part, due[None])
@@ -149,6 +149,26 @@ class Shares:
                 end += 1
             row = end
         return ShareRun(wholes, parts, rates, weights > 0, row)
+
+    def _last_of_some(
+        self,
+        weight: Float64[np.ndarray, " d"],
+        rate: Int64[np.ndarray, " d"],
+        size: int,
+        whole: Int64[np.ndarray, " d"],
+        part: Int64[np.ndarray, " d"],
+    ) -> Int64[np.ndarray, " d"] | None:
+        """What each component gets of a step in which limits are reached; None: it cannot be filled."""
+        due = _pour(rate, size, whole, part, self.limits, self._row_bound(rate))
+        if due is not None or self._row_tokens is None:
+            return due
+        # The bounds were those of rows with as many tokens as those that are used up now: take those of what stays.
+        staying = weight * (self.limits - whole > size)
+        if not staying.any():
+            return None
+        bounded, met = self._below_largest(staying[None] / np.add.accumulate(staying)[-1])
+        largest = self._row_bound(fixed_point(self._of_rows(bounded))[0])
+        return _pour(rate, size, whole, part, self.limits, largest) if met else None
 
     def can_fill(self, components: Bool[np.ndarray, " d"]) -> bool:
         """Whether these may have all of a step between them."""

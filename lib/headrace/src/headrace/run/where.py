@@ -30,7 +30,7 @@ class SourceAt:
     """One source of a run at a step.
 
     Attributes:
-        weight: The share that the stage wants for the step, before budgets.
+        weight: The share that the stage wants for the step, before budgets; as ``share``, of what the run counts.
         share: The share of all tokens so far that it had.
         rows_in_step: Its rows in the step's batch; 0 when the run is over.
         rows: Its rows in all steps before.
@@ -126,10 +126,11 @@ def where(config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | N
     counts = np.zeros(len(names), np.int64) if over else mixture.draws.counts_at(step)
     first_steps = np.asarray([stage.first_step for stage in mixture.stages])
     stage = int(np.searchsorted(first_steps, step, side="right")) - 1
-    weights = mixture.weights_at(np.asarray([step]))[0]
+    blend = mixture.stages[stage].blend
+    wanted = dict(zip(blend.names, blend.at(np.asarray([step]))[0].tolist(), strict=True))
     sources = {
         name: SourceAt(
-            weight=float(weights[d]),
+            weight=wanted.get(name, 0.0),
             share=float(tokens[d] / max(int(tokens.sum()), 1)),
             rows_in_step=int(counts[d]),
             rows=int(rows[d]),

@@ -14,10 +14,10 @@ from typing import Literal, TypeAlias
 from headrace.analysis.check.judgments import EPOCHS, EXCESS, SHARED_READS, sharing_cure
 from headrace.analysis.check.plan import ComponentPlan, RunPlan
 from headrace.analysis.simulate.host_forecast import HostForecast
+from headrace.config.component import counts_of_padding
 from headrace.data.pairs import CHOSEN
 from headrace.errors import HeadraceError, counted
 from headrace.ingest.tokenize import load_tokenizer
-from headrace.mix.blend import is_size_rule
 from headrace.mix.repeats import without_repeats
 from headrace.mix.schedule import weight_from_config
 
@@ -99,20 +99,11 @@ def _planned_as_streams(plan: RunPlan) -> Iterator[_Advice]:
 
 @_rule("warning", "padding_counts")
 def _padding_counts(plan: RunPlan) -> Iterator[_Advice]:
-    config = plan.config
-    packed = [c for c in plan.components if config.components[c.name].packing is not None]
-    budgets = [f"components.{c.name}.max_tokens" for c in packed if config.components[c.name].max_tokens is not None]
-    is_counted = {
-        "unit": config.unit == "tokens",
-        "policy": config.policy == "least_consumed",
-        "weights": config.weights is not None and is_size_rule(config.weights, config.components),
-        "stages": any(stage.tokens is not None for stage in config.stages),
-    }
-    fields = [*(field for field, is_asked in is_counted.items() if is_asked), *budgets]
-    if packed and fields and config.unit in ("examples", "tokens"):
+    fields, packed = counts_of_padding(plan.config)
+    if fields:
         yield (
             fields[0],
-            f"counts the places of packed rows, padding included ({', '.join(c.name for c in packed[:4])})",
+            f"counts the places of packed rows, padding included ({', '.join(packed[:4])})",
             "Write unit: content_tokens, or trained_tokens. A run that has begun goes on as it is.",
         )
 

@@ -19,7 +19,7 @@ from headrace.errors import ConfigError
 from headrace.mix.measure import TokenMeasure, TokensInOrder
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.schedule import BatchSchedule, Weight
-from headrace.mix.stage_config import MixtureConfig, resolve_stages
+from headrace.mix.stage_config import MixtureConfig, resolve_stages, run_steps
 from headrace.mix.stages import Stage
 
 
@@ -85,6 +85,10 @@ class PolicyKind(abc.ABC):
     def check(self, config: MixtureConfig) -> None:
         """Raises ConfigError, before anything is opened, if the policy does not know something that is asked for."""
         return
+
+    def run_steps(self, config: MixtureConfig) -> int | None:
+        """Steps of a run; see :func:`~headrace.mix.stage_config.run_steps`, which raises what this does."""
+        return run_steps(config)
 
     def plan(self, config: MixtureConfig) -> MixturePlan:
         """The mixtures that a config stands for, and how the policy over them is made."""

@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -240,6 +240,19 @@ class Swrr(PolicyKind):
             problem, cure = "does not go with a seq_len that changes", "Use policy: quota with stages."
             raise ConfigError(problem, field="policy", value="swrr", cure=cure)
 
+    def run_steps(self, config: MixtureConfig) -> int | None:
+        """The steps that hold the examples of all stages, of which the next begins within a step."""
+        if not config.stages:
+            return super().run_steps(config)
+        try:
+            examples = sum(smooth_plan(config.stages, [*config.components], config.phases[0][1]).examples)
+        except ConfigError:  # said where the plan is made
+            return super().run_steps(replace(config, stages=()))
+        end = int(config.batch.step_of(np.array([examples - 1]))[0]) + 1
+        if config.num_steps in (None, end):
+            return super().run_steps(replace(config, stages=(), num_steps=end))
+        return super().run_steps(config)  # stages of whole steps, as earlier releases counted them
+
     def plan(self, config: MixtureConfig) -> MixturePlan:
         if not config.stages:
             return super().plan(config)
@@ -271,16 +284,20 @@ def smooth_plan(stages: Sequence[StageConfig], names: Sequence[str], example_tok
     for number, stage in enumerate(stages):
         path = f"stages[{number}]"
         if stage.step is not None or stage.tokens is None:
-            cure = "Give it tokens, or use policy: quota."
+            cure = "Give it tokens, or use policy: quota, without compat."
             raise ConfigError("must have tokens and no step with policy swrr", field=path, cure=cure)
         for name, weight in stage.weights.items():
             if name not in names:
                 raise ConfigError("is not a component", field=f"{path}.weights.{name}", cure=did_you_mean(name, names))
             if isinstance(weight, bool) or not isinstance(weight, int | float):
-                cure = "Write a number, or use policy: quota."
+                cure = "Write a number, or use policy: quota, without compat."
                 problem = "must be a plain number with policy swrr"
                 raise ConfigError(problem, field=f"{path}.weights.{name}", value=weight, cure=cure)
         planned.append(PlannedStage(stage.name or str(number), stage.weights, stage.tokens))
+    for name in names:
+        if not any(name in stage.weights for stage in stages):
+            cure = "Leave it out, or give it a weight in a stage (0 is one)."
+            raise ConfigError("is in no stage", field=f"components.{name}", cure=cure)
     return StagePlan(planned, example_tokens, names)
 
 
