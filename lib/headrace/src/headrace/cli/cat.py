@@ -40,7 +40,7 @@ def command(
     """Show what the model sees at a step: for each row its component, documents, their files and the text.
 
     The order is a pure function of the config, so this works without any log of the run. Rows are numbered as in the
-    loader's batch.
+    loader's batch. With --row, the line or record of each document in its source file is shown too, if that is there.
 
     For example:
 
@@ -63,12 +63,10 @@ def command(
     order = "locality" if resolved.row_order == "locality" else "stream"
     rows = rows_of_step(dataset, dataset.batch_schedule, step, order)
     _check_rows(rows, row or [])
-    facts = {
-        "step": step,
-        "batch_size": rows.batch_size,
-        "seq_len": rows.seq_len,
-        "rows": described_rows(rows, row or list(range(len(rows))), id_leaf, tokenizer),
-    }
+    described = described_rows(rows, row or list(range(len(rows))), id_leaf, tokenizer)
+    if row:
+        _add_origins(rows, described)
+    facts = {"step": step, "batch_size": rows.batch_size, "seq_len": rows.seq_len, "rows": described}
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False))
     else:
@@ -144,6 +142,22 @@ def described_rows(
     return [_row(rows, row, spans_of_row[row]) for row in places]
 
 
+def _add_origins(rows: StepRows, described: list[dict[str, Any]]) -> None:
+    """Adds to each span of some rows where its document stands in the source, or why that cannot be told."""
+    from headrace.cli.shown import working
+    from headrace.ingest.origins import find_origins
+
+    by_source: dict[int, list[dict[str, Any]]] = {}
+    for row in described:
+        by_source.setdefault(int(rows.source[row["row"]]), []).extend(row["spans"])
+    with working("looks for the documents in their source"):
+        for source, spans in by_source.items():
+            stored = rows.caches[source].stored_at([span["document"] for span in spans]).tolist()
+            origins = find_origins(rows.caches[source], stored)
+            for span, place in zip(spans, stored, strict=True):
+                span |= vars(origins[place])
+
+
 def described_column(values: np.ndarray) -> dict[str, Any]:
     """A column of a span as JSON values: its shape, its range, its mean, and the values of the first tokens."""
     return {
@@ -217,6 +231,8 @@ def _show_whole(console: Console, row: dict[str, Any]) -> None:
 
     for one in row["spans"]:
         console.print(Text(f"[{_columns(one)}] {_document(one)}", "cyan"), soft_wrap=True)
+        if one.get("origin_problem"):
+            console.print(Text(f"its place in the source is unknown: {one['origin_problem']}", "dim"), soft_wrap=True)
         for name, column in one.get("columns", {}).items():
             console.print(Text(f"{name}: {_column(column)}", "dim"), soft_wrap=True)
         text = marked(one["runs"], console) if "runs" in one else Text(printable(one["text"]))
@@ -248,8 +264,11 @@ def _document(span: dict[str, Any]) -> str:
     else:
         which = f"tokens {first:,} - {first + size - 1:,} of {length:,}"
     called = f" {one_line(str(span['id']), _ID_WIDTH)}" if "id" in span else ""
+    origin = f", {printable(span['origin'])}" if span.get("origin") else ""
     trained = f", {span['trained_tokens']:,} of them trained on" if "trained_tokens" in span else ""
-    return f"document {span['document']:,}{called}, {which}{trained}{', removed' if span.get('removed') else ''}"
+    return (
+        f"document {span['document']:,}{called}, {which}{trained}{', removed' if span.get('removed') else ''}{origin}"
+    )
 
 
 def _origin(row: dict[str, Any]) -> str:
