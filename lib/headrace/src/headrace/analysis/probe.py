@@ -185,11 +185,10 @@ def neighbourhoods(rows: int, block: int) -> tuple[int, ...]:
         (16, 64, 256, 1024)
     """
     if block < 2 or rows // block < _LEAST_UNITS:
-        raise ConfigError(
-            f"of {block} rows are too few or too small in {rows:,} rows to tell blocks from rows",
-            field="blocks",
-            cure="Give a smaller block, of two rows or more, or a larger cache.",
-        )
+        most = rows // _LEAST_UNITS
+        cure = f"Give a block of {most:,} rows, or fewer." if most > 1 else "Give shorter rows, or a larger cache."
+        problem = f"must be at least 2 rows, and {_LEAST_UNITS} blocks of the {rows:,} rows that there are"
+        raise ConfigError(problem, field="block", value=block, cure=cure)
     sizes = [block * _GROWTH**level for level in range(_LEVELS + 1)]
     return tuple(size for size in sizes if rows // size >= _LEAST_UNITS)
 

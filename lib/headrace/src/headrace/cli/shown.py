@@ -112,7 +112,25 @@ def show_judgments(judgments: Iterable[Judgment]) -> None:
     console = Console(highlight=False)
     for one in judgments:
         style = {"good": "green", "unknown": "dim"}.get(one.level, "yellow")
-        console.print(Text.assemble((one.level, style), f" {one.figure}: {one.text}"), soft_wrap=True)
+        text = wrapped(f"{one.figure}: {one.text}", console, indent=len(one.level) + 1)
+        console.print(Text.assemble((one.level, style), f" {text}"), soft_wrap=True)
+
+
+def wrapped(text: str, console: Console, indent: int) -> str:
+    """Text over lines as wide as the terminal, the first of which begins at ``indent``; a command is left in one piece,
+    so that it can be copied. Elsewhere than on a terminal, one line.
+    """
+    if not console.is_terminal:
+        return text
+    prose, command, rest = text.partition("headrace ")
+    whole = prose.split() + [command + rest] * bool(command)
+    lines, room = [""], console.width - indent
+    for word in whole:
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > room:
+            lines.append("")
+            room = console.width - 2
+        lines[-1] += f" {word}" if lines[-1] else word
+    return "\n  ".join(lines)
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:

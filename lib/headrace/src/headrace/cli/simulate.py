@@ -68,7 +68,7 @@ def command(
 
         headrace simulate plan.yaml --tokens web=1e12 --tokens code=2e11
     """
-    from headrace.analysis.check.judgments import judge_forecast
+    from headrace.analysis.check.judgments import RunOrders, judge_forecast
     from headrace.analysis.check.sizes import planned_caches
     from headrace.analysis.excess import source_excess
     from headrace.analysis.simulate.forecast import RunSteps, simulate
@@ -107,8 +107,9 @@ def command(
     for name, one in noise.items():
         typer.echo(f"{name}: {one} over a full shuffle")
     orders = [order for c in mixture.components if (order := c.shuffle_order()) is not None]
-    kinds, strands = {order.kind for order in orders}, sum(order.strands for order in orders)
-    show_judgments(judge_forecast(forecast, resolved, kinds, strands, memory, noise))
+    mix_all = all(c.open_window().everywhere for c in mixture.components)
+    run_orders = RunOrders({order.kind for order in orders}, sum(order.strands for order in orders), mix_all)
+    show_judgments(judge_forecast(forecast, resolved, run_orders, memory, noise))
 
 
 def _say_if_long(config: LmDataConfig) -> None:

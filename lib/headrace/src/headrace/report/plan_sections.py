@@ -78,7 +78,7 @@ def order_section(plan: PlanFacts) -> Section:
                 "Variance ratio of windows of batches",
                 quality_chart(forecast),
                 "Variance of the mean of a window, for a value that is the same within a stored block, over that of"
-                f" independent rows. {_BARS}",
+                f" rows drawn at random. {_BARS}",
             )
         )
     rows = [

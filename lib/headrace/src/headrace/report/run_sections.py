@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from headrace.errors import counted
 from headrace.report import numbers as n
 from headrace.report.blocks import Block, Chart, Kind, Notes, Section, Table, Text, Tiles, columns
 from headrace.report.charts import loader_time_chart, measured_chart, stalls_chart, waits_chart
@@ -150,7 +151,7 @@ def _measured_tiles(records: RunRecords) -> list[tuple[str, str, str]]:
     took = None if records.began is None or records.ended is None else records.ended - records.began
     sessions = "1 process" if records.sessions == 1 else f"{records.sessions} processes, one after the other"
     if records.hosts > 1:
-        sessions = f"{records.hosts} hosts, {records.sessions} starts"
+        sessions = f"{counted(records.hosts, 'host')}, {counted(records.sessions, 'start')}"
     return [
         ("Waiting", n.percent(share), "of the time; good below 2%" if share is not None else "not known yet"),
         ("Read", n.size(read), f"{n.digits(reads / rows) if rows else n.NOTHING} block reads per row"),
@@ -233,7 +234,7 @@ def reads_section(facts: ReportFacts) -> Section:
         return Section("reads", "Measured: reads", [Text(_NOT_MEASURED, quiet=True)])
     series = _shown_hosts(records)
     expected = forecast_for(facts.plan, records.hosts)
-    hosts = f"{records.hosts} hosts" if records.hosts > 1 else "1 host"
+    hosts = counted(records.hosts, "host")
     charts = [
         measured_chart(
             series,

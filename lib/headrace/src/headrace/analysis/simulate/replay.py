@@ -246,6 +246,8 @@ class Quality:
     def of(cls, blocks: Int64[np.ndarray, "steps uses"], size: int, seq_len: int, space: BlockSpace) -> Quality:
         """Of batches of ``size`` rows; rows that lie in several blocks have several uses, side by side."""
         array = space.array_of(blocks.ravel())
+        first_of_row = blocks[:, :: max(blocks.shape[1] // size, 1)]
+        sources = np.searchsorted(np.unique(space.first_array), space.array_of(first_of_row.ravel()), side="right")
         block_bytes = space.block_bytes()
         worth = seq_len / space.chunk[array]  # of caches with other chunks: the mean over what is used
         return cls(
@@ -255,26 +257,51 @@ class Quality:
             requests=float((space.block_requests()[array] * worth).sum() / worth.sum()),
             distinct_blocks=float(np.mean((np.diff(np.sort(blocks, axis=1), axis=1, prepend=-1) != 0).sum(axis=1))),
             variance={
-                w: variance_ratio(blocks[:, :: blocks.shape[1] // size], w)
+                w: ratio
                 for w in VARIANCE_WINDOWS
                 if blocks.shape[0] >= 2 * w
+                and not np.isnan(ratio := variance_ratio(first_of_row, sources.reshape(first_of_row.shape), w))
             },
         )
 
 
-def variance_ratio(blocks: Int64[np.ndarray, "steps batch"], window: int) -> float:
-    """Mean over windows of ``window`` steps of ``sum_b c_b**2 / rows``, where block b gives c_b of the window's rows.
+def variance_ratio(
+    blocks: Int64[np.ndarray, "steps batch"], sources: Int64[np.ndarray, "steps batch"], window: int
+) -> float:
+    """``VR_w`` of windows of ``window`` steps: the variance of a window's mean of a value that is the same within a
+    block and independent between blocks, relative to that of rows drawn at random from the same sources.
 
-    For a value that is the same within a block and independent between blocks this is the variance of a window's mean
-    over that of as many independent rows.
+    Block b, a share ``q_b`` of all rows of its source, gives ``c_wb`` of the ``n_ws`` rows that window w has of source
+    s. So ``sum (c_wb - n_ws q_b)**2`` is divided by what it is on average for rows drawn at random,
+    ``sum_s (1 - sum_b q_b**2) N_s / (N_s - 1) (N_s - sum_w n_ws**2 / N_s)``. That a source has few blocks, or another
+    share in each window, is not held against the order. NaN where each source is one block or one window.
 
     Example:
-        >>> variance_ratio(np.array([[0, 0, 1, 1], [2, 3, 4, 5]]), 1)
-        1.5
+        >>> sources = np.zeros((4, 4), np.int64)
+        >>> variance_ratio(np.arange(16).reshape(4, 4), sources, 1)  # no two rows of a block
+        1.0
+        >>> variance_ratio(np.arange(16).reshape(4, 4) // 4, sources, 1)  # one block a window
+        4.0
+        >>> variance_ratio(np.arange(16).reshape(4, 4) % 4, sources, 1)  # a row of each block in every window
+        0.0
     """
     steps, batch = blocks.shape
-    count = steps // window
-    flat = np.sort(blocks[: count * window].reshape(count, window * batch), axis=1)
-    run = np.cumsum(np.diff(flat, axis=1, prepend=-1) != 0, axis=1) + np.arange(count)[:, None] * (window * batch + 1)
-    sizes = np.bincount(run.ravel())
-    return float((sizes.astype(float) ** 2).sum() / (count * window * batch))
+    count, rows = steps // window, steps // window * window * batch
+    number = np.repeat(np.arange(count), window * batch)
+    _, source = np.unique(sources.ravel()[:rows], return_inverse=True)
+    _, first, block = np.unique(blocks.ravel()[:rows], return_index=True, return_inverse=True)
+    rows_of_source = np.bincount(source)
+    in_window = np.bincount(number * rows_of_source.size + source, minlength=count * rows_of_source.size)
+    cells, taken = np.unique(number * first.size + block, return_counts=True)
+    source_of_block = source[first]
+    share = np.bincount(block) / rows_of_source[source_of_block]
+    expected_taken = in_window.reshape(count, -1)[cells // first.size, source_of_block[cells % first.size]]
+    expected_taken = expected_taken * share[cells % first.size]
+    alike = np.bincount(source_of_block, share**2)  # sum of q_b**2, by source
+    squares = (in_window.reshape(count, -1).astype(float) ** 2).sum(axis=0)
+    scatter = float((taken.astype(float) ** 2 - 2.0 * taken * expected_taken).sum() + (squares * alike).sum())
+    usual = (
+        (1 - alike) * rows_of_source / np.maximum(rows_of_source - 1, 1) * (rows_of_source - squares / rows_of_source)
+    )
+    total = float(usual.sum())
+    return max(0.0, scatter / total) if total > 1e-9 else float("nan")
