@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import shlex
 import shutil
 import subprocess
@@ -261,3 +262,32 @@ def test_commands_options_and_choices_are_completed():
     assert "from-levanter" in completed("headrace config f")
     assert "--steps" in completed("headrace config check --st")
     assert completed("headrace convert a b --layout l") == ["levanter"]
+
+
+def test_one_of_something_is_in_the_singular(headrace, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "run.yaml").write_text("{seq_len: 2, batch_size: 1, num_steps: 1, components: {a: a}}")
+    commands = [
+        "build a.txt -o a -t bytes",
+        "build a.txt -o a -t bytes",
+        "inspect a",
+        "verify a --deep",
+        "diff a a",
+        "consolidate a b",
+        "convert a c --layout levanter",
+        "pack a --seq-len 2",
+        "pack a --seq-len 2 --compare",
+        "config check run.yaml",
+        "simulate run.yaml",
+        "cat run.yaml",
+        "where run.yaml --step 1",
+        "remove b 0",
+        "inspect b",
+    ]
+    for command in commands:
+        done = headrace(*command.split())
+        assert done.code in (0, 1), done.err
+        nouns = "documents|tokens|parts|packs|rows|steps|hosts|files|batches|blocks"
+        plurals = re.findall(rf"(?<![\d,.])1 (?:[a-z]+ )?(?:{nouns})\b", done.out)
+        assert not plurals, command

@@ -275,8 +275,8 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
 
 
 def _run_line(plan: RunPlan) -> str:
-    rows = f"batches of {plan.batch_size:,}"
-    rows += f" to {plan.largest_batch:,} rows" if plan.largest_batch != plan.batch_size else " rows"
+    smallest = f"{plan.batch_size:,} to " if plan.largest_batch != plan.batch_size else ""
+    rows = f"batches of {smallest}{counted(plan.largest_batch, 'row')}"
     lengths = ", then ".join(f"{n:,}" + (f" from step {s:,}" if s else "") for s, n in plan.phases)
     end = "without an end" if plan.steps is None else f"{counted(plan.steps, 'step')}, {plan.tokens or 0:,} tokens"
     packed = ""

@@ -312,6 +312,9 @@ class SourceConfig:
         Raises:
             SourceError: the name says nothing and no format is set, or names a packing that is not read.
         """
+        if (shown := escape_undecodable(path)) != path:
+            cure = "Rename the file: a ledger names files in UTF-8."
+            raise SourceError("has a name that is not UTF-8", field=shown, cure=cure)
         if file_name(path).lower().endswith(_UNREADABLE):
             raise SourceError(
                 "is packed in a way that is not read", field=path, cure="Unpack it, or pack it again as .gz or .zst."
@@ -393,8 +396,18 @@ def split_compression(path: str) -> tuple[str, Compression]:
     return (stem, compression) if compression else (path, "none")
 
 
+def escape_undecodable(path: str) -> str:
+    r"""A path, of which bytes that are not UTF-8 are spelled out.
+
+    Example:
+        >>> print(escape_undecodable(os.fsdecode(b"caf\xe9.txt")))
+        caf\xe9.txt
+    """
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
 def _ending(path: str) -> str:
-    return os.path.splitext(path)[1] or os.path.basename(path)
+    return escape_undecodable(os.path.splitext(path)[1] or os.path.basename(path))
 
 
 def endings_in_words(endings: Counter[str]) -> str:
