@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import ID_LEAF, AsJson, Config, Decoder, IdLeaf, SameRun, Settings, check_run, load_as_begun
-from headrace.cli.shown import coloured, legend, marked, one_line, printable
+from headrace.cli.shown import coloured, legend, marked, one_line, printable, working
 from headrace.errors import ConfigError, counted, did_you_mean, redact
 
 if TYPE_CHECKING:
@@ -56,16 +56,17 @@ def command(
 
     from headrace.data.provenance import rows_of_step
 
-    resolved = load_as_begun(config, settings, run)
-    dataset = resolved.dataset()
-    if run is not None:
-        check_run(run, resolved, dataset, step)
-    order = "locality" if resolved.row_order == "locality" else "stream"
-    rows = rows_of_step(dataset, dataset.batch_schedule, step, order)
-    _check_rows(rows, row or [])
-    described = described_rows(rows, row or list(range(len(rows))), id_leaf, tokenizer)
-    if row:
-        _add_origins(rows, described)
+    with working("finding the rows"):
+        resolved = load_as_begun(config, settings, run)
+        dataset = resolved.dataset()
+        if run is not None:
+            check_run(run, resolved, dataset, step)
+        order = "locality" if resolved.row_order == "locality" else "stream"
+        rows = rows_of_step(dataset, dataset.batch_schedule, step, order)
+        _check_rows(rows, row or [])
+        described = described_rows(rows, row or list(range(len(rows))), id_leaf, tokenizer)
+        if row:
+            _add_origins(rows, described)
     facts = {"step": step, "batch_size": rows.batch_size, "seq_len": rows.seq_len, "rows": described}
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False))
@@ -144,18 +145,16 @@ def described_rows(
 
 def _add_origins(rows: StepRows, described: list[dict[str, Any]]) -> None:
     """Adds to each span of some rows where its document stands in the source, or why that cannot be told."""
-    from headrace.cli.shown import working
     from headrace.ingest.origins import find_origins
 
     by_source: dict[int, list[dict[str, Any]]] = {}
     for row in described:
         by_source.setdefault(int(rows.source[row["row"]]), []).extend(row["spans"])
-    with working("looks for the documents in their source"):
-        for source, spans in by_source.items():
-            stored = rows.caches[source].stored_at([span["document"] for span in spans]).tolist()
-            origins = find_origins(rows.caches[source], stored)
-            for span, place in zip(spans, stored, strict=True):
-                span |= vars(origins[place])
+    for source, spans in by_source.items():
+        stored = rows.caches[source].stored_at([span["document"] for span in spans]).tolist()
+        origins = find_origins(rows.caches[source], stored)
+        for span, place in zip(spans, stored, strict=True):
+            span |= vars(origins[place])
 
 
 def described_column(values: np.ndarray) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from headrace.cli.options import (
     parse_shares,
     parse_sizes,
 )
-from headrace.cli.shown import figures_table, in_bytes, show_judgments
+from headrace.cli.shown import figures_table, in_bytes, show_judgments, working
 from headrace.errors import counted
 
 if TYPE_CHECKING:
@@ -76,18 +76,19 @@ def check(
     from headrace.analysis.check.findings import findings
     from headrace.analysis.check.plan import plan_run
 
-    plan = plan_run(
-        load_as_begun(config, settings, run),
-        sizes=parse_sizes(tokens),
-        layout=layout,
-        look=not declared,
-        hosts=parse_hosts(hosts),
-        num_steps=num_steps,
-        icc=parse_shares(icc),
-    )
-    if run is not None:
-        check_run(run, plan.config, plan.config.dataset())
-    all_findings = findings(plan)
+    with working("checking"):
+        plan = plan_run(
+            load_as_begun(config, settings, run),
+            sizes=parse_sizes(tokens),
+            layout=layout,
+            look=not declared,
+            hosts=parse_hosts(hosts),
+            num_steps=num_steps,
+            icc=parse_shares(icc),
+        )
+        if run is not None:
+            check_run(run, plan.config, plan.config.dataset())
+        all_findings = findings(plan)
     if as_json:
         typer.echo(json.dumps(check_json(plan, all_findings)))
     else:

@@ -109,7 +109,7 @@ def consolidate(
 ) -> None:
     """Copy a token cache into one part: fewer files, and rows that run on where parts ended.
 
-    Reading needs no such copy: a cache of many parts is read as fast. Interrupted, the same command goes on.
+    Reading needs no such copy: a cache of many parts is read as fast. If it is interrupted, run it again to resume.
 
     For example:
 

@@ -134,4 +134,4 @@ def _say_what_is_next(output: Path) -> None:
     if missing:
         typer.echo(f"  {install_command('headrace[demo,report]')}  # {' and '.join(missing)}, which train.py needs")
     typer.echo(f"  headrace simulate {CONFIG}  # what it will read")
-    typer.echo(f"  python {PROGRAM}  # trains; after a stop the same command goes on")
+    typer.echo(f"  python {PROGRAM}  # trains; run it again to resume after a stop")

@@ -21,7 +21,7 @@ from headrace.cli.options import (
     Settings,
     refuse_typed,
 )
-from headrace.cli.shown import counting, figures_table
+from headrace.cli.shown import counting, figures_table, working
 from headrace.errors import counted
 
 if TYPE_CHECKING:
@@ -101,9 +101,10 @@ def command(
     numbers = drawn(there, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]
     all_samples = [sample(opened, decoder, i, whole=not every) for i in numbers]
     removed = None if remove is None else removal(opened, remove)
-    facts: dict[str, Any] = overview(opened) if every else {}
-    lengths = show.length_statistics(opened) if every else None
-    tokens = show.token_statistics(opened, decoder) if every else None
+    with working("reading lengths and tokens"):
+        facts: dict[str, Any] = overview(opened) if every else {}
+        lengths = show.length_statistics(opened) if every else None
+        tokens = show.token_statistics(opened, decoder) if every else None
     if as_json:
         if lengths is not None and tokens is not None:
             facts |= {"lengths": asdict(lengths), "token_frequencies": asdict(tokens)}

@@ -164,12 +164,13 @@ def _compared(
     from headrace.pack.plan import plan_of
     from headrace.pack.saved_plans import of_documents, unit_lengths
     from headrace.pack.spec import CUTTING, Algorithm, PackingConfig
+    from headrace.progress import track
 
     removed_documents = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(cache)
     lengths = np.concatenate([np.zeros(0, np.int64), *unit_lengths(cache, removed_documents.documents, how.unit)])
     algorithms = [name for name in get_args(Algorithm) if how.unit == 1 or name not in CUTTING]
     rows: list[dict[str, Any]] = []
-    for name in algorithms:
+    for name in track(algorithms, "trying algorithms", len(algorithms)):
         long = "split" if name in CUTTING else how.long
         most = how.max_documents // how.unit if how.max_documents and name == "next_fit" else None
         tried = PackingConfig(name, long, how.min_fill, max_documents=most)

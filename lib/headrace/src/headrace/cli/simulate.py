@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -20,8 +21,9 @@ from headrace.cli.options import (
     parse_shares,
     parse_sizes,
 )
-from headrace.cli.shown import figures_table, in_bytes, show_judgments, watching, working
+from headrace.cli.shown import figures_table, in_bytes, show_judgments, working
 from headrace.errors import counted
+from headrace.progress import report
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,7 +85,7 @@ def command(
     dataset = resolved.dataset(planned.caches)
     row_order: RowOrder = "locality" if resolved.row_order == "locality" else "stream"
     memory = resolved.prefetch_bytes if cache_mib is None else cache_mib << 20
-    with watching("examples counted") as watch:
+    with working("looking at the steps"):
         forecast = simulate(
             dataset,
             dataset.batch_schedule,
@@ -92,7 +94,7 @@ def command(
             steps=RunSteps(first_step, num_steps, min(max_rows, 1 << 40)),
             row_order=row_order,
             prices=Prices(price_per_1000_reads, price_per_gib),
-            watch=watch,
+            watch=partial(report, "counting examples"),
         )
     noise = source_excess(dataset, num_steps or resolved.run_steps, forecast.batch_size, parse_shares(icc))
     micro = (cut := resolved.micro_batches) and MicroForecast.of(cut, dataset, dataset.batch_schedule, row_order)

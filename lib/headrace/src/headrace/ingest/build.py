@@ -312,7 +312,8 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
     encoding = plan_encoding(work.tokenizer_engine, work.tokenizer, work.job.kind, [t.stored_bytes for t in missing])
     job = replace(work.job, tokenizer=ledger.tokenizer, code_points=encoding.code_points)
     built: dict[str, PartRecord] = {}
-    bar = show_progress(sum(t.stored_bytes for t in missing)) if missing and work.shows_progress else nullcontext()
+    shows, what = bool(missing) and work.shows_progress, f"building {output.rstrip('/').rpartition('/')[2]}"
+    bar = show_progress(sum(t.stored_bytes for t in missing), what) if shows else nullcontext()
     with (
         bar as report,
         closing(_run(work, job, missing, report)) as finished_parts,

@@ -28,10 +28,12 @@ from headrace.ingest.records import BadRecordError
 from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import recorded_tokenizer
 from headrace.order.rising import starts
+from headrace.progress import report
 from headrace.store import files
 from headrace.store.cache import OriginalDocument, TokenCache
 
 _NO_FILES = ("python", "hf")
+_REPORTED = 256
 
 
 @dataclass(frozen=True)
@@ -108,12 +110,15 @@ def _in_part(cache: TokenCache, originals: Mapping[int, OriginalDocument]) -> di
     kind = make_kind(source, source.kind_of(listed.values()), tokenizer, metadata.get("template"))
     wanted = {original.number_in_part: document for document, original in originals.items()}
     origins: dict[int, Origin] = {}
+    last = max(wanted)
     for number, (document, reader) in enumerate(_documents(source, kind, tasks_from_records(now, listed)[0].files)):
+        if number % _REPORTED == 0:
+            report("reading the source", number, last)
         if number in wanted and np.array_equal(kind.encode([document]).tokens, cache.document(wanted[number])):
             path = reader.file.shown_path
             place = path if reader.file.format == "text" else redact(reader.place(reader.row))
             origins[wanted[number]] = Origin(place)
-        if number >= max(wanted):
+        if number >= last:
             break
     return origins
 

@@ -17,6 +17,7 @@ from headrace.feed.exchange import RowExchange
 from headrace.feed.plan import BlockSpace, GlobalRows, arrange, global_rows, stored_blocks
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import Residency, WindowUses, window_steps, window_uses
+from headrace.progress import report, track
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ class Windows:
     def until(self, step: int) -> list[Window]:
         """The windows that hold the steps before ``step``."""
         number = 0
-        while self[number].first_step + self[number].steps < step:
+        while (planned := self[number].first_step + self[number].steps) < step:
+            report("planning steps", planned - self.first_step, step - self.first_step)
             number += 1
         return self._planned[: number + 1]
 
@@ -188,7 +190,7 @@ def replay(
     by_step = np.zeros((hosts, steps), np.int64)
     short: list[int] = []
     open_blocks = index_requests = 0
-    for host in range(hosts):
+    for host in track(range(hosts), "counting reads of hosts", hosts):
         step = np.concatenate(
             [s[b[host] : b[host + 1]] + w.first_step for w, (s, _, b) in zip(looked, parts, strict=True)]
         )
@@ -205,7 +207,7 @@ def replay(
         else:
             short.append(host)
     chosen = short if len(short) <= most else [short[k * len(short) // most] for k in range(most)]
-    for host in chosen:
+    for host in track(chosen, "replaying hosts", len(chosen)):
         by_step[host] = _replay_host(windows, hosts, host, steps, slots or 0, exchange=exchange)
     moved = windows.moved_rows(hosts, len(looked)) if exchange else 0.0
     by_step = by_step[chosen] if len(chosen) < len(short) else by_step
@@ -247,7 +249,9 @@ class Quality:
         """Of batches of ``size`` rows; rows that lie in several blocks have several uses, side by side."""
         array = space.array_of(blocks.ravel())
         first_of_row = blocks[:, :: max(blocks.shape[1] // size, 1)]
-        sources = np.searchsorted(np.unique(space.first_array), space.array_of(first_of_row.ravel()), side="right")
+        distinct, numbers = np.unique(first_of_row, return_inverse=True)
+        numbers = numbers.reshape(first_of_row.shape)
+        sources = np.searchsorted(np.unique(space.first_array), space.array_of(distinct), side="right")[numbers]
         block_bytes = space.block_bytes()
         worth = seq_len / space.chunk[array]  # of caches with other chunks: the mean over what is used
         return cls(
@@ -259,8 +263,7 @@ class Quality:
             variance={
                 w: ratio
                 for w in VARIANCE_WINDOWS
-                if blocks.shape[0] >= 2 * w
-                and not np.isnan(ratio := variance_ratio(first_of_row, sources.reshape(first_of_row.shape), w))
+                if blocks.shape[0] >= 2 * w and not np.isnan(ratio := variance_ratio(numbers, sources, w))
             },
         )
 
@@ -274,7 +277,8 @@ def variance_ratio(
     Block b, a share ``q_b`` of all rows of its source, gives ``c_wb`` of the ``n_ws`` rows that window w has of source
     s. So ``sum (c_wb - n_ws q_b)**2`` is divided by what it is on average for rows drawn at random,
     ``sum_s (1 - sum_b q_b**2) N_s / (N_s - 1) (N_s - sum_w n_ws**2 / N_s)``. That a source has few blocks, or another
-    share in each window, is not held against the order. NaN where each source is one block or one window.
+    share in each window, is not held against the order. NaN where each source is one block or one window. Blocks and
+    sources are numbered from 0, closely.
 
     Example:
         >>> sources = np.zeros((4, 4), np.int64)
@@ -285,23 +289,22 @@ def variance_ratio(
         >>> variance_ratio(np.arange(16).reshape(4, 4) % 4, sources, 1)  # a row of each block in every window
         0.0
     """
-    steps, batch = blocks.shape
-    count, rows = steps // window, steps // window * window * batch
-    number = np.repeat(np.arange(count), window * batch)
-    _, source = np.unique(sources.ravel()[:rows], return_inverse=True)
-    _, first, block = np.unique(blocks.ravel()[:rows], return_index=True, return_inverse=True)
-    rows_of_source = np.bincount(source)
-    in_window = np.bincount(number * rows_of_source.size + source, minlength=count * rows_of_source.size)
-    cells, taken = np.unique(number * first.size + block, return_counts=True)
-    source_of_block = source[first]
-    share = np.bincount(block) / rows_of_source[source_of_block]
-    expected_taken = in_window.reshape(count, -1)[cells // first.size, source_of_block[cells % first.size]]
-    expected_taken = expected_taken * share[cells % first.size]
-    alike = np.bincount(source_of_block, share**2)  # sum of q_b**2, by source
-    squares = (in_window.reshape(count, -1).astype(float) ** 2).sum(axis=0)
-    scatter = float((taken.astype(float) ** 2 - 2.0 * taken * expected_taken).sum() + (squares * alike).sum())
-    usual = (
-        (1 - alike) * rows_of_source / np.maximum(rows_of_source - 1, 1) * (rows_of_source - squares / rows_of_source)
-    )
-    total = float(usual.sum())
+    count = blocks.shape[0] // window
+    block, source = (table[: count * window].ravel() for table in (blocks, sources))
+    number = np.repeat(np.arange(count), block.size // max(count, 1))
+    in_window = np.bincount(number * (source.max() + 1) + source, minlength=count * (source.max() + 1))
+    in_window = in_window.reshape(count, -1)
+    rows_of_source, rows_of_block = in_window.sum(axis=0), np.bincount(block)
+    source_of_block = np.zeros(rows_of_block.size, np.int64)
+    source_of_block[block] = source
+    share = rows_of_block / np.maximum(rows_of_source[source_of_block], 1)
+    alike = np.bincount(source_of_block, share**2, rows_of_source.size)  # sum of q_b**2, by source
+    cells = np.sort(number * rows_of_block.size + block)
+    ends = np.append(np.flatnonzero(np.diff(cells)), cells.size - 1)
+    taken, of_block = np.diff(ends, prepend=-1).astype(float), cells[ends] % rows_of_block.size
+    usual = in_window[cells[ends] // rows_of_block.size, source_of_block[of_block]] * share[of_block]
+    squares = (in_window.astype(float) ** 2).sum(axis=0)
+    scatter = float((taken**2 - 2.0 * taken * usual).sum() + (squares * alike).sum())
+    of_source = np.maximum(rows_of_source, 1)
+    total = float(((1 - alike) * of_source / np.maximum(of_source - 1, 1) * (of_source - squares / of_source)).sum())
     return max(0.0, scatter / total) if total > 1e-9 else float("nan")
