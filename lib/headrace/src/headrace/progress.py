@@ -56,12 +56,12 @@ def track(items: Iterable[T], what: str, total: float, size: Callable[[T], float
         reading: 1 of 2
         reading: 2 of 2
     """
-    done = 0.0 if total != int(total) else 0
-    report(what, done, total)
+    size_so_far = 0.0 if total != int(total) else 0
+    report(what, size_so_far, total)
     for item in items:
         yield item
-        done += size(item)
-        report(what, done, total)
+        size_so_far += size(item)
+        report(what, size_so_far, total)
 
 
 def bar(*, show: bool = True) -> Progress:
@@ -76,10 +76,10 @@ def bar(*, show: bool = True) -> Progress:
 
     class Left(ProgressColumn):
         def render(self, task: Task) -> Text:
-            left = task.time_remaining if task.total is not None else None
-            minutes, seconds = divmod(int((task.elapsed or 0) if left is None else left), 60)
+            remaining = task.time_remaining if task.total is not None else None
+            minutes, seconds = divmod(int((task.elapsed or 0) if remaining is None else remaining), 60)
             time = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
-            return Text(f"{time} so far" if left is None else f"{time} left")
+            return Text(f"{time} so far" if remaining is None else f"{time} left")
 
     console = Console(stderr=True)
     return Progress(

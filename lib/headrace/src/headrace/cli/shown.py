@@ -181,13 +181,13 @@ def working(what: str, *, show: bool = True) -> Iterator[None]:
     """
     from headrace import progress
 
-    with progress.bar(show=show) as shown:
-        task = shown.add_task(what, total=None, rate="")
+    with progress.bar(show=show) as progress_bar:
+        task = progress_bar.add_task(what, total=None, rate="")
 
         def watch(now: str, done: float, total: float) -> None:
-            if shown.tasks[task].description != now:
-                shown.reset(task, description=now)
-            shown.update(task, completed=done, total=max(total, 1))
+            if progress_bar.tasks[task].description != now:
+                progress_bar.reset(task, description=now)
+            progress_bar.update(task, completed=done, total=max(total, 1))
 
         with progress.watched(watch):
             yield

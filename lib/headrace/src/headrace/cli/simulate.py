@@ -108,10 +108,7 @@ def command(
         typer.echo(str(micro))
     for name, one in noise.items():
         typer.echo(f"{name}: {one} over a full shuffle")
-    orders = [order for c in mixture.components if (order := c.shuffle_order()) is not None]
-    mix_all = all(c.open_window().everywhere for c in mixture.components)
-    run_orders = RunOrders({order.kind for order in orders}, sum(order.strands for order in orders), mix_all)
-    show_judgments(judge_forecast(forecast, resolved, run_orders, memory, noise))
+    show_judgments(judge_forecast(forecast, resolved, RunOrders.of(mixture.components), memory, noise))
 
 
 def _say_if_long(config: LmDataConfig) -> None:

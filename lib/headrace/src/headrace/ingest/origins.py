@@ -72,8 +72,8 @@ def find_origins(cache: TokenCache, documents: Collection[int]) -> dict[int, Ori
     first = starts([member.num_documents for member in cache.members])
     for number, member in enumerate(cache.members):
         begin, end = int(first[number]), int(first[number]) + member.num_documents
-        own = [document - begin for document in documents if begin <= document < end]
-        origins |= {begin + document: origin for document, origin in _in_cache(member, own).items()}
+        local_numbers = [document - begin for document in documents if begin <= document < end]
+        origins |= {begin + document: origin for document, origin in _in_cache(member, local_numbers).items()}
     return origins
 
 
@@ -108,16 +108,16 @@ def _in_part(cache: TokenCache, originals: Mapping[int, OriginalDocument]) -> di
     now = [{**r, "size": listed[r["path"]].size, "version": listed[r["path"]].version} for r in records]
     tokenizer = recorded_tokenizer(cache.path, cache.ledger.tokenizer)
     kind = make_kind(source, source.kind_of(listed.values()), tokenizer, metadata.get("template"))
-    wanted = {original.number_in_part: document for document, original in originals.items()}
+    document_at = {original.number_in_part: document for document, original in originals.items()}
     origins: dict[int, Origin] = {}
-    last = max(wanted)
+    last = max(document_at)
     for number, (document, reader) in enumerate(_documents(source, kind, tasks_from_records(now, listed)[0].files)):
         if number % _REPORTED == 0:
             report("reading the source", number, last)
-        if number in wanted and np.array_equal(kind.encode([document]).tokens, cache.document(wanted[number])):
+        stored = document_at.get(number)
+        if stored is not None and np.array_equal(kind.encode([document]).tokens, cache.document(stored)):
             path = reader.file.shown_path
-            place = path if reader.file.format == "text" else redact(reader.place(reader.row))
-            origins[wanted[number]] = Origin(place)
+            origins[stored] = Origin(path if reader.file.format == "text" else redact(reader.place(reader.row)))
         if number >= last:
             break
     return origins

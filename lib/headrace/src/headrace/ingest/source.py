@@ -23,7 +23,7 @@ from typing import Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError, SourceError, check_at_least, check_choice, redact
 from headrace.ingest.choices import Format, FormatOrAuto, Kind, KindOrAuto, Mask, OnBadLine, SpecialTokensInText
-from headrace.ingest.listing import expand_braces, file_name, list_path, nearby
+from headrace.ingest.listing import escape_undecodable, expand_braces, file_name, list_path, nearby
 from headrace.ingest.records import MAX_RECORD_BYTES, LeafConfig, Slice
 from headrace.store import files
 
@@ -312,9 +312,9 @@ class SourceConfig:
         Raises:
             SourceError: the name says nothing and no format is set, or names a packing that is not read.
         """
-        if (shown := escape_undecodable(path)) != path:
+        if (spelled := escape_undecodable(path)) != path:
             cure = "Rename the file: a ledger names files in UTF-8."
-            raise SourceError("has a name that is not UTF-8", field=shown, cure=cure)
+            raise SourceError("has a name that is not UTF-8", field=spelled, cure=cure)
         if file_name(path).lower().endswith(_UNREADABLE):
             raise SourceError(
                 "is packed in a way that is not read", field=path, cure="Unpack it, or pack it again as .gz or .zst."
@@ -394,16 +394,6 @@ def split_compression(path: str) -> tuple[str, Compression]:
     stem, extension = os.path.splitext(path)
     compression = _COMPRESSIONS.get(extension.lower())
     return (stem, compression) if compression else (path, "none")
-
-
-def escape_undecodable(path: str) -> str:
-    r"""A path, of which bytes that are not UTF-8 are spelled out.
-
-    Example:
-        >>> print(escape_undecodable(os.fsdecode(b"caf\xe9.txt")))
-        caf\xe9.txt
-    """
-    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def _ending(path: str) -> str:

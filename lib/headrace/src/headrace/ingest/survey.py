@@ -11,14 +11,8 @@ from dataclasses import dataclass, replace
 
 from headrace.errors import SourceError
 from headrace.ingest.choices import OnBadLine
-from headrace.ingest.listing import Entry, list_path
-from headrace.ingest.source import (
-    USUAL_ENDINGS,
-    SourceConfig,
-    endings_in_words,
-    escape_undecodable,
-    split_compression,
-)
+from headrace.ingest.listing import Entry, escape_undecodable, list_path
+from headrace.ingest.source import USUAL_ENDINGS, SourceConfig, endings_in_words, split_compression
 from headrace.store import files
 
 MOST_SOURCES = 20

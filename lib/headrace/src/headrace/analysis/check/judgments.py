@@ -5,13 +5,14 @@ Only what has a stated bound is judged. The cures are those of :mod:`headrace.an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.analysis.excess import SourceExcess
 from headrace.analysis.simulate.forecast import Forecast
 from headrace.analysis.simulate.host_forecast import HostForecast
 from headrace.config.lm_data import LmDataConfig
+from headrace.data.dataset import PlannedDataset
 from headrace.errors import counted
 
 if TYPE_CHECKING:
@@ -45,6 +46,15 @@ class RunOrders(NamedTuple):
     kinds: Collection[str]
     strands: int
     mix_all: bool
+
+    @classmethod
+    def of(cls, components: Sequence[PlannedDataset]) -> RunOrders:
+        """Those of a mixture's components."""
+        orders = [order for c in components if (order := c.shuffle_order()) is not None]
+        mix_all = len(orders) == len(components) and all(
+            c.open_window().everywhere or order.kind == "full" for c, order in zip(components, orders, strict=True)
+        )
+        return cls({order.kind for order in orders}, sum(order.strands for order in orders), mix_all)
 
 
 def judge_forecast(

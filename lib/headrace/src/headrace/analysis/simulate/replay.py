@@ -301,10 +301,10 @@ def variance_ratio(
     alike = np.bincount(source_of_block, share**2, rows_of_source.size)  # sum of q_b**2, by source
     cells = np.sort(number * rows_of_block.size + block)
     ends = np.append(np.flatnonzero(np.diff(cells)), cells.size - 1)
-    taken, of_block = np.diff(ends, prepend=-1).astype(float), cells[ends] % rows_of_block.size
+    rows_of_cell, of_block = np.diff(ends, prepend=-1).astype(float), cells[ends] % rows_of_block.size
     usual = in_window[cells[ends] // rows_of_block.size, source_of_block[of_block]] * share[of_block]
     squares = (in_window.astype(float) ** 2).sum(axis=0)
-    scatter = float((taken**2 - 2.0 * taken * usual).sum() + (squares * alike).sum())
+    scatter = float((rows_of_cell**2 - 2.0 * rows_of_cell * usual).sum() + (squares * alike).sum())
     of_source = np.maximum(rows_of_source, 1)
     total = float(((1 - alike) * of_source / np.maximum(of_source - 1, 1) * (of_source - squares / of_source)).sum())
     return max(0.0, scatter / total) if total > 1e-9 else float("nan")
