@@ -130,8 +130,7 @@ def _say_what_is_next(output: Path) -> None:
     typer.echo(f"Wrote {output / CONFIG} and {output / PROGRAM}. Next:")
     if str(output) != ".":
         typer.echo(f"  cd {shlex.quote(str(output))}")
-    missing = [package for package in ("optax", "plotly") if importlib.util.find_spec(package) is None]
-    if missing:
-        typer.echo(f"  {install_command('headrace[demo,report]')}  # {' and '.join(missing)}, which train.py needs")
+    if importlib.util.find_spec("optax") is None:
+        typer.echo(f"  {install_command('headrace[demo]')}  # optax, which train.py needs")
     typer.echo(f"  headrace simulate {CONFIG}  # what it will read")
     typer.echo(f"  python {PROGRAM}  # trains; run it again to resume after a stop")

@@ -12,7 +12,7 @@ import numpy as np
 from headrace.errors import counted
 from headrace.report import numbers as n
 from headrace.report.blocks import Block, Chart, Kind, Notes, Section, Table, Text, Tiles, columns
-from headrace.report.charts import loader_time_chart, measured_chart, stalls_chart, waits_chart
+from headrace.report.charts import axis, loader_time_chart, measured_chart, stalls_chart, waits_chart
 from headrace.report.facts import PlanFacts, ReportFacts, Source
 from headrace.report.plan_sections import forecast_for, largest_epochs
 from headrace.report.run_records import HostSeries, RunRecords
@@ -239,7 +239,7 @@ def reads_section(facts: ReportFacts) -> Section:
         measured_chart(
             series,
             [s.per_batch(name) / unit for s in series],
-            title,
+            axis(title),
             expected=None if expected is None else (f"forecast, {hosts}", expected[k] / unit),
         )
         for k, (name, unit, title) in enumerate(
@@ -268,14 +268,12 @@ def waiting_section(facts: ReportFacts) -> Section:
     share = measured_chart(
         series,
         [s.per_second("wait_s") for s in series],
-        "share of time",
+        axis("share of time", "share"),
         expected=(f"{n.percent(WAITING_BAR)}, the threshold", WAITING_BAR),
-        tickformat=".2~%",
     )
-    speed = measured_chart(series, [s.per_second("batches") for s in series], "batches per second")
-    queue = measured_chart(
-        series, [s.levels["queue_occupancy"] for s in series], "ready / room", tickformat=".0%", range=[0, 1.05]
-    )
+    speed = measured_chart(series, [s.per_second("batches") for s in series], axis("batches per second"))
+    occupancy = [s.levels["queue_occupancy"] for s in series]
+    queue = measured_chart(series, occupancy, axis("ready / room", "share", range=[0, 1.05]))
     blocks: list[Block] = [
         *_shown_note(records),
         Chart(
