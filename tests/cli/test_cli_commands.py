@@ -114,6 +114,13 @@ def test_the_help_of_a_command_of_many_options_fits_a_screen_and_names_them_all(
     assert short.count("headrace build ") < long.count("headrace build ")
 
 
+def test_the_help_has_no_type_of_python(headrace):
+    for name in LEAVES:
+        text = headrace(*name.split(), "--help").out
+        assert not re.search(r"<(str|int|float|bool|path|list)|\{[A-Z]", text), name
+        assert "[[" not in text, name
+
+
 def test_every_command_has_a_panel_of_the_help():
     assert sorted(name for names in PANELS.values() for name in names) == sorted(GROUP.commands)
 

@@ -273,8 +273,8 @@ def _document(span: dict[str, Any]) -> str:
 def _origin(row: dict[str, Any]) -> str:
     """The cache, the part and the files behind a row; rows do not cross parts unless they are packed."""
     parts: dict[str, list[str]] = {}
-    for one in row["spans"]:
-        parts.setdefault(one["part"], [str(file["path"]) for file in one["files"]])
+    for one in row["spans"]:  # a span whose place in the source is known names its own file
+        parts.setdefault(one["part"], [] if one.get("origin") else [str(file["path"]) for file in one["files"]])
     texts = [f"part {name}{_from(files)}" if name else _from(files).strip() for name, files in parts.items()]
     return ", ".join([row["cache"], *(s for s in texts if s)])
 

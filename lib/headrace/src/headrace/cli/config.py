@@ -26,6 +26,7 @@ from headrace.cli.options import (
     parse_shares,
     parse_sizes,
 )
+from headrace.cli.panels import PlainCommand
 from headrace.cli.shown import figures_table, in_bytes, show_judgments, working
 from headrace.errors import counted
 
@@ -40,7 +41,7 @@ LOOK_S = 30.0
 HELP = "Check a config, show it whole, give its schema to an editor, or translate one of Levanter's."
 
 
-@app.command("check")
+@app.command("check", cls=PlainCommand)
 def check(
     config: Config,
     settings: Settings = None,
@@ -97,7 +98,7 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command("show")
+@app.command("show", cls=PlainCommand)
 def show(config: Config, settings: Settings = None, as_json: AsJson = False) -> None:
     """Print a config whole, with settings applied and defaults filled in, as YAML that loads to the same.
 
@@ -115,7 +116,7 @@ def show(config: Config, settings: Settings = None, as_json: AsJson = False) -> 
     typer.echo(json.dumps(yaml.safe_load(text)) if as_json else text.rstrip("\n"))
 
 
-@app.command("schema")
+@app.command("schema", cls=PlainCommand)
 def schema(
     output: Annotated[str | None, typer.Option("--output", "-o", help="File to write.", metavar="FILE")] = None,
 ) -> None:
@@ -134,7 +135,7 @@ def schema(
     _put(json.dumps(json_schema(LmDataConfig), indent=2), output)
 
 
-@app.command("from-levanter")
+@app.command("from-levanter", cls=PlainCommand)
 def from_levanter(
     config: Annotated[
         str, typer.Argument(help="YAML file of a Levanter data config, or of a whole training config.", metavar="FILE")
