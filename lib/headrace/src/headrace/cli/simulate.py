@@ -218,7 +218,7 @@ def _show_probe(found: ShuffleProbe) -> None:
 
     console, share = Console(highlight=False), found.share
     console.print(f"{found.rows:,} of {found.of_rows:,} rows, blocks of {found.block} rows, by {found.value}")
-    console.print(f"Of the variance, {share.icc:.1%} lie between blocks (95 %: {share.low:.1%} to {share.high:.1%})\n")
+    console.print(f"Of the variance, {share.icc:z.1%} lies between blocks (95%: {share.low:z.1%} to {share.high:z.1%})\n")
     table = figures_table("order", f"noise of a batch of {counted(found.batch_size, 'row')}, full shuffle = 1")
     for order, noise in found.noise.items():
         table.add_row(order, f"{noise:.2f}")
