@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import headrace
 
@@ -261,7 +262,7 @@ def test_the_commands_of_the_readme_train(tmp_path, monkeypatch):
             if line.startswith("step     60"):
                 process.kill()
     again = subprocess.run(["bash", "-c", commands[1]], check=True, capture_output=True, text=True)
-    assert "goes on from runs/1/checkpoints/step-00000050" in again.stdout
+    assert "resumes from runs/1/checkpoints/step-00000050" in again.stdout
     assert (tmp_path / "first" / "runs" / "1" / "report.html").stat().st_size > 10_000
 
 
@@ -273,3 +274,18 @@ def test_readme_shows_only_commands_that_exist():
     )
     for name in commands:
         assert name in helped.stdout, helped.stderr
+
+
+def test_tables_of_benches_fit_80_columns_and_break_no_word(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "bench"))
+    print_table = importlib.import_module("_common").print_table
+    records = (json.loads(path.read_text()) for path in (ROOT / "docs" / "bench").glob("*.json"))
+    tables = [table for record in records for table in record["tables"]]
+    assert len(tables) > 30
+    for table in tables:
+        print_table(Console(width=80), table["title"], table["columns"], table["rows"])
+        printed = capsys.readouterr().out
+        assert max(map(len, printed.splitlines())) <= 80
+        cells = [cell for row in table["rows"] for cell in row if isinstance(cell, str)]
+        words = re.findall(r"[A-Za-z]{3,}", " ".join([*table["columns"], *cells]))
+        assert [word for word in words if word not in printed] == []

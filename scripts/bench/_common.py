@@ -162,14 +162,33 @@ def _cell(value: Any) -> str:
 
 
 def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A rich table: text to the left, numbers to the right."""
-    table = Table(title=title, title_justify="left")
-    for k, column in enumerate(columns):
-        texts = all(isinstance(r[k], str) for r in rows)
-        table.add_column(column, justify="left" if texts else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*[_cell(v) for v in row])
-    console.print(table)
+    """A rich table: text to the left, numbers to the right. One that would break words is printed as several, one below
+    the other, each with the first column.
+    """
+    cells = [[_cell(value) for value in row] for row in rows]
+    texts = [[column, *(row[k] for row in cells)] for k, column in enumerate(columns)]
+    longest = [max(len(word) for text in column for word in text.split() or [""]) for column in texts]
+    for number, group in enumerate(_groups_that_fit(longest, console.width)):
+        table = Table(title=title if number == 0 else None, title_justify="left")
+        room = console.width - 1 - sum(longest[k] + 3 for k in group)
+        for k in group:
+            more = min(max(map(len, texts[k])) - longest[k], max(room, 0))
+            room -= more
+            is_text = all(isinstance(row[k], str) for row in rows)
+            table.add_column(columns[k], justify="left" if is_text else "right", width=longest[k] + more)
+        for row in cells:
+            table.add_row(*[row[k] for k in group])
+        console.print(table)
+
+
+def _groups_that_fit(longest: Sequence[int], width: int) -> list[list[int]]:
+    """Numbers of the columns of each table, the first in all of them, so that none is narrower than its longest word."""
+    groups = [[0]]
+    for k in range(1, len(longest)):
+        if len(groups[-1]) > 1 and sum(longest[n] + 3 for n in (*groups[-1], k)) + 1 > width:
+            groups.append([0])
+        groups[-1].append(k)
+    return groups
 
 
 def at_least(least: int) -> Callable[[str], int]:

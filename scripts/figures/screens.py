@@ -22,14 +22,12 @@ from rich.text import Text
 
 PREPARE = ("headrace init texts --output .",)
 SCREENS = {
-    "build_help": ("headrace build --help", 80),
     "init": ("headrace init texts --output first", 80),
-    "inspect": ("headrace inspect caches/docs --samples 1", 80),
     "check": ("headrace config check run.yaml", 80),
-    "simulate": ("headrace simulate run.yaml", 80),
+    "inspect": ("headrace inspect caches/docs --samples 1", 80),
     "simulate_hosts": ("headrace simulate run.yaml --hosts 1,4,16", 120),
     "cat": ("headrace cat run.yaml --step 20 batch_size=4", 120),
-    "where": ("headrace where run.yaml --step 20", 80),
+    "cat_row": ("headrace cat run.yaml --step 20 --row 1 batch_size=4", 120),
 }
 
 
@@ -60,8 +58,18 @@ def printed(command: str, columns: int, folder: str) -> str:
 
 
 def at_rest(output: str) -> str:
-    """The lines as they stand at the end: what a line held before it was written over is left out."""
-    lines = [line.rpartition("\r")[2] for line in output.split("\x1b[2K")[-1].split("\n")]
+    """The lines as they stand at the end, after bars have come and gone; colours are kept."""
+    lines, row = [""], 0
+    for token in re.split(r"(\r|\n|\x1b\[\d*[AK]|\x1b\[\?25[hl])", output):
+        if token == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif token.endswith("A") and token.startswith("\x1b["):
+            row = max(row - int(token[2:-1] or 1), 0)
+        elif token == "\r" or token.endswith("K"):
+            lines[row] = "" if token.endswith("K") else lines[row]
+        elif not token.startswith("\x1b[?25"):
+            lines[row] += token
     return "\n".join(lines)
 
 

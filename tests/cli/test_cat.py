@@ -101,7 +101,13 @@ def test_settings_over_the_file_count(headrace: Run, run: str):
 
 def test_rows_are_shown_whole(headrace: Run, run: str):
     every = shown(headrace, run, "--step", "12")["rows"]
-    assert shown(headrace, run, "--step", "12", "--row", "4", "--row", "1")["rows"] == [every[4], every[1]]
+    some = shown(headrace, run, "--step", "12", "--row", "4", "--row", "1")["rows"]
+    for span in (span for row in some for span in row["spans"]):
+        path, line = span.pop("origin").split(", line ")
+        text = json.loads(Path(path).read_text().splitlines()[int(line) - 1])["text"]
+        assert span["text"] == f"{text}<eos>"[span["offset"] :][: len(span["text"])]
+        assert span.pop("origin_problem") == ""
+    assert some == [every[4], every[1]]
     code, out, _ = headrace("cat", run, "--step", "12", "--row", "4")
     assert code == 0
     lines = out.splitlines()
@@ -110,6 +116,7 @@ def test_rows_are_shown_whole(headrace: Run, run: str):
     for span in every[4]["spans"]:
         assert span["text"] in out
         assert f"document {span['document']:,}" in out
+    assert out.count(".jsonl, line ") == len(every[4]["spans"])
 
 
 def test_a_line_a_span_and_never_wider_than_asked(headrace: Run, run: str):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import shlex
 import shutil
 import subprocess
@@ -111,6 +112,13 @@ def test_the_help_of_a_command_of_many_options_fits_a_screen_and_names_them_all(
         assert parameter.opts[0] in ("sources", "--help") or " ".join(parameter.help.split()) in " ".join(long.split())
     assert all(" ".join(example.split()) in " ".join(long.split()) for example in examples(command))
     assert short.count("headrace build ") < long.count("headrace build ")
+
+
+def test_the_help_has_no_type_of_python(headrace):
+    for name in LEAVES:
+        text = headrace(*name.split(), "--help").out
+        assert not re.search(r"<(str|int|float|bool|path|list)|\{[A-Z]", text), name
+        assert "[[" not in text, name
 
 
 def test_every_command_has_a_panel_of_the_help():
@@ -223,7 +231,7 @@ def test_commands_that_take_long_show_that_they_work_on_a_terminal_alone(tmp_pat
     for arguments in (
         *(["pack", cache, "-s", "64", "--compare"], ["icc", cache, "--seq-len", "8"], ["where", config]),
         *(["report", config, "-o", str(tmp_path / "page.html")], ["diff", cache, cache], ["upgrade", cache]),
-        ["remove", cache, "1"],
+        *(["remove", cache, "1"], ["simulate", config], ["config", "check", config], ["cat", config, "--row", "0"]),
     ):
         command = [sys.executable, "-m", "headrace", *arguments]
         terminal, end = pty.openpty()
@@ -235,7 +243,9 @@ def test_commands_that_take_long_show_that_they_work_on_a_terminal_alone(tmp_pat
                     written += chunk
         os.close(terminal)
         assert process.returncode == 0, written
-        assert b"0:00:0" in written  # the seconds so far
+        assert b" so far" in written  # before it is known how much there is to do
+        if arguments[0] in ("pack", "icc", "report", "simulate", "config"):
+            assert b"% " in written
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.stderr == ""
 
@@ -261,3 +271,32 @@ def test_commands_options_and_choices_are_completed():
     assert "from-levanter" in completed("headrace config f")
     assert "--steps" in completed("headrace config check --st")
     assert completed("headrace convert a b --layout l") == ["levanter"]
+
+
+def test_one_of_something_is_in_the_singular(headrace, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "run.yaml").write_text("{seq_len: 2, batch_size: 1, num_steps: 1, components: {a: a}}")
+    commands = [
+        "build a.txt -o a -t bytes",
+        "build a.txt -o a -t bytes",
+        "inspect a",
+        "verify a --deep",
+        "diff a a",
+        "consolidate a b",
+        "convert a c --layout levanter",
+        "pack a --seq-len 2",
+        "pack a --seq-len 2 --compare",
+        "config check run.yaml",
+        "simulate run.yaml",
+        "cat run.yaml",
+        "where run.yaml --step 1",
+        "remove b 0",
+        "inspect b",
+    ]
+    for command in commands:
+        done = headrace(*command.split())
+        assert done.code in (0, 1), done.err
+        nouns = "documents|tokens|parts|packs|rows|steps|hosts|files|batches|blocks"
+        plurals = re.findall(rf"(?<![\d,.])1 (?:[a-z]+ )?(?:{nouns})\b", done.out)
+        assert not plurals, command

@@ -1,5 +1,6 @@
 """``headrace init``: what it builds, writes and refuses. That what it writes trains is shown in tests/demo."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def test_caches_config_and_program_are_there(headrace, texts, monkeypatch):
     done = headrace("init", "texts", "-o", "first")
     assert done.code == 0
     assert "few is left out of run.yaml: it has 16 tokens, and a row takes 256" in done.err
-    assert "left out: 1 .png" in done.out
+    assert "few: 1 file (.txt), 15 B -> first/caches/few; left out: 1 .png" in done.out
     assert "cd first" in done.out
     monkeypatch.chdir(texts.parent / "first")
     config = load_config("run.yaml")
@@ -68,3 +69,43 @@ def test_too_little_text_is_refused(headrace, texts):
     assert done.code == 2
     assert "folder = 'texts/few': is too little to train on. Give more text" in done.err
     assert not Path("run.yaml").exists()
+
+
+def test_a_line_that_cannot_be_read_is_left_out_where_that_is_asked_for(headrace, texts):
+    (texts / "code" / "b.py").write_bytes("caf\xe9\n".encode("latin-1"))
+    (texts / "code" / "c.py").write_text("text")
+    refused = headrace("init", "texts", "-o", "first")
+    assert refused.code == 2
+    assert "b.py, line 1: is not UTF-8" in refused.err
+    assert "--restart --on-bad-line skip" in refused.err
+    done = headrace("init", "texts", "-o", "first", "--restart", "--on-bad-line", "skip")
+    assert done.code == 0
+    assert "code: 1 bad line skipped, the first: texts/code/b.py, line 1: is not UTF-8" in done.err
+
+
+def test_names_that_are_not_utf8_are_refused_where_they_would_be_read(headrace, texts):
+    Path(os.fsdecode(b"texts/few/\xff.png")).write_bytes(b"\0")
+    assert headrace("init", "texts", "--dry-run").code == 0
+    Path(os.fsdecode(b"texts/few/caf\xe9.txt")).write_text("a line")
+    done = headrace("init", "texts")
+    assert (done.code, done.err.splitlines()[-1]) == (
+        2,
+        r"error texts/few/caf\xe9.txt: has a name that is not UTF-8. Rename the file: a ledger names files in UTF-8.",
+    )
+
+
+def test_the_home_folder_is_spelled_out(headrace, texts, monkeypatch):
+    monkeypatch.setenv("HOME", str(texts.parent / "home"))
+    assert headrace("init", "texts", "--output=~/first").code == 0
+    assert (texts.parent / "home" / "first" / "run.yaml").exists()
+    assert not Path("~").exists()
+
+
+def test_a_config_of_another_folder_names_that_folder(headrace, texts):
+    assert headrace("init", "texts", "-o", "first").code == 0
+    for command in ("simulate", "cat"):
+        done = headrace(command, "first/run.yaml")
+        assert (done.code, done.err.rstrip().rpartition(". ")[2]) == (
+            2,
+            "A config's paths begin at the folder that you are in: cd first",
+        )

@@ -157,7 +157,7 @@ def test_an_unfinished_cache_says_how_to_finish_it(
         )
     code, out, _ = headrace("inspect", "my cache")
     assert code == 0
-    assert "is unfinished: 2 of 3 parts are done, 10 documents" in out
+    assert "is unfinished: 2 of 3 parts done, 10 documents" in out
     state = json.loads(headrace("inspect", "my cache", "--json")[1])
     assert state["command"] in out
     assert (state["finished"], state["parts"], state["parts_finished"], state["documents"]) == (False, 3, 2, 10)

@@ -211,7 +211,7 @@ def test_ids_outside_the_vocabulary_are_said(headrace: Run, tmp_path: Path):
     write_ledger(str(path), structs.replace(ledger, tokenizer={"vocab_size": 10}))
     found = token_statistics(TokenCache.open(path), None)
     assert (found.outside, found.never_seen, found.distinct) == (2, 8, 3)
-    assert "2 tokens have an id that is not in the vocabulary" in headrace("inspect", str(path))[1]
+    assert "outside the vocabulary: the ids of 2 tokens" in headrace("inspect", str(path))[1]
 
 
 def test_of_huge_caches_a_sample_is_taken_and_said(headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

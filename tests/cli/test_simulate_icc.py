@@ -38,7 +38,7 @@ def test_losses_of_a_model(headrace, cache, tmp_path):
 def test_a_cache_that_is_too_small_is_refused(headrace, cache):
     refused = headrace("icc", cache.path, "--seq-len", "4096")
     assert refused.code == 2
-    assert "smaller block" in refused.err
+    assert "block = 1: must be at least 2 rows, and 8 blocks of the 13 rows that there are." in refused.err
 
 
 def test_what_is_saved_or_given_is_forecast_checked_and_reported(headrace, cache, tmp_path):
@@ -48,7 +48,7 @@ def test_what_is_saved_or_given_is_forecast_checked_and_reported(headrace, cache
     config.write_text(
         f"components: {{code: {{cache: {cache.path}}}}}\nseq_len: 8\nbatch_size: 16\nnum_steps: 400\nshuffle: 512\n"
     )
-    assert f"headrace icc {cache.path} --save" in headrace("simulate", str(config)).out
+    assert f"headrace icc {cache.path} --seq-len 8 --batch-size 16 --save" in headrace("simulate", str(config)).out
     assert "excess loss" not in headrace("config", "check", str(config)).out
     assert json.loads(headrace("simulate", str(config), "--json").out)["noise"] == {}
 

@@ -59,7 +59,7 @@ def test_a_killed_and_a_stopped_run_go_on(folder):
     stopped, second = train(folder, "runs/parts", signal.SIGTERM, "step     40")
     status, third = train(folder, "runs/parts")
     assert (killed, stopped, status) == (-signal.SIGKILL, 0, 0)
-    assert "goes on from" in second
+    assert "resumes from" in second
     assert "stopped and saved" in second
     assert losses(first) | losses(second) | losses(third) == losses(whole)
     assert {k: v for k, v in losses(second).items() if k in losses(first)}.items() <= losses(first).items()

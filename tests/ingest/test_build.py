@@ -317,7 +317,7 @@ class TestBadInput:
         [
             ("", {}, "empty source"),
             ("\n \n\r\n", {}, "empty source: it holds no documents"),
-            ("{\n[]\n", {"on_bad_line": "skip"}, "2 lines were skipped, first: .*a.jsonl, line 1: is not valid JSON"),
+            ("{\n[]\n", {"on_bad_line": "skip"}, "2 lines skipped, the first: .*a.jsonl, line 1: is not valid JSON"),
             ('{"a": 1}\n', {"on_bad_line": "skip"}, "no field 'text'"),
         ],
     )

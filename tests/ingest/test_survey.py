@@ -34,7 +34,8 @@ def test_folders_become_sources_and_what_is_no_text_is_counted(tmp_path):
         ".git/config": b"hidden",
     }
     found = {source.name: source for source in survey(write(tmp_path / "texts", contents) + "/")}
-    assert list(found) == ["texts", "code", "two-words", "two-words-2"]
+    assert list(found) == ["texts", "code", "two-words", "two-words-2", "pictures"]
+    assert (found["pictures"].files, found["pictures"].left_out) == (0, {".png": 1})
     assert (found["code"].endings, found["code"].files, found["code"].left_out) == ([".py"], 2, {".bin": 1})
     assert (found["texts"].endings, found["texts"].left_out) == ([".md"], {"Makefile": 1})
     assert sum(source.bytes for source in found.values()) == sum(

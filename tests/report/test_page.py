@@ -1,20 +1,21 @@
 """The page as a document: complete, closed, and nothing in it but what we wrote. How it looks: test_page_browser.py."""
 
 import base64
-import gzip
 import hashlib
-import importlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 
+from headrace import ComponentConfig, LmDataConfig, RunLog
 from headrace.errors import CacheError, ConfigError
 from headrace.report import Options, gather, render, write_report
+from headrace.report.charts import mixture_chart
 from headrace.report.page import sections
+from headrace.testing import tiny_cache
 
 NASTY = "</script><img src=x onerror=alert(1)>&<b>"  # of conftest.py: a source
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -73,9 +74,8 @@ def test_it_loads_nothing(outline):
 
 def test_its_policy_lets_its_own_scripts_run_and_no_others(outline):
     run = [text for kind, text in outline.scripts if kind is None]
-    compressed = [text for kind, text in outline.scripts if kind == "application/gzip"]
-    assert (len(run), len(compressed)) == (1, 1)
-    for text in [*run, gzip.decompress(base64.b64decode(compressed[0])).decode()]:
+    assert [text.partition("\n")[0] for text in run] == ['"use strict";'] * 2
+    for text in run:
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"'sha256-{digest}'" in outline.policy
     assert "unsafe-inline" not in re.search(r"script-src[^;]*", outline.policy)[0]
@@ -106,28 +106,39 @@ def test_what_a_report_has_to_have_is_in_it(facts, outline):
     assert all(source.cache in text for source in facts.plan.sources)
 
 
-def test_plotly_knows_every_attribute_of_every_figure(facts):
-    for section in sections(facts):
-        for figure in section.figures().values():
-            go.Figure(figure)  # raises on unknown names and wrong values
+SERIES = {"name", "mark", "x", "y", "colour", "dash", "width", "group", "text", "legend", "hidden"}
+AXIS = {"title", "format", "log", "zero", "range"}
+
+
+def test_figures_have_what_charts_js_draws(facts):
+    figures = [figure for section in sections(facts) for figure in section.figures().values()]
+    assert len(figures) > 10
+    for figure in figures:
+        assert set(figure) <= {"series", "x", "y", "height", "legend", "rule"}
+        for axis in (figure["x"], figure["y"]):
+            assert {"title", "format"} <= set(axis) <= AXIS
+            assert axis["format"] in ("share", "count", "number")
+        for series in figure["series"]:
+            assert {"name", "mark", "x", "y", "colour"} <= set(series) <= SERIES
+            assert series["mark"] in ("line", "step", "area", "bar", "dots", "peaks")
+            assert len(series["x"]) == len(series["y"])
+            assert -1 <= series["colour"] < 10
 
 
 def test_names_are_text(outline):
     assert "img" not in outline.tags
     assert NASTY in "".join(outline.text)
     figures = json.loads(next(text for kind, text in outline.scripts if kind == "application/json"))
-    names = {trace["name"] for trace in figures["chart-mixture"]["data"]}
-    assert any("&lt;/script&gt;&lt;img" in name for name in names)
-    assert not any("<" in name for name in names)
+    assert NASTY in {series["name"] for series in figures["chart-mixture"]["series"]}  # charts.js sets it as text
 
 
 def test_figures_are_those_of_the_plan(facts):
     mixture = facts.plan.mixture
     figure = next(s for s in sections(facts) if s.name == "mixture").figures()["chart-mixture"]
-    traces = {trace["name"]: trace for trace in figure["data"]}
+    traces = {trace["name"]: trace for trace in figure["series"]}
     np.testing.assert_allclose(traces["web"]["y"], mixture.drawn[:, 0] / mixture.drawn.sum(axis=1), rtol=1e-5)
     np.testing.assert_allclose(traces["web, target"]["y"], mixture.wanted[:, 0] / mixture.wanted.sum(axis=1), rtol=1e-5)
-    assert traces["web, target"]["legendgroup"] == traces["web"]["legendgroup"]
+    assert traces["web, target"]["group"] == traces["web"]["group"]
     assert facts.plan.plan.components[0].epochs == pytest.approx(
         mixture.tokens[:, 0].sum() / facts.plan.plan.components[0].row_tokens
     )
@@ -222,10 +233,22 @@ def test_only_a_report_is_written_over(facts, tmp_path):
         write_report(facts, str(path))
 
 
-def test_plotly_that_is_missing_is_named_with_its_extra(facts, monkeypatch):
-    def missing(name):
-        raise ImportError(name)
+@pytest.mark.parametrize("sources", [1, 20, 200])
+def test_a_page_is_small_whatever_the_number_of_sources(tmp_path, sources):
+    cache = tiny_cache(tmp_path / "cache", documents=200).path
+    weights = [{"linear": {0: 1, 500: k + 1}} for k in range(sources)]
+    components = {f"a-source-with-a-name-{k}": ComponentConfig(cache, weight=w) for k, w in enumerate(weights)}
+    config = LmDataConfig(components, seq_len=16, batch_size=64, num_steps=1000)
+    with config.loader() as loader, RunLog(loader, tmp_path / "run", config=config, every=1) as log:
+        for step in range(60):
+            log(step, train={"loss": 1.0 / (step + 1)})
+    assert write_report(gather(str(tmp_path / "run")), str(tmp_path / "page.html")) < 700_000
 
-    monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ConfigError, match=r"headrace\[report\]"):
-        render(facts)
+
+def test_what_would_flatten_all_lines_is_hidden_until_it_is_asked_for(facts):
+    mixture = facts.plan.mixture
+    assert not any(series.get("hidden") for series in mixture_chart(mixture)["series"])
+    of_first = {name: getattr(mixture, name)[:, :1] for name in ("drawn", "wanted", "tokens")}
+    repeated = {name: np.repeat(values, 40, axis=1) for name, values in of_first.items()}
+    figure = mixture_chart(replace(mixture, names=tuple(map(str, range(40))), **repeated))
+    assert [series["name"] for series in figure["series"] if series.get("hidden")] == ["others", "others, target"]

@@ -29,9 +29,9 @@ FLAGS = [
 CHARTS = ["mixture", "epochs", "quality", "lengths", "fill", "fetches", "bytes", "waiting", "waits", "loader-time",
           "speed", "queue", "own-0"]  # fmt: skip
 
-WEB_HIDDEN = (  # a little after the click: plotly waits for a second one
-    "document.getElementById('chart-mixture')._fullData.some(t => t.name === 'web' && t.visible === 'legendonly')"
-)
+WEB = "#chart-mixture .legend button >> nth=0"
+WEB_HIDDEN = "document.querySelector('#chart-mixture .legend button').getAttribute('aria-pressed') === 'false'"
+LINES = "#chart-mixture path.mark"
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +64,6 @@ class Opened:
         while not self.page.evaluate(script, argument):
             self.page.wait_for_timeout(50)
 
-    def shown(self, chart):
-        """Names and visibility of the traces of a chart, as plotly has them."""
-        return self.page.evaluate(
-            "id => document.getElementById(id)._fullData.map(t => [t.name, t.visible, t.legendgroup])", f"chart-{chart}"
-        )
-
 
 @pytest.fixture(scope="module")
 def report(run_folder, tmp_path_factory):
@@ -90,30 +84,68 @@ def opened(chromium, report):
 
 def test_every_chart_is_drawn_without_a_network(opened):
     for chart in CHARTS:
-        box = opened.page.locator(f"#chart-{chart} svg.main-svg").first.bounding_box()
+        box = opened.page.locator(f"#chart-{chart} .body svg").first.bounding_box()
         assert box is not None, chart
         assert box["width"] > 300, chart
         assert box["height"] > 200, chart
-        assert opened.page.locator(f"#chart-{chart} .trace, #chart-{chart} .point").count() > 0, chart
+        assert opened.page.locator(f"#chart-{chart} .mark").count() > 0, chart
+        assert "NaN" not in opened.page.locator(f"#chart-{chart} .body").first.inner_html(), chart
+
+
+def test_marks_and_labels_stay_within_their_chart(opened):
+    """No line above the plot, no label over the edge, no two labels of an axis over each other."""
+    outside = opened.page.evaluate("""() => [...document.querySelectorAll('.plot .body svg')].flatMap((svg) => {
+        const frame = svg.getBoundingClientRect(), ticks = [...svg.querySelectorAll('.tick')];
+        const boxes = ticks.map((tick) => tick.getBoundingClientRect());
+        const out = boxes.filter((box) => box.left < frame.left - 1 || box.right > frame.right + 1);
+        const overlap = boxes.filter((box, k) => boxes.slice(k + 1).some((other) =>
+            box.left < other.right && other.left < box.right && box.top < other.bottom && other.top < box.bottom));
+        return [...out, ...overlap].map(() => svg.closest('.plot').id);
+    })""")
+    assert outside == []
 
 
 def test_a_click_in_the_legend_hides_a_source_and_another_shows_it(opened):
-    def visible():
-        return {name: state for name, state, _ in opened.shown("mixture")}
-
-    assert visible()["web"] is True
-    entry = opened.page.locator("#chart-mixture .legendtoggle").first
-    lines = opened.page.locator("#chart-mixture .scatterlayer .trace")
-    before = lines.count()
-    entry.click()
+    lines = opened.page.locator(LINES)
+    every = lines.count()
+    opened.page.click(WEB)
     opened.until(WEB_HIDDEN)
-    assert visible()["web, target"] == "legendonly"  # the dots go with the line
-    assert visible()["chat"] is True
-    assert lines.count() == before - 2
+    assert lines.count() == every - 2  # the dots go with the line
     opened.page.wait_for_timeout(500)  # or it would be a double click
-    entry.click()
-    opened.until("document.getElementById('chart-mixture')._fullData.every(t => t.visible === true)")
-    assert lines.count() == before
+    opened.page.click(WEB)
+    opened.until(f"!({WEB_HIDDEN})")
+    assert lines.count() == every
+    opened.page.wait_for_timeout(500)
+    opened.page.dblclick(WEB)  # it alone
+    opened.until(f"document.querySelectorAll('{LINES}').length === 2")
+    assert not opened.page.evaluate(WEB_HIDDEN)
+    opened.page.dblclick(WEB)
+    opened.until(f"document.querySelectorAll('{LINES}').length === {every}")
+
+
+def test_the_pointer_reads_the_lines_and_zooms(opened):
+    body = opened.page.locator("#chart-mixture .body")
+    body.scroll_into_view_if_needed()
+    box = body.bounding_box()
+    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    opened.page.mouse.move(*middle)
+    tip = opened.page.locator("#chart-mixture .tip")
+    assert tip.is_visible()
+    assert tip.locator("b").text_content().startswith("step ")
+    assert "%" in tip.locator("em").first.text_content()
+    ticks = opened.page.locator("#chart-mixture .tick").all_text_contents()
+    opened.page.mouse.down()
+    opened.page.mouse.move(middle[0] + 120, middle[1])
+    opened.page.mouse.up()
+    opened.page.click("#chart-mixture .reset")
+    assert opened.page.locator("#chart-mixture .tick").all_text_contents() == ticks
+    opened.page.mouse.move(0, 0)
+    assert not tip.is_visible()
+    body.focus()
+    opened.page.keyboard.press("ArrowRight")
+    first = tip.locator("b").text_content()
+    opened.page.keyboard.press("ArrowRight")
+    assert tip.locator("b").text_content() != first
 
 
 def test_light_and_dark_by_preference_and_by_button(chromium, report):
@@ -121,16 +153,13 @@ def test_light_and_dark_by_preference_and_by_button(chromium, report):
         return found.page.evaluate("getComputedStyle(document.body).backgroundColor")
 
     def ink(found):
-        return found.page.evaluate("document.getElementById('chart-mixture')._fullLayout.font.color")
+        return found.page.evaluate(f"getComputedStyle(document.querySelector('{LINES}')).stroke")
 
     seen = {}
     for scheme in ("light", "dark"):
         found = Opened(chromium, report.as_uri(), offline=True, color_scheme=scheme)
         seen[scheme] = paper(found), ink(found)
         found.page.click("#theme")
-        found.until(
-            "before => document.getElementById('chart-mixture')._fullLayout.font.color !== before", seen[scheme][1]
-        )
         toggled = paper(found), ink(found)
         found.page.reload()
         found.page.wait_for_selector("html[data-drawn]")
@@ -143,6 +172,7 @@ def test_light_and_dark_by_preference_and_by_button(chromium, report):
     assert seen["light"][:2] == seen["dark"][2:]
     assert seen["dark"][:2] == seen["light"][2:]
     assert seen["light"][0] != seen["dark"][0]
+    assert seen["light"][1] != seen["dark"][1]
 
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1600])
@@ -151,7 +181,7 @@ def test_nothing_sticks_out_on_any_screen(opened, width):
     opened.page.wait_for_timeout(500)
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
     boxes = opened.page.evaluate(
-        "[...document.querySelectorAll('.plot .main-svg')].map(e => e.getBoundingClientRect().right)"
+        "[...document.querySelectorAll('.plot .body svg')].map(e => e.getBoundingClientRect().right)"
     )
     assert max(boxes) <= width
 
@@ -182,12 +212,13 @@ def test_a_live_page_draws_what_is_written_meanwhile(chromium, run_folder, tmp_p
         found.page.wait_for_selector("#live.well")
         assert found.page.locator("#chart-waits").count() == 0
         log.write_text("".join(whole[:4]))
-        found.page.wait_for_selector("#chart-waits .trace", state="attached")
-        found.page.locator("#chart-mixture .legendtoggle").first.click()
+        found.page.wait_for_selector("#chart-waits .mark", state="attached")
+        found.page.click(WEB)
         found.until(WEB_HIDDEN)
-        points = found.page.evaluate("document.getElementById('chart-waits')._fullData[0]._length")
+        path = "document.querySelector('#chart-waits .mark').getAttribute('d').length"
+        points = found.page.evaluate(path)
         log.write_text("".join(whole))
-        found.until("n => document.getElementById('chart-waits')._fullData[0]._length > n", points)
+        found.until(f"n => {path} > n", points)
         assert found.page.evaluate(WEB_HIDDEN)  # it stays so while figures come
         assert found.said == []
         assert all(url.startswith((report.url, "data:", "blob:")) for url in found.asked)

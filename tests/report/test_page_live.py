@@ -75,7 +75,7 @@ def test_what_is_written_meanwhile_is_seen(tmp_path, monkeypatch):
         (folder / "stats" / "host-00000.jsonl").write_text(lines)
         state = json.loads(get(report, "state")[1])
         figures = next(s for s in state["sections"] if s["id"] == "reads")["figures"]
-        assert figures["chart-bytes"]["data"][0]["x"] == [10, 20]
+        assert figures["chart-bytes"]["series"][0]["x"] == [10, 20]
 
 
 def test_a_store_that_fails_for_once_leaves_the_last_figures(run_folder, monkeypatch):

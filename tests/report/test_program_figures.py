@@ -36,7 +36,6 @@ def test_figures_of_a_run_without_a_loader_reach_the_log_and_the_page(tmp_path):
     assert (steps.tolist(), rewards.tolist()) == ([0, 1, 2, 3, 4], [0.0, 0.1, 0.2, 0.3, 0.4])
     assert sorted(records.figures) == ["rollout/retries", "rollout/reward_mean", "train/kl"]
     assert records.last_step == 4
-    pytest.importorskip("plotly")
     page = render(gather(str(tmp_path)))
     assert "Logged: rollouts and losses" in page
     assert "rollout/reward_mean" in page
@@ -103,5 +102,5 @@ def test_nonsense_is_left_out_and_never_an_error(values, step):
 def test_figures_that_are_zero_throughout_have_a_row_and_no_chart():
     found = parse_records([START + figures(0, **{"r/zero": 0.0, "r/x_mean": 1.0, "r/x_max": 2.0, "r/a_share": 0.5})])
     section = figures_section(found.figures)
-    assert [figure["data"][0]["name"] for figure in section.figures().values()] == ["r/a_share", "r/x_max"]
+    assert [figure["series"][0]["name"] for figure in section.figures().values()] == ["r/a_share", "r/x_max"]
     assert "r/zero" in section.parts()[-1]["html"]

@@ -164,6 +164,6 @@ def test_shuffled_members_tell_the_numbers_of_their_originals(tmp_path):
     removed = [DocumentFilter([3, 25, 60]).of(cache) for cache in (mixed, joined)]
     assert removed[0].num_tokens == removed[1].num_tokens
     assert sorted(mixed.originals(removed[0].documents.numbers(np.arange(3))).tolist()) == [3, 25, 60]
-    assert joined.original(25) == OriginalDocument(25, str(tmp_path / "p1" / "00000"), [])
+    assert joined.original(25) == OriginalDocument(25, str(tmp_path / "p1" / "00000"), 5, [])
     with pytest.raises(ConfigError, match="units of 1"):
         mixed.check_unit(2)

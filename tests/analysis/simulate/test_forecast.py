@@ -210,15 +210,47 @@ def test_prices_and_caches():
     assert small.resident_bytes <= 300 << 18
 
 
+def slow_variance_ratio(blocks: np.ndarray, sources: np.ndarray, window: int) -> float:
+    """As its docstring says it, one source, window and block after the other."""
+    count = len(blocks) // window
+    blocks, sources = (table[: count * window].reshape(count, -1) for table in (blocks, sources))
+    scatter = usual = 0.0
+    for source in np.unique(sources):
+        rows = [blocks[w][sources[w] == source] for w in range(count)]
+        every = np.concatenate(rows)
+        shares = {b: (every == b).mean() for b in np.unique(every)}
+        scatter += sum(((r == b).sum() - r.size * q) ** 2 for r in rows for b, q in shares.items())
+        alike, total = sum(q * q for q in shares.values()), every.size
+        usual += (1 - alike) * total / max(total - 1, 1) * (total - sum(r.size**2 for r in rows) / total)
+    return scatter / usual if usual > 1e-9 else float("nan")
+
+
 @settings(deadline=None)
-@given(st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=1, max_size=12), st.integers(1, 4))
+@given(st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=4, max_size=12), st.integers(1, 4))
 def test_variance_ratio_against_its_definition(blocks, window):
     table = np.asarray(blocks)
-    if len(table) < window:
-        return
-    windows = [table[k : k + window].ravel() for k in range(0, len(table) - window + 1, window)]
-    wanted = np.mean([(np.unique(w, return_counts=True)[1] ** 2).sum() / w.size for w in windows])
-    assert variance_ratio(table, window) == pytest.approx(wanted)
+    expected = slow_variance_ratio(table, table // 3, window)
+    assert variance_ratio(table, table // 3, window) == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize("blocks", [2, 5, 100])
+def test_the_variance_ratio_of_random_rows_is_1_for_sources_of_few_blocks_too(blocks):
+    """Of two sources, one of which fades away over the run."""
+    rng = np.random.default_rng(0)
+    sources = (rng.random((80, 16)) < np.linspace(0.2, 1, 80)[:, None]).astype(int)
+    tables = [blocks * sources + rng.integers(0, blocks, (80, 16)) for _ in range(300)]
+    mean = np.mean([variance_ratio(table, sources, 8) for table in tables])
+    assert mean == pytest.approx(1, abs=0.05)
+
+
+def test_a_small_corpus_that_is_shuffled_as_a_whole_is_no_worse_than_a_full_shuffle(tmp_path):
+    documents = [np.arange(200)] * 200
+    cache = write_cache(tmp_path / "c", [documents], layout=CacheLayout("uint16", chunk_elements=8192))
+    dataset = TokenSeqDataset(cache, seq_len=64)
+    mixture = MixtureDataset({"a": dataset.braid_shuffle(seed=0)}, {"a": 1}, batch_size=8)
+    ratios = simulate(mixture, mixture.batch_schedule, hosts=[1], steps=RunSteps(num_steps=2000)).variance_ratio
+    assert {window: ratio <= 1.05 for window, ratio in ratios.items()} == dict.fromkeys(ratios, True)
+    assert len(ratios) == 3
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from headrace.order.braid.shuffle import BraidShuffle
 from headrace.order.braid.strands import resolve_strands
 from headrace.order.order import Identity, Order
 from headrace.order.permutation import Feistel
+from headrace.progress import track
 from headrace.store import files
 from headrace.store.cache import TokenCache
 
@@ -37,6 +38,7 @@ PROBE_NAME = "icc.json"
 """Where ``headrace icc CACHE --save`` keeps what it found: in the cache's folder."""
 DEFAULT_BLOCKS = 4096
 _GROWTH, _LEVELS, _LEAST_UNITS = 4, 3, 8
+_ROWS_AT_ONCE = 1024
 _STAND_IN_ROWS = 1 << 18
 
 
@@ -185,11 +187,10 @@ def neighbourhoods(rows: int, block: int) -> tuple[int, ...]:
         (16, 64, 256, 1024)
     """
     if block < 2 or rows // block < _LEAST_UNITS:
-        raise ConfigError(
-            f"of {block} rows are too few or too small in {rows:,} rows to tell blocks from rows",
-            field="blocks",
-            cure="Give a smaller block, of two rows or more, or a larger cache.",
-        )
+        most = rows // _LEAST_UNITS
+        cure = f"Give a block of {most:,} rows, or fewer." if most > 1 else "Give shorter rows, or a larger cache."
+        problem = f"must be at least 2 rows, and {_LEAST_UNITS} blocks of the {rows:,} rows that there are"
+        raise ConfigError(problem, field="block", value=block, cure=cure)
     sizes = [block * _GROWTH**level for level in range(_LEVELS + 1)]
     return tuple(size for size in sizes if rows // size >= _LEAST_UNITS)
 
@@ -201,10 +202,14 @@ def unigram_losses(tokens: Integer[np.ndarray, "n seq"]) -> Float64[np.ndarray, 
         >>> unigram_losses(np.array([[0, 0], [0, 1]])).round(3).tolist()
         [0.288, 0.837]
     """
-    counts = np.bincount(tokens.reshape(-1))
+    some = [tokens[begin : begin + _ROWS_AT_ONCE] for begin in range(0, len(tokens), _ROWS_AT_ONCE)]
+    counts = np.zeros(int(tokens.max(initial=0)) + 1, np.int64)
+    for rows in track(some, "counting tokens", len(some)):
+        counts += np.bincount(rows.reshape(-1), minlength=counts.size)
     with np.errstate(divide="ignore"):  # ids that do not occur are not asked for
         nats = -np.log(counts / tokens.size)
-    return nats[tokens].mean(axis=1)
+    losses = [nats[rows].mean(axis=1) for rows in track(some, "weighing rows", len(some))]
+    return np.concatenate([np.zeros(0), *losses])
 
 
 def usual_orders(block: int, batch_size: int) -> dict[str, Callable[[int], Order]]:
@@ -235,5 +240,6 @@ def _sample(cache: TokenCache, seq_len: int, stretch: int, most: int) -> Integer
         return cache.tokens(0, rows * seq_len).reshape(rows, seq_len)
     units = min(max(most // stretch, _LEAST_UNITS), rows // stretch)
     first = np.linspace(0, rows - stretch, units).astype(np.int64)
-    parts = [cache.tokens(int(row) * seq_len, int(row + stretch) * seq_len) for row in first]
+    stretches = track(first.tolist(), "reading blocks", units)
+    parts = [cache.tokens(row * seq_len, (row + stretch) * seq_len) for row in stretches]
     return np.concatenate(parts).reshape(-1, seq_len)

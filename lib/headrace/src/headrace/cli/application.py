@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.cli.exits import EPILOG, say_all
-from headrace.cli.panels import PanelCommand
+from headrace.cli.panels import PanelCommand, PlainCommand
 
 COMMANDS = {  # the function and, before the dot, its module
     "demo": "demo.command",
@@ -73,7 +73,7 @@ class _Commands(MutableMapping[str, Any]):
         if name not in self._made and (name in COMMANDS or name in GROUPS):
             app = typer.Typer(**_SETTINGS)
             if name in COMMANDS:
-                app.command(name, cls=PanelCommand if name in WITH_PANELS else None)(_function_of(name))
+                app.command(name, cls=PanelCommand if name in WITH_PANELS else PlainCommand)(_function_of(name))
             else:
                 context = _SETTINGS["context_settings"]
                 app.add_typer(_module_of(name).app, name=name, help=_summary(name), context_settings=context)

@@ -222,16 +222,15 @@ def cost_in_words(cost: ReshuffleCost) -> str:
 
 def summary(report: BuildReport) -> str:
     """What was done, for a reader: a few lines, the next command last."""
-    parts = report.parts_built + report.parts_reused
+    parts, documents = report.parts_built + report.parts_reused, counted(report.documents, "document")
     if report.parts_built == 0:
-        lines = [f"{report.path} is finished already: {report.documents:,} documents, {report.tokens:,} tokens."]
+        lines = [f"{report.path} is finished already: {documents}, {counted(report.tokens, 'token')}."]
     else:
         tokens, megabytes = (n / report.seconds / 1e6 for n in (report.tokens_built, report.bytes_built))
         rates = f"{tokens:.2f} M tokens/s, {megabytes:.1f} MB/s"
         there = f"; {report.parts_reused:,} were there already" if report.parts_reused else ""
         lines = [
-            f"Built {report.path}: {counted(report.documents, 'document')}, {report.tokens:,} tokens, "
-            f"{counted(parts, 'part')}.",
+            f"Built {report.path}: {documents}, {counted(report.tokens, 'token')}, {counted(parts, 'part')}.",
             f"This run: {counted(report.parts_built, 'part')} in {report.seconds:.1f} s ({rates}){there}.",
         ]
     lines += _encoding_in_words(report)

@@ -26,14 +26,14 @@ Sources = Annotated[
         help="Files, folders (recursive), globs, braces, URLs; hf://OWNER/NAME?split=SPLIT.", metavar="SOURCES"
     ),
 ]
+_TOKENIZERS = "A tokenizer.json, a folder that holds one, hf://OWNER/NAME of the hub, or `bytes`"
 TOKENIZER = typer.Option(
     "--tokenizer",
     "-t",
-    help="A tokenizer.json, a folder that holds one, hf://OWNER/NAME of the hub, or `bytes`; `ids:N` for ready ids"
-    " below N. With --append it is that of the cache.",
+    help=f"{_TOKENIZERS}; `ids:N` for ready ids below N. With --append it is that of the cache.",
     metavar="TOKENIZER",
 )
-TokenizerOption = Annotated[str, TOKENIZER]
+TokenizerOption = Annotated[str, typer.Option("--tokenizer", "-t", help=f"{_TOKENIZERS}.", metavar="TOKENIZER")]
 TokenizerEngineOption = Annotated[
     TokenizerEngine,
     typer.Option(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import ID_LEAF, AsJson, Config, Decoder, IdLeaf, SameRun, Settings, check_run, load_as_begun
-from headrace.cli.shown import coloured, legend, marked, one_line, printable
-from headrace.errors import ConfigError, did_you_mean, redact
+from headrace.cli.shown import coloured, legend, marked, one_line, printable, working
+from headrace.errors import ConfigError, counted, did_you_mean, redact
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +40,7 @@ def command(
     """Show what the model sees at a step: for each row its component, documents, their files and the text.
 
     The order is a pure function of the config, so this works without any log of the run. Rows are numbered as in the
-    loader's batch.
+    loader's batch. With --row, the line or record of each document in its source file is shown too, if that is there.
 
     For example:
 
@@ -56,19 +56,18 @@ def command(
 
     from headrace.data.provenance import rows_of_step
 
-    resolved = load_as_begun(config, settings, run)
-    dataset = resolved.dataset()
-    if run is not None:
-        check_run(run, resolved, dataset, step)
-    order = "locality" if resolved.row_order == "locality" else "stream"
-    rows = rows_of_step(dataset, dataset.batch_schedule, step, order)
-    _check_rows(rows, row or [])
-    facts = {
-        "step": step,
-        "batch_size": rows.batch_size,
-        "seq_len": rows.seq_len,
-        "rows": described_rows(rows, row or list(range(len(rows))), id_leaf, tokenizer),
-    }
+    with working("finding the rows"):
+        resolved = load_as_begun(config, settings, run)
+        dataset = resolved.dataset()
+        if run is not None:
+            check_run(run, resolved, dataset, step)
+        order = "locality" if resolved.row_order == "locality" else "stream"
+        rows = rows_of_step(dataset, dataset.batch_schedule, step, order)
+        _check_rows(rows, row or [])
+        described = described_rows(rows, row or list(range(len(rows))), id_leaf, tokenizer)
+        if row:
+            _add_origins(rows, described)
+    facts = {"step": step, "batch_size": rows.batch_size, "seq_len": rows.seq_len, "rows": described}
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False))
     else:
@@ -144,6 +143,20 @@ def described_rows(
     return [_row(rows, row, spans_of_row[row]) for row in places]
 
 
+def _add_origins(rows: StepRows, described: list[dict[str, Any]]) -> None:
+    """Adds to each span of some rows where its document stands in the source, or why that cannot be told."""
+    from headrace.ingest.origins import find_origins
+
+    by_source: dict[int, list[dict[str, Any]]] = {}
+    for row in described:
+        by_source.setdefault(int(rows.source[row["row"]]), []).extend(row["spans"])
+    for source, spans in by_source.items():
+        stored = rows.caches[source].stored_at([span["document"] for span in spans]).tolist()
+        origins = find_origins(rows.caches[source], stored)
+        for span, place in zip(spans, stored, strict=True):
+            span |= vars(origins[place])
+
+
 def described_column(values: np.ndarray) -> dict[str, Any]:
     """A column of a span as JSON values: its shape, its range, its mean, and the values of the first tokens."""
     return {
@@ -178,7 +191,7 @@ def show_rows(console: Console, facts: dict[str, Any], *, whole: bool) -> None:
     rows = facts["rows"]
     counts = Counter(row["component"] for row in rows)
     mixed = ", ".join(f"{count:,} of {name}" for name, count in counts.most_common())
-    of = f"{facts['batch_size']:,} rows of {facts['seq_len']:,} tokens"
+    of = f"{counted(facts['batch_size'], 'row')} of {facts['seq_len']:,} tokens"
     prefix = "" if len(rows) == facts["batch_size"] else "shown: "
     console.print(Text.assemble((f"step {facts['step']:,}", "bold"), f"  {of}, {prefix}{mixed}"), soft_wrap=True)
     if whole and any("runs" in one for row in rows for one in row["spans"]):
@@ -190,7 +203,7 @@ def show_rows(console: Console, facts: dict[str, Any], *, whole: bool) -> None:
         console.print(Text(_origin(row), "dim"), soft_wrap=True)
         _show_whole(console, row) if whole else _show_spans(console, row)
         if row["padding"]:
-            console.print(Text(f"{row['padding']:,} tokens of padding", "dim"))
+            console.print(Text(f"{counted(row['padding'], 'token')} of padding", "dim"))
 
 
 def _show_spans(console: Console, row: dict[str, Any]) -> None:
@@ -217,6 +230,8 @@ def _show_whole(console: Console, row: dict[str, Any]) -> None:
 
     for one in row["spans"]:
         console.print(Text(f"[{_columns(one)}] {_document(one)}", "cyan"), soft_wrap=True)
+        if one.get("origin_problem"):
+            console.print(Text(f"its place in the source is unknown: {one['origin_problem']}", "dim"), soft_wrap=True)
         for name, column in one.get("columns", {}).items():
             console.print(Text(f"{name}: {_column(column)}", "dim"), soft_wrap=True)
         text = marked(one["runs"], console) if "runs" in one else Text(printable(one["text"]))
@@ -248,15 +263,18 @@ def _document(span: dict[str, Any]) -> str:
     else:
         which = f"tokens {first:,} - {first + size - 1:,} of {length:,}"
     called = f" {one_line(str(span['id']), _ID_WIDTH)}" if "id" in span else ""
+    origin = f", {printable(span['origin'])}" if span.get("origin") else ""
     trained = f", {span['trained_tokens']:,} of them trained on" if "trained_tokens" in span else ""
-    return f"document {span['document']:,}{called}, {which}{trained}{', removed' if span.get('removed') else ''}"
+    return (
+        f"document {span['document']:,}{called}, {which}{trained}{', removed' if span.get('removed') else ''}{origin}"
+    )
 
 
 def _origin(row: dict[str, Any]) -> str:
     """The cache, the part and the files behind a row; rows do not cross parts unless they are packed."""
     parts: dict[str, list[str]] = {}
-    for one in row["spans"]:
-        parts.setdefault(one["part"], [str(file["path"]) for file in one["files"]])
+    for one in row["spans"]:  # a span whose place in the source is known names its own file
+        parts.setdefault(one["part"], [] if one.get("origin") else [str(file["path"]) for file in one["files"]])
     texts = [f"part {name}{_from(files)}" if name else _from(files).strip() for name, files in parts.items()]
     return ", ".join([row["cache"], *(s for s in texts if s)])
 

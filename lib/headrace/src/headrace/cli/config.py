@@ -26,7 +26,8 @@ from headrace.cli.options import (
     parse_shares,
     parse_sizes,
 )
-from headrace.cli.shown import figures_table, in_bytes, show_judgments
+from headrace.cli.panels import PlainCommand
+from headrace.cli.shown import figures_table, in_bytes, show_judgments, working
 from headrace.errors import counted
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ LOOK_S = 30.0
 HELP = "Check a config, show it whole, give its schema to an editor, or translate one of Levanter's."
 
 
-@app.command("check")
+@app.command("check", cls=PlainCommand)
 def check(
     config: Config,
     settings: Settings = None,
@@ -76,18 +77,19 @@ def check(
     from headrace.analysis.check.findings import findings
     from headrace.analysis.check.plan import plan_run
 
-    plan = plan_run(
-        load_as_begun(config, settings, run),
-        sizes=parse_sizes(tokens),
-        layout=layout,
-        look=not declared,
-        hosts=parse_hosts(hosts),
-        num_steps=num_steps,
-        icc=parse_shares(icc),
-    )
-    if run is not None:
-        check_run(run, plan.config, plan.config.dataset())
-    all_findings = findings(plan)
+    with working("checking"):
+        plan = plan_run(
+            load_as_begun(config, settings, run),
+            sizes=parse_sizes(tokens),
+            layout=layout,
+            look=not declared,
+            hosts=parse_hosts(hosts),
+            num_steps=num_steps,
+            icc=parse_shares(icc),
+        )
+        if run is not None:
+            check_run(run, plan.config, plan.config.dataset())
+        all_findings = findings(plan)
     if as_json:
         typer.echo(json.dumps(check_json(plan, all_findings)))
     else:
@@ -96,7 +98,7 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command("show")
+@app.command("show", cls=PlainCommand)
 def show(config: Config, settings: Settings = None, as_json: AsJson = False) -> None:
     """Print a config whole, with settings applied and defaults filled in, as YAML that loads to the same.
 
@@ -114,7 +116,7 @@ def show(config: Config, settings: Settings = None, as_json: AsJson = False) -> 
     typer.echo(json.dumps(yaml.safe_load(text)) if as_json else text.rstrip("\n"))
 
 
-@app.command("schema")
+@app.command("schema", cls=PlainCommand)
 def schema(
     output: Annotated[str | None, typer.Option("--output", "-o", help="File to write.", metavar="FILE")] = None,
 ) -> None:
@@ -133,7 +135,7 @@ def schema(
     _put(json.dumps(json_schema(LmDataConfig), indent=2), output)
 
 
-@app.command("from-levanter")
+@app.command("from-levanter", cls=PlainCommand)
 def from_levanter(
     config: Annotated[
         str, typer.Argument(help="YAML file of a Levanter data config, or of a whole training config.", metavar="FILE")
@@ -275,8 +277,8 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
 
 
 def _run_line(plan: RunPlan) -> str:
-    rows = f"batches of {plan.batch_size:,}"
-    rows += f" to {plan.largest_batch:,} rows" if plan.largest_batch != plan.batch_size else " rows"
+    smallest = f"{plan.batch_size:,} to " if plan.largest_batch != plan.batch_size else ""
+    rows = f"batches of {smallest}{counted(plan.largest_batch, 'row')}"
     lengths = ", then ".join(f"{n:,}" + (f" from step {s:,}" if s else "") for s, n in plan.phases)
     end = "without an end" if plan.steps is None else f"{counted(plan.steps, 'step')}, {plan.tokens or 0:,} tokens"
     packed = ""

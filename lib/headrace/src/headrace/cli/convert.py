@@ -11,6 +11,7 @@ import typer
 
 from headrace.cli.options import AsJson, ChunkLayout
 from headrace.cli.shown import counting
+from headrace.errors import counted
 
 if TYPE_CHECKING:
     from headrace.store.cache import TokenCache
@@ -69,7 +70,7 @@ def command(
     typer.echo(
         json.dumps(facts)
         if as_json
-        else f"Wrote {output} in the form of {layout}: {source.num_documents:,} documents,"
+        else f"Wrote {output} in the form of {layout}: {counted(source.num_documents, 'document')},"
         f" {source.num_tokens:,} tokens."
     )
 
@@ -108,7 +109,7 @@ def consolidate(
 ) -> None:
     """Copy a token cache into one part: fewer files, and rows that run on where parts ended.
 
-    Reading needs no such copy: a cache of many parts is read as fast. Interrupted, the same command goes on.
+    Reading needs no such copy: a cache of many parts is read as fast. If it is interrupted, run it again to resume.
 
     For example:
 
@@ -124,8 +125,8 @@ def consolidate(
     typer.echo(
         json.dumps({"path": output, **counts, "fingerprint": copy.fingerprint})
         if as_json
-        else f"Copied {len(source.parts):,} parts of {cache} into one: {output}, {copy.num_documents:,} documents,"
-        f" {copy.num_tokens:,} tokens."
+        else f"Copied {counted(len(source.parts), 'part')} of {cache} into one: {output},"
+        f" {counted(copy.num_documents, 'document')}, {copy.num_tokens:,} tokens."
     )
 
 

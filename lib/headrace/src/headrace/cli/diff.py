@@ -13,6 +13,7 @@ import typer
 
 from headrace.cli.options import AsJson, Settings
 from headrace.cli.shown import figures_table, working
+from headrace.errors import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -248,7 +249,7 @@ def _version(source: dict[str, Any]) -> str:
 
 def _part(part: Any) -> str:
     leaves = "".join(f", {name} {leaf.digest[:19]}" for name, leaf in sorted(part.leaves.items()))
-    return f"{part.documents:,} documents, {part.tokens:,} tokens, {part.digest[:19]}{leaves}"
+    return f"{counted(part.documents, 'document')}, {counted(part.tokens, 'token')}, {part.digest[:19]}{leaves}"
 
 
 def _show_differences(console: Console, a: str, b: str, found: list[Difference], same_content: bool) -> None:
@@ -269,7 +270,7 @@ def _show_differences(console: Console, a: str, b: str, found: list[Difference],
         if count > _SHOWN_DIFFERENCES:
             console.print(Text(f"{count - _SHOWN_DIFFERENCES:,} more of {section} (all with --json)", "dim"))
     content = "The tokens are the same." if same_content else "The tokens differ, or the borders of parts."
-    console.print(Text(f"{len(found):,} differences. {content}"))
+    console.print(Text(f"{counted(len(found), 'difference')}. {content}"))
 
 
 def _shown(value: Any) -> str:

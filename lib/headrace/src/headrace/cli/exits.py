@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ def tell(app: typer.Typer) -> None:
     except KeyboardInterrupt:
         status = _say("interrupted", "", INTERRUPTED)
     except HeadraceError as error:
-        status = _say("error", str(error), REFUSED)
+        status = _say("error", str(_with_folder(error)), REFUSED)
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = OK
@@ -74,6 +75,17 @@ def kept_when_interrupted() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("interrupted: finished parts are kept; run the same command again to go on", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _with_folder(error: HeadraceError) -> HeadraceError:
+    """The error, with the folder to change to if a config of another folder names caches that are there."""
+    if (error.field or "").rpartition(".")[2] != "cache" or not isinstance(error.value, str):
+        return error
+    for folder in (os.path.dirname(word) for word in sys.argv if word.endswith((".yaml", ".yml"))):
+        if folder and not os.path.exists(error.value) and os.path.exists(os.path.join(folder, error.value)):
+            cure = f"A config's paths begin at the folder that you are in: cd {shlex.quote(folder)}"
+            return type(error)(error.problem, field=error.field, value=error.value, cure=cure)
+    return error
 
 
 def say_all(wanted: bool) -> None:

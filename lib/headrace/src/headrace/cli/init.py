@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.build_options import TokenizerOption
+from headrace.cli.build_options import OnBadLineOption, TokenizerOption
 from headrace.cli.exits import kept_when_interrupted
+from headrace.cli.shown import in_bytes
 from headrace.errors import counted
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def command(
         Path, typer.Option("--output", "-o", help="Folder for caches, config and program.", metavar="FOLDER")
     ] = Path(),
     text_field: Annotated[str, typer.Option(help="Field of a record that holds the text.")] = "text",
+    on_bad_line: OnBadLineOption = "error",
+    restart: Annotated[bool, typer.Option("--restart", help="Delete caches that are there, and start over.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
 ) -> None:
     """Build token caches from a folder of texts, and write a run.yaml and a train.py that trains on them.
@@ -49,6 +52,7 @@ def command(
     from headrace.store import files
     from headrace.store.joined import open_cache
 
+    output = output.expanduser()
     if output.exists() and not output.is_dir():
         raise ConfigError("is a file", field="--output", value=str(output), cure="Give a folder: --output FOLDER.")
     for name in (CONFIG, PROGRAM):
@@ -58,17 +62,22 @@ def command(
     if files.is_local(folder) and output.resolve().is_relative_to(files.local_path(folder).resolve()):
         cure = "Give a folder outside of it: --output FOLDER."
         raise ConfigError(f"lies in {folder}, whose files are the text", field="output", value=str(output), cure=cure)
-    sources = survey(folder)
-    for source in sources:
+    listed = survey(folder)
+    for source in listed:
         typer.echo(_in_words(source, output))
+    sources = [source for source in listed if source.files]
     if dry_run:
         return
     chosen: list[tuple[FoundSource, int, int]] = []
     for source in sources:
         cache = output / "caches" / source.name
         with kept_when_interrupted():
-            report = build_cache(source.config(text_field), TokenizerConfig(tokenizer), str(cache))
+            config = source.config(text_field, on_bad_line)
+            report = build_cache(config, TokenizerConfig(tokenizer), str(cache), restart=restart)
         rows = int((open_cache(cache).part_tokens // _SEQ_LEN).sum())
+        if report.skipped_lines:
+            skipped = counted(report.skipped_lines, "bad line")
+            typer.echo(f"{source.name}: {skipped} skipped, the first: {report.first_skipped}", err=True)
         if rows:
             chosen.append((source, report.tokens, rows))
         else:
@@ -107,8 +116,10 @@ def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
 
 
 def _in_words(source: FoundSource, output: Path) -> str:
-    what = f"{counted(source.files, 'file')} ({', '.join(source.endings)}), {source.bytes / 1e6:,.1f} MB"
+    what = f"{counted(source.files, 'file')} ({', '.join(source.endings)}), {in_bytes(source.bytes)}"
     left_out = ", ".join(f"{count:,} {ending}" for ending, count in source.left_out.most_common(5))
+    if not source.files:
+        return f"{source.name}: no text ({left_out})"
     left_out = f"; left out: {left_out}" if left_out else ""
     return f"{source.name}: {what} -> {output / 'caches' / source.name}{left_out}"
 
@@ -119,8 +130,7 @@ def _say_what_is_next(output: Path) -> None:
     typer.echo(f"Wrote {output / CONFIG} and {output / PROGRAM}. Next:")
     if str(output) != ".":
         typer.echo(f"  cd {shlex.quote(str(output))}")
-    missing = [package for package in ("optax", "plotly") if importlib.util.find_spec(package) is None]
-    if missing:
-        typer.echo(f"  {install_command('headrace[demo,report]')}  # {' and '.join(missing)}, which train.py needs")
+    if importlib.util.find_spec("optax") is None:
+        typer.echo(f"  {install_command('headrace[demo]')}  # optax, which train.py needs")
     typer.echo(f"  headrace simulate {CONFIG}  # what it will read")
-    typer.echo(f"  python {PROGRAM}  # trains; after a stop the same command goes on")
+    typer.echo(f"  python {PROGRAM}  # trains; run it again to resume after a stop")

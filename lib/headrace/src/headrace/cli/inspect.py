@@ -21,7 +21,8 @@ from headrace.cli.options import (
     Settings,
     refuse_typed,
 )
-from headrace.cli.shown import counting, figures_table
+from headrace.cli.shown import counting, figures_table, working
+from headrace.errors import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,9 +101,10 @@ def command(
     numbers = drawn(there, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]
     all_samples = [sample(opened, decoder, i, whole=not every) for i in numbers]
     removed = None if remove is None else removal(opened, remove)
-    facts: dict[str, Any] = overview(opened) if every else {}
-    lengths = show.length_statistics(opened) if every else None
-    tokens = show.token_statistics(opened, decoder) if every else None
+    with working("reading lengths and tokens"):
+        facts: dict[str, Any] = overview(opened) if every else {}
+        lengths = show.length_statistics(opened) if every else None
+        tokens = show.token_statistics(opened, decoder) if every else None
     if as_json:
         if lengths is not None and tokens is not None:
             facts |= {"lengths": asdict(lengths), "token_frequencies": asdict(tokens)}
@@ -291,9 +293,10 @@ def show_unfinished(console: Console, state: dict[str, Any]) -> None:
     """Prints what :func:`unfinished` found."""
     from rich.text import Text
 
-    parts = f": {state['parts_finished']:,} of {state['parts']:,} parts are done, {state['documents']:,} documents"
+    parts = f": {state['parts_finished']:,} of {counted(state['parts'], 'part')} done"
     title = ((state["path"], "bold"), (" is unfinished", "yellow"))
-    console.print(Text.assemble(*title, f"{parts}, {state['tokens']:,} tokens."))
+    parts += f", {counted(state['documents'], 'document')}, {state['tokens']:,} tokens."
+    console.print(Text.assemble(*title, parts))
     console.print(Text(f"To finish it: {state['command']}"), soft_wrap=True)
 
 
@@ -352,12 +355,14 @@ def _show_run(console: Console, path: str, facts: dict[str, Any]) -> None:
     for name, one in facts["components"].items():
         if one["unused_rows"]:
             share = one["train_rows"] / (one["train_rows"] + one["unused_rows"])
-            rest = f"{one['unused_rows']:,} rows with {one['unused_tokens']:,} tokens are left out"
+            rest = f"{counted(one['unused_rows'], 'row')} with {counted(one['unused_tokens'], 'token')} are left out"
             lines.append(f"{name}: a subset of {one['train_rows']:,} rows is trained on ({share:.3%}); {rest}")
         if one["listed_documents"]:
             lines.append(f"{name}: {removal_line(one)}")
         if one["incomplete_tokens"]:
-            what = f"{one['incomplete_documents']:,} documents with {one['incomplete_tokens']:,} tokens"
+            what = (
+                f"{counted(one['incomplete_documents'], 'document')} with {counted(one['incomplete_tokens'], 'token')}"
+            )
             lines.append(f"{name}: {what} are in no row, as others of their units are removed or empty")
         if one["repeated_tokens"]:
             again = "they overlap, or are of several passes"
@@ -383,7 +388,7 @@ def removal_line(counts: dict[str, int]) -> str:
         'the filter lists 5 documents (1 again, 1 not found) and removes 3 with 120 tokens'
     """
     return (
-        f"the filter lists {counts['listed_documents']:,} documents ({counts['repeated_documents']:,} again,"
+        f"the filter lists {counted(counts['listed_documents'], 'document')} ({counts['repeated_documents']:,} again,"
         f" {counts['not_found_documents']:,} not found) and removes {counts['removed_documents']:,}"
         f" with {counts['removed_tokens']:,} tokens"
     )

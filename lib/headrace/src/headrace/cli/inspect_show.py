@@ -65,19 +65,22 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
         leaves = zip(facts["leaves"], sizes, strict=True)
         rows["leaves"] = ", ".join(f"{one['name']} ({one['dtype']}, {size})" for one, size in leaves)
     if facts["trained_tokens"]:
-        none = f"; {facts['untrained_documents']:,} documents with none" if facts["untrained_documents"] else ""
+        none = (
+            f"; {counted(facts['untrained_documents'], 'document')} with none" if facts["untrained_documents"] else ""
+        )
         rows["trained on"] = f"{facts['trained_tokens']:,} tokens ({facts['trained_tokens'] / tokens:.1%}){none}"
     if facts["skipped_lines"]:
-        rows["skipped"] = f"{facts['skipped_lines']:,} bad lines"
+        rows["skipped"] = counted(facts["skipped_lines"], "bad line")
     if facts["shuffled"]:
         rows["shuffled"] = f"documents, with seed {facts['shuffled']['seed']}, of {facts['shuffled']['fingerprint']}"
     if appended := facts.get("generations"):
-        sizes = (f"{n}: {one['documents']:,} documents" for n, one in enumerate(appended, start=1))
+        sizes = (f"{n}: {counted(one['documents'], 'document')}" for n, one in enumerate(appended, start=1))
         rows["generations"] = ", ".join(sizes)
     if (tombstones := facts["tombstones"])["removed_documents"]:
         counts = tombstones["generations"] if appended else [tombstones["generations"]]
         by_cache = (", ".join(f"{n}: {count:,}" for n, count in enumerate(of, start=1)) or "none" for of in counts)
-        what = f"{tombstones['removed_documents']:,} documents with {tombstones['removed_tokens']:,} tokens"
+        what = counted(tombstones["removed_documents"], "document")
+        what += f" with {counted(tombstones['removed_tokens'], 'token')}"
         rows["removed"] = f"{what} (by generation of tombstones: {'; '.join(by_cache)})"
     console.print(Text(facts["path"], "bold"), soft_wrap=True)
     console.print(facts_table(rows))
@@ -87,7 +90,7 @@ def show_lengths(console: Console, lengths: LengthStatistics) -> None:
     """Quantiles, and a histogram by powers of two."""
     if not lengths.documents:
         return
-    of_sample = "" if lengths.documents == lengths.of else f", of a sample of {lengths.documents:,} documents"
+    of_sample = "" if lengths.documents == lengths.of else f", of a sample of {counted(lengths.documents, 'document')}"
     console.print(_rule(f"length in tokens (mean {lengths.mean:,.1f}{of_sample})"))
     console.print(Text("  ".join(f"{name} {value:,}" for name, value in lengths.quantiles.items())))
     table, wide = _table(console, ("tokens", "documents", "", "of all tokens"))
@@ -106,7 +109,7 @@ def show_tokens(console: Console, found: TokenStatistics) -> None:
     of_sample = "" if found.tokens == found.of else f", of a sample of {found.tokens:,} tokens"
     console.print(_rule(f"tokens by frequency{of_sample}"))
     if found.vocab_size is None or found.never_seen is None:
-        console.print(Text(f"{found.distinct:,} different tokens"))
+        console.print(Text(counted(found.distinct, "different token")))
     else:
         distinct = found.vocab_size - found.never_seen
         share = distinct / max(found.vocab_size, 1)
@@ -116,7 +119,7 @@ def show_tokens(console: Console, found: TokenStatistics) -> None:
             )
         )
     if found.outside:
-        console.print(Text(f"{found.outside:,} tokens have an id that is not in the vocabulary", "bold red"))
+        console.print(Text(f"outside the vocabulary: the ids of {counted(found.outside, 'token')}", "bold red"))
     table, wide = _table(console, ("id", "times", "", "of all tokens"))
     decoded = any(text != str(number) for number, text, _ in found.most_frequent)
     if decoded:
@@ -137,7 +140,7 @@ def show_samples(console: Console, samples: Sequence[Sample]) -> None:
 
 def _show_sample(console: Console, one: Sample) -> None:
     trained = "" if one.trained_tokens is None else f", {one.trained_tokens:,} trained on"
-    console.print(_rule(f"document {one.document:,}: {one.tokens:,} tokens{trained}"))
+    console.print(_rule(f"document {one.document:,}: {counted(one.tokens, 'token')}{trained}"))
     if one.leaves:
         console.print(Text("  ".join(f"{name}: {_value(value)}" for name, value in one.leaves.items()), "dim"))
     left_out = f" ... {one.left_out:,} tokens ... " if one.left_out else ""

@@ -163,7 +163,7 @@ def check_run(folder: str, config: LmDataConfig, dataset: RunDataset, step: int 
     if step is not None:
         amended += [int(h["until_step"]) for h in stored.history if h["fingerprint"] == planned_manifest.fingerprint]
     if not amended:
-        stored.check_same(planned_manifest)
+        stored.check_same(planned_manifest, folder)
     if step is not None and step >= min(amended):
         raise ConfigError(
             f"the config and the run in {folder} differ by an amendment from step {min(amended):,} on",

@@ -10,6 +10,7 @@ import typer
 
 from headrace.cli.options import CONFIG_SUFFIXES, AsJson, CacheOrConfig, Settings, refuse_typed
 from headrace.cli.shown import bar, facts_table, figures_table, working
+from headrace.errors import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -163,12 +164,13 @@ def _compared(
     from headrace.pack.plan import plan_of
     from headrace.pack.saved_plans import of_documents, unit_lengths
     from headrace.pack.spec import CUTTING, Algorithm, PackingConfig
+    from headrace.progress import track
 
     removed_documents = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(cache)
     lengths = np.concatenate([np.zeros(0, np.int64), *unit_lengths(cache, removed_documents.documents, how.unit)])
     algorithms = [name for name in get_args(Algorithm) if how.unit == 1 or name not in CUTTING]
     rows: list[dict[str, Any]] = []
-    for name in algorithms:
+    for name in track(algorithms, "trying algorithms", len(algorithms)):
         long = "split" if name in CUTTING else how.long
         most = how.max_documents // how.unit if how.max_documents and name == "next_fit" else None
         tried = PackingConfig(name, long, how.min_fill, max_documents=most)
@@ -216,7 +218,9 @@ def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
     if "aligned" in facts:
         a = facts["aligned"]
         uneven = f"{a['dropped']:,} dropped" if a["drop_last"] else f"{a['pad_needed']:,} repeated"
-        console.print(Text(f"{a['world_size']:,} ranks train on {a['N_aligned_packs']:,} packs: {uneven}"))
+        console.print(
+            Text(f"for {counted(a['world_size'], 'rank')}: {counted(a['N_aligned_packs'], 'pack')}, {uneven}")
+        )
 
 
 def _what_became(facts: dict[str, Any], tokens: int) -> dict[str, str]:
@@ -224,13 +228,13 @@ def _what_became(facts: dict[str, Any], tokens: int) -> dict[str, str]:
     counts, removed, incomplete = facts["counts"], facts["removed_documents"], facts["incomplete_documents"]
     empty = counts["empty_documents"] - removed - incomplete  # to the plan, none of these has tokens
     lines = {
-        "removed": f"{removed:,} documents" if removed else "",
-        "incomplete": f"{incomplete:,} documents, {facts['incomplete_tokens']:,} tokens: others of their units are"
-        " removed or empty"
+        "removed": counted(removed, "document") if removed else "",
+        "incomplete": f"{counted(incomplete, 'document')}, {counted(facts['incomplete_tokens'], 'token')}: others of"
+        " their units are removed or empty"
         if incomplete
         else "",
-        "without tokens": f"{empty:,} documents" if empty else "",
-        "split": f"{counts['split_documents']:,} documents" if counts["split_documents"] else "",
+        "without tokens": counted(empty, "document") if empty else "",
+        "split": counted(counts["split_documents"], "document") if counts["split_documents"] else "",
     }
     for name, what in (("dropped", "documents"), ("truncated", "documents"), ("underfilled", "packs")):
         lost = counts[f"{name}_tokens"]

@@ -1,7 +1,10 @@
-"""The help of a command of many options: those that most calls need in full, the others by name, in panels."""
+"""How commands show their help; that of a command of many options has those that most calls need in full, the others by
+name, in panels.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +13,48 @@ from typer.core import TyperCommand
 _EXAMPLES = 2
 
 
-class PanelCommand(TyperCommand):
+class PlainCommand(TyperCommand):
+    """A command whose help has no Python types: ``CONFIG``, ``--steps N``, ``--layout headrace|levanter``."""
+
+    def records(self, ctx: Any) -> list[tuple[Any, tuple[str, str]]]:
+        """Its parameters that are not hidden, each with its line of the help."""
+        pairs = ((param, param.get_help_record(ctx)) for param in self.get_params(ctx))
+        return [
+            (param, (plain_type(record[0], argument=param.param_type_name == "argument"), record[1]))
+            for param, record in pairs
+            if record is not None
+        ]
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """As typer has them, without braces, and with one pair of brackets."""
+        pieces = (re.sub(r"^\{(.*)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx))
+        return [re.sub(r"^\[(\[.*\]\.\.\.)\]\.\.\.$", r"\1", piece) for piece in pieces]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments and options."""
+        for title, kind in (("Arguments", "argument"), ("Options", "option")):
+            lines = [record for param, record in self.records(ctx) if param.param_type_name == kind]
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
+
+
+def plain_type(name: str, *, argument: bool) -> str:
+    """A parameter's name in the help, with the word for what it takes in place of a Python type.
+
+    Example:
+        >>> plain_type("CONFIG <str>", argument=True), plain_type("--steps <int range>", argument=False)
+        ('CONFIG', '--steps N')
+        >>> plain_type("--layout <headrace|levanter>", argument=False)
+        '--layout headrace|levanter'
+    """
+    if argument:
+        return re.sub(r" <.*>$", "", name)
+    words = {"str": "TEXT", "int": "N", "int range": "N", "float": "X", "float range": "X", "path": "PATH"}
+    return re.sub(r"<([^<>]+)>$", lambda match: words.get(match[1], match[1]), name)
+
+
+class PanelCommand(PlainCommand):
     """A command whose options have panels (``rich_help_panel``); those without one are shown in full.
 
     Its option :data:`HelpAll` shows all of them, and all examples.
@@ -33,11 +77,10 @@ class PanelCommand(TyperCommand):
         """Arguments, options, panels."""
         panels: dict[str | None, list[Any]] = {None: []}
         arguments = []
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None and param.param_type_name == "argument":
+        for param, record in self.records(ctx):
+            if param.param_type_name == "argument":
                 arguments.append(record)
-            elif record is not None:
+            else:
                 panels.setdefault(getattr(param, "rich_help_panel", None), []).append((param, record))
         with formatter.section("Arguments"):
             formatter.write_dl(arguments)

@@ -9,6 +9,7 @@ import typer
 
 from headrace.cli.options import AsJson
 from headrace.cli.shown import working
+from headrace.errors import counted
 
 if TYPE_CHECKING:
     from headrace.data.documents import DocumentFilter
@@ -54,8 +55,9 @@ def command(
         return
     again, newest = removal.listed - fresh, facts["generation"]
     already = f" ({again:,} were removed before, or named twice)" if again else ""
-    typer.echo(f"{cache}: {fresh:,} documents removed{already}; generation {newest} of its")
-    typer.echo(f"tombstones has {facts['removed_documents']:,} documents with {facts['removed_tokens']:,} tokens.")
+    typer.echo(f"{cache}: {counted(fresh, 'document')} removed{already}; generation {newest} of its")
+    count, tokens = (int(facts[name]) for name in ("removed_documents", "removed_tokens"))
+    typer.echo(f"tombstones has {counted(count, 'document')} with {counted(tokens, 'token')}.")
     if newest not in (0, [0] * len(opened.members)):
         typer.echo("New runs leave them out. In a running one, from a step on, for each component over this cache:")
         typer.echo(f"amendments: [{{step: STEP, remove: {{COMPONENT: {newest}}}}}]")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, ProgressColumn
     from rich.table import Table
     from rich.text import Text
 
@@ -112,7 +111,25 @@ def show_judgments(judgments: Iterable[Judgment]) -> None:
     console = Console(highlight=False)
     for one in judgments:
         style = {"good": "green", "unknown": "dim"}.get(one.level, "yellow")
-        console.print(Text.assemble((one.level, style), f" {one.figure}: {one.text}"), soft_wrap=True)
+        text = wrapped(f"{one.figure}: {one.text}", console, indent=len(one.level) + 1)
+        console.print(Text.assemble((one.level, style), f" {text}"), soft_wrap=True)
+
+
+def wrapped(text: str, console: Console, indent: int) -> str:
+    """Text over lines as wide as the terminal, the first of which begins at ``indent``; a command is left in one piece,
+    so that it can be copied. Elsewhere than on a terminal, one line.
+    """
+    if not console.is_terminal:
+        return text
+    prose, command, rest = text.partition("headrace ")
+    whole = prose.split() + [command + rest] * bool(command)
+    lines, room = [""], console.width - indent
+    for word in whole:
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > room:
+            lines.append("")
+            room = console.width - 2
+        lines[-1] += f" {word}" if lines[-1] else word
+    return "\n  ".join(lines)
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:
@@ -140,10 +157,9 @@ def counting(what: str, *, show: bool) -> Iterator[tuple[Callable[[int], None], 
     Yields:
         ``expect(total)`` and ``advance(done since the last call)``, in values; callable from any thread.
     """
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from headrace import progress as reports
 
-    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
-    with _bar(what, *columns, show=show) as progress:
+    with reports.bar(show=show) as progress:
         task = progress.add_task(what, total=None, rate="")
 
         def expect(total: int) -> None:
@@ -159,30 +175,19 @@ def counting(what: str, *, show: bool) -> Iterator[tuple[Callable[[int], None], 
 
 
 @contextmanager
-def watching(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, if that is a terminal, from the first call of the yielded function: (done, of how many)."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+def working(what: str, *, show: bool = True) -> Iterator[None]:
+    """A bar on stderr, if that is a terminal: how long something has taken and, once the work reports how far it is
+    (:mod:`headrace.progress`), what it does, the share and the time that is left.
+    """
+    from headrace import progress
 
-    with _bar(what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), show=True) as progress:
-        task = progress.add_task(what, total=None, visible=False)
-        yield lambda done, total: progress.update(task, completed=done, total=total, visible=True)
+    with progress.bar(show=show) as progress_bar:
+        task = progress_bar.add_task(what, total=None, rate="")
 
+        def watch(now: str, done: float, total: float) -> None:
+            if progress_bar.tasks[task].description != now:
+                progress_bar.reset(task, description=now)
+            progress_bar.update(task, completed=done, total=max(total, 1))
 
-@contextmanager
-def working(what: str) -> Iterator[None]:
-    """The seconds so far on stderr, if that is a terminal, while something is done whose end cannot be told."""
-    from rich.progress import SpinnerColumn, TimeElapsedColumn
-
-    with _bar(what, SpinnerColumn(), TimeElapsedColumn(), show=True) as progress:
-        progress.add_task(what, total=None)
-        yield
-
-
-def _bar(what: str, *columns: ProgressColumn, show: bool) -> Progress:
-    from rich.console import Console
-    from rich.progress import Progress, TextColumn
-
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn(what), *columns, console=console, disable=not (show and console.is_terminal), transient=True
-    )
+        with progress.watched(watch):
+            yield

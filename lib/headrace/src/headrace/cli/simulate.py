@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -20,8 +21,9 @@ from headrace.cli.options import (
     parse_shares,
     parse_sizes,
 )
-from headrace.cli.shown import figures_table, in_bytes, show_judgments, watching, working
+from headrace.cli.shown import figures_table, in_bytes, show_judgments, working
 from headrace.errors import counted
+from headrace.progress import report
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,7 +70,7 @@ def command(
 
         headrace simulate plan.yaml --tokens web=1e12 --tokens code=2e11
     """
-    from headrace.analysis.check.judgments import judge_forecast
+    from headrace.analysis.check.judgments import RunOrders, judge_forecast
     from headrace.analysis.check.sizes import planned_caches
     from headrace.analysis.excess import source_excess
     from headrace.analysis.simulate.forecast import RunSteps, simulate
@@ -83,7 +85,7 @@ def command(
     dataset = resolved.dataset(planned.caches)
     row_order: RowOrder = "locality" if resolved.row_order == "locality" else "stream"
     memory = resolved.prefetch_bytes if cache_mib is None else cache_mib << 20
-    with watching("examples counted") as watch:
+    with working("looking at the steps"):
         forecast = simulate(
             dataset,
             dataset.batch_schedule,
@@ -92,7 +94,7 @@ def command(
             steps=RunSteps(first_step, num_steps, min(max_rows, 1 << 40)),
             row_order=row_order,
             prices=Prices(price_per_1000_reads, price_per_gib),
-            watch=watch,
+            watch=partial(report, "counting examples"),
         )
     noise = source_excess(dataset, num_steps or resolved.run_steps, forecast.batch_size, parse_shares(icc))
     micro = (cut := resolved.micro_batches) and MicroForecast.of(cut, dataset, dataset.batch_schedule, row_order)
@@ -106,9 +108,7 @@ def command(
         typer.echo(str(micro))
     for name, one in noise.items():
         typer.echo(f"{name}: {one} over a full shuffle")
-    orders = [order for c in mixture.components if (order := c.shuffle_order()) is not None]
-    kinds, strands = {order.kind for order in orders}, sum(order.strands for order in orders)
-    show_judgments(judge_forecast(forecast, resolved, kinds, strands, memory, noise))
+    show_judgments(judge_forecast(forecast, resolved, RunOrders.of(mixture.components), memory, noise))
 
 
 def _say_if_long(config: LmDataConfig) -> None:
@@ -218,7 +218,7 @@ def _show_probe(found: ShuffleProbe) -> None:
 
     console, share = Console(highlight=False), found.share
     console.print(f"{found.rows:,} of {found.of_rows:,} rows, blocks of {found.block} rows, by {found.value}")
-    console.print(f"Of the variance, {share.icc:.1%} lie between blocks (95 %: {share.low:.1%} to {share.high:.1%})\n")
+    console.print(f"Of the variance, {share.icc:z.1%} lies between blocks (95%: {share.low:z.1%} to {share.high:z.1%})\n")
     table = figures_table("order", f"noise of a batch of {counted(found.batch_size, 'row')}, full shuffle = 1")
     for order, noise in found.noise.items():
         table.add_row(order, f"{noise:.2f}")

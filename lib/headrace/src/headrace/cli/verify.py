@@ -10,6 +10,7 @@ import typer
 
 from headrace.cli.options import AsJson
 from headrace.cli.shown import counting
+from headrace.errors import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -124,7 +125,7 @@ def _show(console: Console, report: VerifyReport, repair: str) -> None:
         console.print(_line(damage))
     unfinished = "" if report.finished else " (unfinished: its complete parts)"
     how = "every chunk read" if report.deep else "names, sizes and ends of files; --deep reads every chunk"
-    what = f"{report.path}{unfinished}: {report.parts:,} parts, {report.elements:,} values ({how})"
+    what = f"{report.path}{unfinished}: {counted(report.parts, 'part')}, {counted(report.elements, 'value')} ({how})"
     if report.shuffled:
         what += f", shuffled with seed {report.shuffled['seed']} from {report.shuffled['fingerprint']}"
     for text in report.unchecked:
@@ -133,7 +134,7 @@ def _show(console: Console, report: VerifyReport, repair: str) -> None:
         console.print(Text.assemble(("sound ", "green"), what))
         return
     parts = report.damaged_parts
-    console.print(Text.assemble(("damaged ", "bold red"), f"{what}: {len(parts):,} parts with damage."))
+    console.print(Text.assemble(("damaged ", "bold red"), f"{what}: {counted(len(parts), 'part')} with damage."))
     if repair:
         console.print(Text(f"To build just these anew: {repair}"))
 

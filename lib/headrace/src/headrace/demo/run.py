@@ -10,7 +10,9 @@ Price: about 80 s on 2 CPU cores, of which 67 s are training.
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -139,8 +141,16 @@ def show_end(screen: Screen, folder: DemoFolder, checks: Sequence[Check]) -> Non
         ]
     )
     screen.say("\n[bold]What to type next[/]")
-    command = f"headrace inspect {shlex.quote(str(folder.caches / 'docs'))}"
-    screen.show_pairs([(command, "see what lies in a token cache")])
+    program = "headrace"
+    if "UV" in os.environ:  # started by uv, whose environment the shell does not know
+        program = os.path.relpath(sys.argv[0])
+    cache, config = (shlex.quote(str(path)) for path in (folder.caches / "docs", folder.config))
+    screen.show_pairs(
+        [
+            (f"{program} inspect {cache}", "what is in a token cache"),
+            (f"{program} cat {config} --step 12 --row 0", "what the model saw at a step, and where it comes from"),
+        ]
+    )
 
 
 def cpu_devices(count: int) -> np.ndarray:

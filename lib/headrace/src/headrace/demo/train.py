@@ -47,7 +47,7 @@ def restore(folder: Path, fresh: Any, manifest: RunManifest) -> tuple[Any, int]:
     *state, data = eqx.tree_deserialise_leaves(newest, (*fresh, LoaderState.like()))
     loader_state = LoaderState.from_pytree(data)
     manifest.check(loader_state)  # refused, with the difference, if run.yaml now means other data
-    print(f"goes on from {newest}")
+    print(f"resumes from {newest}")
     return tuple(state), loader_state.step
 
 
@@ -63,6 +63,8 @@ def train(config: LmDataConfig, loader: DataLoader, run: Path, save_every: int) 
     manifest = open_run(run, loader)
     state, step = restore(run / "checkpoints", fresh, manifest)
     state = eqx.filter_shard(state, NamedSharding(loader.placement.sharding.mesh, PartitionSpec()))  # on every device
+    if step < steps:
+        print(f"steps {step:,} to {steps - 1:,}; the first compiles and takes longer", flush=True)
     with RunLog(loader, run, config=config) as log, loader.iter_from_step(step) as batches:
         while step < steps and not signals:
             model, optimizer_state, loss = train_step(state[0], state[1], optimizer, next(batches))
@@ -87,7 +89,7 @@ def main() -> None:
     with config.loader() as loader:
         finished = train(config, loader, args.run, args.save_every)
     if not finished:
-        print("stopped and saved; the same command goes on")
+        print("stopped and saved; run the same command again to resume")
         return
     page = args.run / "report.html"
     try:

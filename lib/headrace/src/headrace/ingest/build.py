@@ -28,7 +28,7 @@ from typing import Any, TypedDict, Unpack
 
 from msgspec import structs
 
-from headrace.errors import ConfigError, SourceError, check_at_least, check_whole, redact
+from headrace.errors import ConfigError, SourceError, check_at_least, check_whole, counted, redact
 from headrace.ingest.base_tokenizer import FILE_NAME, Tokenizer
 from headrace.ingest.choices import Engine, TokenizerEngine
 from headrace.ingest.documents import described, split_file, with_mask_settled
@@ -312,7 +312,8 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
     encoding = plan_encoding(work.tokenizer_engine, work.tokenizer, work.job.kind, [t.stored_bytes for t in missing])
     job = replace(work.job, tokenizer=ledger.tokenizer, code_points=encoding.code_points)
     built: dict[str, PartRecord] = {}
-    bar = show_progress(sum(t.stored_bytes for t in missing)) if missing and work.shows_progress else nullcontext()
+    shows, what = bool(missing) and work.shows_progress, f"building {output.rstrip('/').rpartition('/')[2]}"
+    bar = show_progress(sum(t.stored_bytes for t in missing), what) if shows else nullcontext()
     with (
         bar as report,
         closing(_run(work, job, missing, report)) as finished_parts,
@@ -323,7 +324,7 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
     records = [built.get(t.name) or finished[t.name] for t in tasks]
     result = replace(report_of(output, records, built), **encoding.report())
     if result.documents == 0:
-        skipped = f"; {result.skipped_lines} lines were skipped, first: {result.first_skipped}"
+        skipped = f"; {counted(result.skipped_lines, 'line')} skipped, the first: {result.first_skipped}"
         why = skipped if result.skipped_lines else ""
         if result.ignored_records:
             why += "; of no text are " + ", ".join(f"{n} {what}" for what, n in result.ignored_records.items())

@@ -127,7 +127,10 @@ class DocumentReader:
     def refusal(self, row: int, bad: BadRecordError) -> str:
         """What is wrong with the record of a row, if such records are skipped; otherwise it is raised."""
         if self.config.on_bad_line == "error":
-            cure = f"{bad.cure} Or pass --restart --on-bad-line skip: such lines are then left out and counted."
+            cure = (
+                f"{bad.cure} Or leave such lines out: --restart --on-bad-line skip (in Python: restart=True,"
+                ' on_bad_line="skip").'
+            )
             raise SourceError(bad.problem, field=self.place(row), cure=cure.strip())
         return f"{self.place(row)}: {bad.problem}"
 

@@ -92,7 +92,7 @@ def _fetch(path: str, repo: str, revision: str | None) -> str:
     except RevisionNotFoundError as error:
         problem, cause = "has no such revision on the Hugging Face hub", error
     except (OSError, ValueError, HFValidationError) as error:  # no connection, offline, an answer that is none
-        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else one_line(error)[:200]
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else one_line(error).split(". ")[0].rstrip(".")
         problem = f"is not here, and the Hugging Face hub cannot be asked ({why})"
         if (known := did_you_mean(repo, ("bytes", "ids:50257"))).startswith("Did"):
             cure = f"{known} {cure}"

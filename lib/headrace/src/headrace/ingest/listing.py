@@ -106,6 +106,16 @@ def file_name(path: str) -> str:
     return path.split("?")[0] if files.is_web(path) else path
 
 
+def escape_undecodable(path: str) -> str:
+    r"""A path, of which bytes that are not UTF-8 are spelled out.
+
+    Example:
+        >>> print(escape_undecodable(os.fsdecode(b"caf\xe9.txt")))
+        caf\xe9.txt
+    """
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
 def list_path(path: str) -> Listing | None:
     """What lies at a path; None if there is nothing.
 

@@ -64,25 +64,14 @@ class Spent(NamedTuple):
 @contextmanager
 def show_progress(total: int, what: str = "building") -> Iterator[Callable[[Progress], None]]:
     """A bar over ``total`` stored bytes on stderr, and the function that moves it."""
-    from rich import progress  # here, as workers do without
-    from rich.console import Console
+    from headrace import progress
 
-    bar = progress.Progress(
-        progress.TextColumn(what),
-        progress.BarColumn(),
-        progress.TextColumn("{task.percentage:>3.0f}%"),
-        progress.TextColumn("{task.fields[rates]}"),
-        progress.TimeElapsedColumn(),
-        progress.TextColumn("left"),
-        progress.TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
     rates = Rates()
-    with bar:
-        task = bar.add_task("", total=total or None, rates="")
+    with progress.bar() as bar:
+        task = bar.add_task(what, total=total or None, rate="")
 
         def report(done: Progress) -> None:
-            bar.update(task, advance=done.stored_bytes, rates=rates.after(done))
+            bar.update(task, advance=done.stored_bytes, rate=rates.after(done))
 
         yield report
 
@@ -93,7 +82,7 @@ class Rates:
     Example:
         >>> rates = Rates(clock=iter([0.0, 2.0]).__next__)
         >>> rates.after(Progress(documents=10, tokens=3_000_000, text_bytes=12_000_000, stored_bytes=1))
-        '5 docs/s  1.50 M tokens/s  6.0 MB/s'
+        '1.50 M tokens/s  6.0 MB/s'
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -104,5 +93,5 @@ class Rates:
         self._done += done
         seconds = max(self._clock() - self._started, 1e-9)
         done = self._done
-        documents, tokens, text_bytes = (n / seconds for n in (done.documents, done.tokens, done.text_bytes))
-        return f"{documents:,.0f} docs/s  {tokens / 1e6:.2f} M tokens/s  {text_bytes / 1e6:.1f} MB/s"
+        tokens, text_bytes = done.tokens / seconds, done.text_bytes / seconds
+        return f"{tokens / 1e6:.2f} M tokens/s  {text_bytes / 1e6:.1f} MB/s"

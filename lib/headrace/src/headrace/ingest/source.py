@@ -23,7 +23,7 @@ from typing import Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError, SourceError, check_at_least, check_choice, redact
 from headrace.ingest.choices import Format, FormatOrAuto, Kind, KindOrAuto, Mask, OnBadLine, SpecialTokensInText
-from headrace.ingest.listing import expand_braces, file_name, list_path, nearby
+from headrace.ingest.listing import escape_undecodable, expand_braces, file_name, list_path, nearby
 from headrace.ingest.records import MAX_RECORD_BYTES, LeafConfig, Slice
 from headrace.store import files
 
@@ -312,6 +312,9 @@ class SourceConfig:
         Raises:
             SourceError: the name says nothing and no format is set, or names a packing that is not read.
         """
+        if (spelled := escape_undecodable(path)) != path:
+            cure = "Rename the file: a ledger names files in UTF-8."
+            raise SourceError("has a name that is not UTF-8", field=spelled, cure=cure)
         if file_name(path).lower().endswith(_UNREADABLE):
             raise SourceError(
                 "is packed in a way that is not read", field=path, cure="Unpack it, or pack it again as .gz or .zst."
@@ -394,7 +397,7 @@ def split_compression(path: str) -> tuple[str, Compression]:
 
 
 def _ending(path: str) -> str:
-    return os.path.splitext(path)[1] or os.path.basename(path)
+    return escape_undecodable(os.path.splitext(path)[1] or os.path.basename(path))
 
 
 def endings_in_words(endings: Counter[str]) -> str:

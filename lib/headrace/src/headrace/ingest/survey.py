@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headrace.errors import SourceError
-from headrace.ingest.listing import Entry, list_path
+from headrace.ingest.choices import OnBadLine
+from headrace.ingest.listing import Entry, escape_undecodable, list_path
 from headrace.ingest.source import USUAL_ENDINGS, SourceConfig, endings_in_words, split_compression
 from headrace.store import files
 
 MOST_SOURCES = 20
 """Folders within a folder that become a source each; more of them are one source."""
-_HEAD = 4096
+_HEAD, _HEADS = 4096, 5
 
 
 @dataclass(frozen=True)
@@ -39,16 +40,17 @@ class FoundSource:
     bytes: int
     left_out: Counter[str]
 
-    def config(self, text_field: str = "text") -> SourceConfig:
+    def config(self, text_field: str = "text", on_bad_line: OnBadLine = "error") -> SourceConfig:
         """The source, to be built."""
-        return SourceConfig(self.paths, text_field=text_field, extensions=self.endings)
+        return SourceConfig(self.paths, text_field=text_field, on_bad_line=on_bad_line, extensions=self.endings)
 
 
 def survey(folder: str) -> list[FoundSource]:
-    """The sources of a folder: one for each folder in it and one for the files beside them; folders without text are
-    left out. Files count as text if their names end as text usually does, or if the first with their ending is UTF-8.
+    """The sources of a folder: one for each folder in it and one for the files beside them; last, without files, those
+    that hold no text. Files count as text if their names end as text usually does, or if most of the first with their
+    ending are UTF-8.
 
-    Price: one listing, and 4 KiB of a file for each unusual ending.
+    Price: one listing, and 4 KiB each of some files for each unusual ending.
 
     Raises:
         SourceError: there is no such folder, or no text in it.
@@ -79,12 +81,11 @@ def survey(folder: str) -> list[FoundSource]:
     else:
         sources = [_source(name or _own_name(root), name and f"{root}/{name}", groups[name]) for name in sorted(groups)]
     left_out = sum((source.left_out for source in sources), Counter[str]())
-    sources = [source for source in sources if source.files]
-    if not sources:
+    if not any(source.files for source in sources):
         cure = "Give a folder of text, JSONL, Parquet or other files that `headrace build` reads."
         problem = f"holds no text ({endings_in_words(left_out)})"
         raise SourceError(problem, field="folder", value=folder, cure=cure)
-    return _named_apart(sources)
+    return _named_apart(sorted(sources, key=lambda source: not source.files))
 
 
 def _source(name: str, path: str, entries: Sequence[Entry]) -> FoundSource:
@@ -120,16 +121,17 @@ def _own_name(root: str) -> str:
 def _ending(path: str) -> str:
     """The ending that says what a file holds, ``.gz`` and ``.zst`` aside; its name if it has none."""
     stem, _ = split_compression(path)
-    return os.path.splitext(stem)[1].lower() or os.path.basename(stem)
+    return escape_undecodable(os.path.splitext(stem)[1].lower() or os.path.basename(stem))
 
 
 def _is_text(entries: Sequence[Entry]) -> bool:
-    """Whether the first file that is not empty, and not compressed, begins with UTF-8."""
-    plain = (entry.path for entry in entries if entry.size and split_compression(entry.path)[1] == "none")
-    path = next(plain, None)
-    if path is None:
-        return False
-    head = files.read_range(path, 0, _HEAD)
+    """Whether most of the first files that are not empty, and not compressed, begin with UTF-8."""
+    plain = sorted(entry.path for entry in entries if entry.size and split_compression(entry.path)[1] == "none")
+    heads = [files.read_range(path, 0, _HEAD) for path in plain[:_HEADS]]
+    return 2 * sum(map(_begins_with_text, heads)) > len(heads)
+
+
+def _begins_with_text(head: bytes) -> bool:
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)  # the head may end within a character
     except UnicodeDecodeError:

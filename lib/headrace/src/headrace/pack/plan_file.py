@@ -35,6 +35,7 @@ from headrace.pack.plan import PackPlan, PlanDigest, no_packs, plan_of
 from headrace.pack.spec import PackSpec
 from headrace.pack.starts import DocumentStarts
 from headrace.pack.stream import PackStream
+from headrace.progress import report, track
 from headrace.store import files
 from headrace.store.vectors import PiecedVector, VectorWriter, damaged, names_in
 
@@ -261,9 +262,11 @@ def write_plan(
             stream = PackStream(request.spec, array_documents)
             for packed in ahead(stream.plan(checked)):
                 writer.append(packed)
+                report("packing", stream.counts.documents, request.num_documents)
             counts = stream.counts
         else:
-            plan = plan_of(request.spec, np.concatenate([np.zeros(0, np.int64), *checked]), array_documents)
+            read = track(checked, "reading lengths", request.num_documents, size=len)
+            plan = plan_of(request.spec, np.concatenate([np.zeros(0, np.int64), *read]), array_documents)
             for packed in plan.chunks():
                 writer.append(packed)
             counts = plan.counts

@@ -6,8 +6,8 @@
 
     write_report(gather("runs/7"), "report.html")
 
-The page needs no network, no server and no other file: plotly.js (5 MB, of ``pip install 'headrace[report]'``) is in
-it, and its content policy forbids it to load anything. On the command line: ``headrace report``.
+The page needs no network, no server and no other file: ``charts.js`` draws its charts, and its content policy forbids
+it to load anything. On the command line: ``headrace report``.
 """
 
 import lazy_loader

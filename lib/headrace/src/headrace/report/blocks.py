@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
 Figure: TypeAlias = dict[str, Any]
-"""``{"data": [...], "layout": {...}}`` as plotly.js takes it."""
+"""``{"series": [...], "x": {...}, "y": {...}}`` as charts.js draws it."""
 Kind: TypeAlias = Literal["left", "right", "code", "prose"]
 """Of a column: text, numbers, what is copied, sentences."""
+_LONG = 24
+"""Rows above which a table scrolls within itself."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Table:
         head = "".join(f'<th scope="col" class="{kind}">{_text(title)}</th>' for title, kind in self.columns)
         body = "".join(f"<tr>{self._row(row)}</tr>" for row in self.rows)
         table = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return f'<div class="scroll" tabindex="0" role="group">{table}</div>'
+        long = " long" if len(self.rows) > _LONG else ""
+        return f'<div class="scroll{long}" tabindex="0" role="group">{table}</div>'
 
     def _row(self, row: Sequence[str]) -> str:
         cells: list[str] = []
@@ -70,7 +73,7 @@ class Chart:
     caption: str = ""
 
     def to_html(self) -> str:
-        height = int(self.figure["layout"].get("height", 340))
+        height = int(self.figure.get("height", 320))
         return (
             f'<figure class="chart"><h3>{_text(self.title)}</h3>'
             f'<div id="chart-{self.name}" class="plot" style="min-height:{height}px" role="img"'

@@ -1,12 +1,11 @@
-"""The figures of a report, as plotly.js takes them; plain dicts, so that making them needs no plotting library.
+"""The figures of a report, as ``charts.js`` draws them: plain values, whose colours are the page's.
 
-Colours of sources are those of Okabe and Ito (2008), which stay apart for colour-blind readers, darkened or lightened
-where they would be hard to see on white or on black; where they run out, dashes tell sources apart.
+The page's colours of sources are those of Okabe and Ito (2008), which stay apart for colour-blind readers, darkened or
+lightened where they would be hard to see on white or on black; where they run out, dashes tell sources apart.
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,8 +17,8 @@ from headrace.report.plan_figures import Fill, Lengths, MixtureFacts, largest
 from headrace.report.run_records import HostSeries, Points
 from headrace.stalls import Stall
 
-PALETTE = ("#2a7ab8", "#d97706", "#1a9870", "#c2589c", "#b8860b", "#4aa3d8", "#c8442c", "#7a68c4", "#7c8a3a", "#8a8f98")
-_DASHES = ("solid", "dashdot", "longdash")
+COLOURS, DASHES = 10, 3
+GREY = -1
 _LOADER_TIME = (
     ("plan_s", "plans", 3),
     ("read_s", "waits for the store", 0),
@@ -28,152 +27,105 @@ _LOADER_TIME = (
     ("transfer_s", "hands to devices", 1),
 )
 MOST_SOURCES = 12
-_OTHERS = "others"
-GREY = "#8a8f98"
+_OTHERS, _FLATTENS = "others", 3
 
 
-def name_of(text: str) -> str:
-    """A name as plotly shows it: it takes some markup, names have none."""
-    return html.escape(text, quote=False)
+def axis(title: str, number_format: str = "number", **more: Any) -> dict[str, Any]:
+    """An axis: its title, how its numbers are written (``share``, ``count`` or ``number``) and, if wanted, ``log``,
+    ``zero`` (it begins or ends there, at least) and ``range``.
+    """
+    return {"title": title, "format": number_format, **more}
 
 
-def layout(x: str, y: str, **more: Any) -> dict[str, Any]:
-    """Axis titles, and what else is special; margins, fonts and colours are the page's."""
-    axes: dict[str, Any] = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
-    if x == "step":
-        axes["xaxis"]["tickformat"] = ",d"
-    for axis in ("xaxis", "yaxis"):
-        axes[axis] |= more.pop(axis, {})
-    return {**axes, **more}
+STEP = axis("step", "count")
 
 
-def _line(k: int, x: Any, y: Any, name: str, *, line: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """A trace: a line in the ``k``-th colour, unless ``line`` and ``more`` say otherwise."""
-    style = {"color": PALETTE[k % len(PALETTE)], "width": 2, **(line or {})}
-    return {"x": x, "y": y, "name": name_of(name), "mode": "lines", "line": style, **more}
-
-
-def _bars(k: int, x: Any, y: Any, name: str, **more: Any) -> dict[str, Any]:
-    return {
-        "type": "bar",
-        "x": x,
-        "y": y,
-        "name": name_of(name),
-        "marker": {"color": PALETTE[k % len(PALETTE)]},
-        **more,
-    }
+def _series(k: int, x: Any, y: Any, name: str, mark: str = "line", **more: Any) -> dict[str, Any]:
+    """A series in the ``k``-th colour and dash of many."""
+    return {"name": name, "mark": mark, "x": x, "y": y, "colour": k % COLOURS, **more}
 
 
 def mixture_chart(facts: MixtureFacts) -> Figure:
     """Share of each source that is drawn (line) and asked for (dots) over steps; a legend entry is a source."""
-    traces: list[dict[str, Any]] = []
+    series: list[dict[str, Any]] = []
     rows = facts.drawn.sum(axis=1), facts.wanted.sum(axis=1)
+    largest_rows = float(facts.drawn.sum(axis=0).max(initial=0.0))
     for k, (name, drawn, planned) in enumerate(_grouped(facts, facts.drawn, facts.wanted)):
-        colour = {"color": GREY} if name == _OTHERS else {}
-        line, dots = {**colour, "dash": _dash(k)}, {**colour, "width": 1.5, "dash": "dot"}
-        more: dict[str, Any] = {"legendgroup": name, "hovertemplate": "%{y:.2%}"}
-        traces.append(_line(k, facts.middle, _over(drawn, rows[0]), name, line=line, **more))
+        more: dict[str, Any] = {"group": name}
+        if name == _OTHERS:
+            more |= {"colour": GREY, "hidden": float(drawn.sum()) > _FLATTENS * largest_rows}
+        series.append(_series(k, facts.middle, _over(drawn, rows[0]), name, dash=_dash(k), **more))
         share = _over(planned, rows[1])
-        traces.append(_line(k, facts.middle, share, f"{name}, target", line=dots, showlegend=False, **more))
-    axis = {"tickformat": ".0%", "rangemode": "tozero"}
-    return {"data": traces, "layout": layout("step", "share of rows", yaxis=axis, height=380)}
+        target = {"dash": "dots", "width": 1.5, "legend": False}
+        series.append(_series(k, facts.middle, share, f"{name}, target", **target, **more))
+    return {"series": series, "x": STEP, "y": axis("share of rows", "share", zero=True), "height": 380}
 
 
 def epochs_chart(facts: MixtureFacts, row_tokens: Sequence[int]) -> Figure:
     """Passes over each source so far, over steps."""
     passes = facts.tokens.cumsum(axis=0) / np.maximum(np.asarray(row_tokens, np.float64), 1)
-    traces = [
-        _line(
-            k,
-            facts.edge,
-            np.concatenate([[0.0], passes[:, d]]),
-            facts.names[d],
-            line={"dash": _dash(k)},
-            hovertemplate="%{y:.3~g}",
-        )
+    series = [
+        _series(k, facts.edge, np.concatenate([[0.0], passes[:, d]]), facts.names[d], dash=_dash(k))
         for k, d in enumerate(largest(facts, MOST_SOURCES))
     ]
-    return {"data": traces, "layout": layout("step", "epochs", yaxis={"rangemode": "tozero"})}
+    return {"series": series, "x": STEP, "y": axis("epochs", zero=True)}
 
 
 def quality_chart(forecast: Forecast) -> Figure:
     """Variance ratios of windows of batches beside 1, a full shuffle."""
     windows, ratios = [*forecast.variance_ratio], [*forecast.variance_ratio.values()]
-    texts = {"text": [f"{r:.3f}" for r in ratios], "textposition": "outside", "cliponaxis": False}
-    bars = _bars(0, windows, ratios, "this order", **texts, hovertemplate="%{y:.4f}<extra></extra>", width=0.5)
-    line = {"color": GREY, "dash": "dash", "width": 1.5}
-    reference = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": 1, "y1": 1, "line": line}
-    axis = {"range": [0, max(1.25, 1.15 * max(ratios, default=1.0))]}
-    return {
-        "data": [bars],
-        "layout": layout("window", "variance ratio", yaxis=axis, shapes=[reference], showlegend=False, height=280),
-    }
+    bars = _series(0, windows, ratios, "this order", "bar", text=[f"{ratio:.3f}" for ratio in ratios])
+    y = axis("variance ratio", range=[0, max(1.25, 1.15 * max(ratios, default=1.0))])
+    return {"series": [bars], "x": axis("window"), "y": y, "rule": 1, "legend": False, "height": 260}
 
 
 def lengths_chart(lengths: Mapping[str, Lengths]) -> Figure:
     """Share of documents by length, a line of steps a source."""
-    traces: list[dict[str, Any]] = []
+    series: list[dict[str, Any]] = []
     for k, (name, histogram) in enumerate([*lengths.items()][:MOST_SOURCES]):
         if histogram.documents.size:
             edge = np.maximum(histogram.edge, 0.7)  # documents of no token, on a logarithmic axis
-            share = np.append(histogram.documents, histogram.documents[-1])
-            traces.append(_line(k, edge, share, name, line={"shape": "hv"}, hovertemplate="%{y:.1%}"))
-    axis = {"tickformat": ".0%", "rangemode": "tozero"}
-    return {
-        "data": traces,
-        "layout": layout("tokens in a document", "share of documents", xaxis={"type": "log"}, yaxis=axis),
-    }
+            edge = np.concatenate([edge[:1], edge, edge[-1:]])  # up from the axis, and down to it
+            share = np.concatenate([[0.0], histogram.documents, histogram.documents[-1:], [0.0]])
+            series.append(_series(k, edge, share, name, "step", dash=_dash(k)))
+    y = axis("share of documents", "share", zero=True)
+    return {"series": series, "x": axis("tokens in a document", log=True), "y": y}
 
 
 def fill_chart(fills: Mapping[str, Fill]) -> Figure:
     """Share of packs by how full they are."""
-    traces = [
-        _bars(k, (np.arange(fill.share.size) + 0.5) / fill.share.size, fill.share, name, hovertemplate="%{y:.1%}")
+    series = [
+        _series(k, (np.arange(fill.share.size) + 0.5) / fill.share.size, fill.share, name, "bar")
         for k, (name, fill) in enumerate([*fills.items()][:MOST_SOURCES])
     ]
-    axis = {"tickformat": ".0%", "range": [0, 1.02]}
-    return {
-        "data": traces,
-        "layout": layout("fill of a pack", "share of packs", xaxis=axis, yaxis={"tickformat": ".0%"}, barmode="group"),
-    }
+    x, y = axis("fill of a pack", "share", range=[0, 1.02]), axis("share of packs", "share", zero=True)
+    return {"series": series, "x": x, "y": y}
 
 
 def measured_chart(
     series: Sequence[HostSeries],
     values: Sequence[np.ndarray],
-    y: str,
+    y: dict[str, Any],
     *,
     expected: tuple[str, float] | None = None,
-    **axis: Any,
 ) -> Figure:
     """A measured figure over steps, a line per host, next to the forecast."""
-    traces = [
-        _line(
-            k,
-            host.step,
-            value,
-            f"host {host.host}",
-            mode="lines" if host.step.size > 1 else "markers",
-            line={"width": 1.5},
-        )
+    lines = [
+        _series(k, host.step, value, f"host {host.host}", width=1.5)
         for k, (host, value) in enumerate(zip(series, values, strict=True))
     ]
     if expected is not None and series:
         ends = [min(int(h.step[0]) for h in series), max(int(h.step[-1]) for h in series)]
-        line = {"color": GREY, "dash": "dash", "width": 1.5}
-        traces.append(_line(0, ends, [expected[1]] * 2, expected[0], line=line))
+        lines.append(_series(0, ends, [expected[1]] * 2, expected[0], colour=GREY, dash=2, width=1.5))
     steps = np.concatenate([np.zeros(0), *(host.step for host in series)])
     peaks, frame = _peaks(steps, np.concatenate([np.zeros(0), *values]), 0.0 if expected is None else expected[1])
-    return {"data": traces + peaks, "layout": layout("step", y, yaxis={"rangemode": "tozero", **frame, **axis})}
+    return {"series": lines + peaks, "x": STEP, "y": {"zero": True, **frame, **y}}
 
 
 def lines_chart(lines: Mapping[str, Points]) -> Figure:
     """Figures over steps, a line each."""
-    traces = [
-        _line(k, steps, values, name, mode="lines" if steps.size > 1 else "markers", line={"dash": _dash(k)})
-        for k, (name, (steps, values)) in enumerate(lines.items())
-    ]
-    return {"data": traces, "layout": layout("step", "", showlegend=True)}
+    series = [_series(k, steps, values, name, dash=_dash(k)) for k, (name, (steps, values)) in enumerate(lines.items())]
+    return {"series": series, "x": STEP, "y": axis(""), "legend": True}
 
 
 def _peaks(steps: np.ndarray, values: np.ndarray, expected: float = 0.0) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -184,58 +136,43 @@ def _peaks(steps: np.ndarray, values: np.ndarray, expected: float = 0.0) -> tupl
     if not 0 < usual < 0.5 * float(np.nanmax(values)):
         return [], {}
     high = np.flatnonzero(np.nan_to_num(values) > usual)
-    texts = [f"{value:.3g}" for value in values[high]]
-    marker = {"symbol": "triangle-up", "color": GREY, "size": 9}
-    more: dict[str, Any] = {"mode": "markers+text", "marker": marker, "text": texts, "textposition": "bottom center"}
-    triangles = _line(0, steps[high], np.full(high.size, usual), "peak", hovertemplate="%{text}", **more)
-    return [triangles], {"range": [0, 1.04 * usual]}
+    peaks = _series(0, steps[high], np.full(high.size, usual), "peak", "peaks", colour=GREY, text=values[high])
+    return [peaks], {"range": [0, 1.04 * usual]}
 
 
 def waits_chart(series: HostSeries) -> Figure:
     """Percentiles of the wait for a batch, of one host."""
-    traces = [
-        _line(colour, series.step, np.maximum(series.levels[name] * 1000, 1e-3), label, line={"width": 1.5})
+    lines = [
+        _series(colour, series.step, np.maximum(series.levels[name] * 1000, 1e-3), label, width=1.5)
         for name, label, colour in (("wait_p50_s", "p50", 0), ("wait_p95_s", "p95", 1), ("wait_p99_s", "p99", 6))
     ]
-    return {"data": traces, "layout": layout("step", "wait for a batch, ms", yaxis={"type": "log", "dtick": 1})}
+    return {"series": lines, "x": STEP, "y": axis("wait for a batch, ms", log=True)}
 
 
 def loader_time_chart(series: HostSeries) -> Figure:
     """Where the loader's thread spent its time, stacked, in milliseconds a batch, of one host."""
-    more: dict[str, Any] = {"stackgroup": "time", "line": {"width": 1}, "hovertemplate": "%{y:.3~g} ms"}
-    traces = [
-        _line(colour, series.step, series.per_batch(name) * 1000, label, **more)
+    areas = [
+        _series(colour, series.step, series.per_batch(name) * 1000, label, "area")
         for name, label, colour in _LOADER_TIME
         if name != "map_s" or series.sums[name].any()  # few runs have such functions
     ]
-    total = sum((trace["y"] for trace in traces), np.zeros(series.step.size))
+    total = sum((area["y"] for area in areas), np.zeros(series.step.size))
     peaks, frame = _peaks(series.step, total)
-    axis = {"rangemode": "tozero", **frame}
-    return {"data": traces + peaks, "layout": layout("step", "ms per batch", yaxis=axis)}
+    return {"series": areas + peaks, "x": STEP, "y": axis("ms per batch", zero=True, **frame)}
 
 
 def stalls_chart(stalls: Sequence[Stall]) -> Figure:
     """Stalls by step and length, a colour a cause."""
-    traces: list[dict[str, Any]] = []
+    series: list[dict[str, Any]] = []
     for k, cause in enumerate(dict.fromkeys(stall.cause for stall in stalls)):
-        of = [stall for stall in stalls if stall.cause == cause]
-        traces.append(
-            {
-                "x": [stall.step for stall in of],
-                "y": [stall.wait_s * 1000 for stall in of],
-                "text": [name_of(f"host {stall.host}") for stall in of],
-                "name": name_of(cause),
-                "mode": "markers",
-                "marker": {"color": PALETTE[k % len(PALETTE)], "size": 8},
-                "hovertemplate": "%{y:.3~g} ms, %{text}",
-            }
-        )
-    axis = {"type": "log", "dtick": "D2"}
-    return {"data": traces, "layout": layout("step", "ms waited", yaxis=axis, showlegend=True, hovermode="closest")}
+        of_cause = [stall for stall in stalls if stall.cause == cause]
+        steps, waits = [stall.step for stall in of_cause], [stall.wait_s * 1000 for stall in of_cause]
+        series.append(_series(k, steps, waits, cause, "dots", text=[f"host {stall.host}" for stall in of_cause]))
+    return {"series": series, "x": STEP, "y": axis("ms waited", log=True), "legend": True}
 
 
-def _dash(k: int) -> str:
-    return _DASHES[k // len(PALETTE) % len(_DASHES)]
+def _dash(k: int) -> int:
+    return k // COLOURS % DASHES
 
 
 def _grouped(facts: MixtureFacts, *tables: np.ndarray) -> list[tuple[Any, ...]]:

@@ -98,7 +98,7 @@ class ReportFacts:
     """A report's content.
 
     Attributes:
-        title: What it is about: the name of a config or of a run's folder.
+        title: What it is about: the name of a config, or of a run's folder with the one above it.
         folder: The run's folder; None: there is none.
         config_path: The config's file; None: it came from the run's folder, or there is none.
         plan: What follows from the config; None: there is no config, or it cannot be resolved here.
@@ -162,7 +162,7 @@ def _of_config(path: str, settings: Sequence[str], run: str | None, options: Opt
 
 def _of_folder(folder: str, settings: Sequence[str], config: str | None, options: Options) -> ReportFacts:
     records, manifest = _records(folder, options), RunManifest.load(folder)
-    title = folder.rstrip("/").rsplit("/", 1)[-1] or folder
+    title = "/".join(folder.rstrip("/").rsplit("/", 2)[-2:]) or folder  # runs/1: the last part alone may say little
     plan, why = None, "The run's log holds no config. Name it: headrace report FOLDER --config run.yaml"
     if config is not None:
         plan = _plan(_as_begun(load_config(config, settings), folder), options, records)

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import gzip
 import hashlib
 import html
-import importlib
 import json
 import threading
 import time
@@ -26,7 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import Any
 
-from headrace.errors import ConfigError, HeadraceError, install_command
+from headrace.errors import ConfigError, HeadraceError
 from headrace.report import numbers, plan_sections, run_sections
 from headrace.report.blocks import Section
 from headrace.report.facts import ReportFacts
@@ -73,17 +71,14 @@ def render(facts: ReportFacts, *, live_s: float | None = None) -> str:
     Args:
         facts: What it shows.
         live_s: Seconds after which it asks its server for new figures; None: never.
-
-    Raises:
-        ConfigError: plotly is not installed.
     """
     parts = sections(facts)
     figures = {name: figure for section in parts for name, figure in section.figures().items()}
-    plotly, script = _plotly(), _file("page.js")
+    scripts = [_file("charts.js"), _file("page.js")]
     connect = "'none'" if live_s is None else "'self'"
     policy = (
-        f"default-src 'none'; script-src {_digest(plotly)} {_digest(script)}; style-src 'unsafe-inline';"
-        f" img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {' '.join(map(_digest, scripts))}; style-src 'unsafe-inline';"
+        f" img-src data:; connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
     toc = "".join(f'<li><a href="#{s.name}">{html.escape(s.title)}</a></li>' for s in parts)
     title = html.escape(facts.title)
@@ -118,8 +113,7 @@ def render(facts: ReportFacts, *, live_s: float | None = None) -> str:
 <main><noscript><p class="quiet">The charts need JavaScript.</p></noscript>{body}</main>
 </div>
 <script id="figures" type="application/json">{_embedded(figures)}</script>
-<script id="library" type="application/gzip">{_compressed(plotly)}</script>
-<script>{script}</script>
+{"".join(f"<script>{script}</script>" for script in scripts)}
 </body>
 </html>
 """
@@ -136,7 +130,7 @@ def write_report(facts: ReportFacts, output: str) -> int:
         Bytes written.
 
     Raises:
-        ConfigError: plotly is not installed, or ``output`` is there and no report.
+        ConfigError: ``output`` is there and no report.
     """
     _check_replaceable(output)
     page = render(facts).encode()
@@ -165,24 +159,12 @@ def _embedded(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _compressed(script: str) -> str:
-    """A script as text that page.js turns back: the charts' library takes 2 MB so, not 5."""
-    return base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
-
-
 def _digest(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _file(name: str) -> str:
     return resources.files("headrace.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    try:
-        return str(importlib.import_module("plotly.offline").get_plotlyjs())
-    except ImportError as error:
-        raise ConfigError("is not installed", field="plotly", cure=install_command("headrace[report]")) from error
 
 
 class LiveReport:
@@ -197,7 +179,7 @@ class LiveReport:
         url: Where it is.
 
     Raises:
-        ConfigError: the port is taken, ``every_s`` is not positive, or plotly is not installed.
+        ConfigError: the port is taken, or ``every_s`` is not positive.
     """
 
     def __init__(self, facts: ReportFacts, *, port: int = 0, every_s: float = 5.0) -> None:

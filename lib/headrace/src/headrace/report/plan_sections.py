@@ -26,7 +26,9 @@ def mixture_section(plan: PlanFacts) -> Section:
             Text(f"The config has no num_steps. This page shows the first {n.count(steps)} steps.", quiet=True)
         )
     more = (
-        f" The {MOST_SOURCES - 1} largest sources have lines of their own." if len(facts.names) > MOST_SOURCES else ""
+        f" The {MOST_SOURCES - 1} largest sources have lines of their own; a click on others shows the rest together."
+        if len(facts.names) > MOST_SOURCES
+        else ""
     )
     blocks.append(
         Chart(
@@ -71,14 +73,16 @@ def order_section(plan: PlanFacts) -> Section:
             f" blocks (mean over {_looked(forecast)})."
         )
     ]
-    if forecast.variance_ratio:
+    if all(c.mixes_all for c in plan.plan.components):
+        blocks.append(Text("Each epoch of a source is a shuffle of all its rows, as good as a full shuffle."))
+    elif forecast.variance_ratio:
         blocks.append(
             Chart(
                 "quality",
                 "Variance ratio of windows of batches",
                 quality_chart(forecast),
                 "Variance of the mean of a window, for a value that is the same within a stored block, over that of"
-                f" independent rows. {_BARS}",
+                f" rows drawn at random. {_BARS}",
             )
         )
     rows = [

@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from headrace.errors import counted
 from headrace.report import numbers as n
 from headrace.report.blocks import Block, Chart, Kind, Notes, Section, Table, Text, Tiles, columns
-from headrace.report.charts import loader_time_chart, measured_chart, stalls_chart, waits_chart
+from headrace.report.charts import axis, loader_time_chart, measured_chart, stalls_chart, waits_chart
 from headrace.report.facts import PlanFacts, ReportFacts, Source
 from headrace.report.plan_sections import forecast_for, largest_epochs
 from headrace.report.run_records import HostSeries, RunRecords
@@ -150,7 +151,7 @@ def _measured_tiles(records: RunRecords) -> list[tuple[str, str, str]]:
     took = None if records.began is None or records.ended is None else records.ended - records.began
     sessions = "1 process" if records.sessions == 1 else f"{records.sessions} processes, one after the other"
     if records.hosts > 1:
-        sessions = f"{records.hosts} hosts, {records.sessions} starts"
+        sessions = f"{counted(records.hosts, 'host')}, {counted(records.sessions, 'start')}"
     return [
         ("Waiting", n.percent(share), "of the time; good below 2%" if share is not None else "not known yet"),
         ("Read", n.size(read), f"{n.digits(reads / rows) if rows else n.NOTHING} block reads per row"),
@@ -233,12 +234,12 @@ def reads_section(facts: ReportFacts) -> Section:
         return Section("reads", "Measured: reads", [Text(_NOT_MEASURED, quiet=True)])
     series = _shown_hosts(records)
     expected = forecast_for(facts.plan, records.hosts)
-    hosts = f"{records.hosts} hosts" if records.hosts > 1 else "1 host"
+    hosts = counted(records.hosts, "host")
     charts = [
         measured_chart(
             series,
             [s.per_batch(name) / unit for s in series],
-            title,
+            axis(title),
             expected=None if expected is None else (f"forecast, {hosts}", expected[k] / unit),
         )
         for k, (name, unit, title) in enumerate(
@@ -267,14 +268,12 @@ def waiting_section(facts: ReportFacts) -> Section:
     share = measured_chart(
         series,
         [s.per_second("wait_s") for s in series],
-        "share of time",
+        axis("share of time", "share"),
         expected=(f"{n.percent(WAITING_BAR)}, the threshold", WAITING_BAR),
-        tickformat=".2~%",
     )
-    speed = measured_chart(series, [s.per_second("batches") for s in series], "batches per second")
-    queue = measured_chart(
-        series, [s.levels["queue_occupancy"] for s in series], "ready / room", tickformat=".0%", range=[0, 1.05]
-    )
+    speed = measured_chart(series, [s.per_second("batches") for s in series], axis("batches per second"))
+    occupancy = [s.levels["queue_occupancy"] for s in series]
+    queue = measured_chart(series, occupancy, axis("ready / room", "share", range=[0, 1.05]))
     blocks: list[Block] = [
         *_shown_note(records),
         Chart(

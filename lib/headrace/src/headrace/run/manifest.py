@@ -171,8 +171,8 @@ class RunManifest:
             problem = f"belongs to another run than {self.fingerprint}: its data, order or mixture differ"
             raise PlanMismatchError(problem, field="state.fingerprint", value=state.fingerprint, cure=cure)
 
-    def check_same(self, other: RunManifest) -> None:
-        """Raises PlanMismatchError, with the differences, unless ``other`` is this run."""
+    def check_same(self, other: RunManifest, folder: str = "RUN") -> None:
+        """Raises PlanMismatchError, with the differences, unless ``other`` is this run, whose folder is named."""
         if other.fingerprint == self.fingerprint:
             return
         have_configs = self.config is not None and other.config is not None
@@ -184,7 +184,7 @@ class RunManifest:
         raise PlanMismatchError(
             f"the run was started with another {'config' if fields else 'plan'}: {listed}{more}",
             field="config",
-            cure=f"{cure} The amendment for it, if there is one: headrace diff RUN CONFIG" if fields else cure,
+            cure=f"{cure} The amendment for it, if there is one: headrace diff {folder} CONFIG" if fields else cure,
         )
 
     def amends(self, earlier: RunManifest) -> int | None:
@@ -403,7 +403,7 @@ def _opened(folder: str, mine: RunManifest, step: int | None) -> RunManifest:
     if mine.fingerprint == stored.fingerprint:
         return stored
     if (first := mine.amends(stored)) is None:
-        stored.check_same(mine)
+        stored.check_same(mine, folder)
     elif step is None or first < step:
         progress = "how many steps are done was not said" if step is None else f"{step} steps are done"
         cure = "Give open_run the step of the checkpoint." if step is None else f"Begin it at step {step} or later."

@@ -24,6 +24,7 @@ from headrace.mix.amendments import family
 from headrace.mix.schedule import RowOrder
 from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
+from headrace.progress import track
 from headrace.store.cache import TokenCache
 
 _ROWS = 1 << 16  # looked at together
@@ -99,7 +100,7 @@ def _of_component(
     for (begin, phase), end in zip(dataset.phases, ends, strict=True):
         if (mixture := mixture_of(phase)) is not None and tokens.total and begin < min(end, step):
             steps |= set(_steps(mixture, name, cache, tokens, range(begin, min(end, step))))
-    for at in sorted(steps):
+    for at in track(sorted(steps), "reading steps", len(steps)):
         yield from _in_step(dataset, name, stored, at, row_order)
 
 
@@ -115,7 +116,8 @@ def _steps(mixture: MixtureDataset, name: str, cache: TokenCache, tokens: Interv
             return int((draws.starts_at(step - 1) + draws.counts_at(step - 1))[number])
 
     end = drawn(steps.stop)
-    for begin in range(drawn(steps.start), end, _ROWS):
+    begins = range(drawn(steps.start), end, _ROWS)
+    for begin in track(begins, "searching steps", len(begins)):
         ordinals = np.arange(begin, min(begin + _ROWS, end))
         located = component.locate(ordinals)
         hit = np.zeros(ordinals.size, bool)

@@ -60,10 +60,11 @@ FormT = TypeVar("FormT")
 
 @dataclass(frozen=True)
 class OriginalDocument:
-    """A document by its number, its part, and the records of the source files of that part."""
+    """A document by its number, its part and its number there, and the records of the source files of that part."""
 
     number: int
     part: str
+    number_in_part: int
     files: list[dict[str, Any]]
 
 
@@ -251,7 +252,7 @@ class TokenCache:
         Example:
             >>> import headrace.testing
             >>> headrace.testing.tiny_cache(documents=4).original(3)
-            OriginalDocument(number=3, part='00000', files=[])
+            OriginalDocument(number=3, part='00000', number_in_part=3, files=[])
         """
         record, number = self._shuffle_record, int(self.originals([place])[0])
         if record is None:
@@ -260,7 +261,9 @@ class TokenCache:
             ends, sources = np.cumsum([documents for _, documents in record.parts]), record.sources
         part = int(np.searchsorted(ends, number, side="right"))
         name = self._table.name(part) if record is None else record.parts[part][0]
-        return OriginalDocument(number, name, [dict(source) for source in sources if source.get("part") == name])
+        number_in_part = number - int(ends[part - 1] if part else 0)
+        records = [dict(source) for source in sources if source.get("part") == name]
+        return OriginalDocument(number, name, number_in_part, records)
 
     def check_unit(self, unit: int) -> None:
         """Raises ConfigError if units of so many neighbouring documents were parted when the cache was shuffled."""

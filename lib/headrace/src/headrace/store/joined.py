@@ -96,7 +96,8 @@ class JoinedCache(TokenCache):
         cache = self._members[number]
         one = cache.original(place - int(first[number]))
         part = _part_name(cache, one.part)
-        return OriginalDocument(int(first[number]) + one.number, part, [{**file, "part": part} for file in one.files])
+        records = [{**file, "part": part} for file in one.files]
+        return OriginalDocument(int(first[number]) + one.number, part, one.number_in_part, records)
 
     def check_unit(self, unit: int) -> None:
         for cache in self._members:

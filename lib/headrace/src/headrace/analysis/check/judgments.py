@@ -5,13 +5,14 @@ Only what has a stated bound is judged. The cures are those of :mod:`headrace.an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.analysis.excess import SourceExcess
 from headrace.analysis.simulate.forecast import Forecast
 from headrace.analysis.simulate.host_forecast import HostForecast
 from headrace.config.lm_data import LmDataConfig
+from headrace.data.dataset import PlannedDataset
 from headrace.errors import counted
 
 if TYPE_CHECKING:
@@ -39,18 +40,32 @@ class Judgment(NamedTuple):
         return f"{self.level} {self.figure}: {self.text}"
 
 
+class RunOrders(NamedTuple):
+    """What the orders of a run's components are: their kinds, the strands of all, whether each mixes all its rows."""
+
+    kinds: Collection[str]
+    strands: int
+    mix_all: bool
+
+    @classmethod
+    def of(cls, components: Sequence[PlannedDataset]) -> RunOrders:
+        """Those of a mixture's components."""
+        orders = [order for c in components if (order := c.shuffle_order()) is not None]
+        mix_all = len(orders) == len(components) and all(
+            c.open_window().everywhere or order.kind == "full" for c, order in zip(components, orders, strict=True)
+        )
+        return cls({order.kind for order in orders}, sum(order.strands for order in orders), mix_all)
+
+
 def judge_forecast(
     forecast: Forecast,
     config: LmDataConfig,
-    kinds: Collection[str],
-    strands: int,
+    orders: RunOrders,
     prefetch_bytes: int,
     noise: Mapping[str, SourceExcess],
 ) -> list[Judgment]:
-    """Judges reads, memory, bursts and how well the order mixes; the worst number of hosts counts.
-
-    ``kinds`` and ``strands`` are those of the components' orders.
-    """
+    """Judges reads, memory, bursts and how well the order mixes; the worst number of hosts counts."""
+    kinds = orders.kinds
     neediest = max(forecast.by_hosts, key=lambda h: h.open_bytes)
     lacks = neediest.open_bytes > prefetch_bytes
     memory = f"the shuffle keeps {neediest.open_bytes:,} bytes open on {counted(neediest.hosts, 'host')}"
@@ -62,19 +77,21 @@ def judge_forecast(
         if lacks
         else Judgment("good", "prefetch_bytes", f"{prefetch_bytes:,}; {memory}")
     ]
-    if forecast.steps * forecast.batch_size < 4 * strands:
+    if forecast.steps * forecast.batch_size < 4 * orders.strands:
         judgments.append(Judgment("unknown", "reads per block per epoch", "too few steps to tell"))
     else:
         cure = raised if lacks else sharing_cure(config, kinds)
         judgments += [_judge_reads(forecast, config, cure), *_judge_bursts(forecast.by_hosts, kinds)]
+    if orders.mix_all:
+        return [*judgments, Judgment("good", "order", "each epoch is a shuffle of all rows of a source")]
     return [*judgments, _judge_order(forecast, config, noise)]
 
 
 def judge_plan(plan: RunPlan) -> list[Judgment]:
     """Judges the figures of a checked config: those of its forecast, and how often sources repeat."""
-    kinds, strands = {c.shuffle for c in plan.components}, sum(c.strands for c in plan.components)
-    forecast = plan.forecast or plan.unlimited
-    judgments = judge_forecast(forecast, plan.config, kinds, strands, plan.prefetch_bytes, plan.noise)
+    parts = plan.components
+    orders = RunOrders({c.shuffle for c in parts}, sum(c.strands for c in parts), all(c.mixes_all for c in parts))
+    judgments = judge_forecast(plan.forecast or plan.unlimited, plan.config, orders, plan.prefetch_bytes, plan.noise)
     epochs = max((c.epochs or 0.0 for c in plan.components), default=0.0)
     if plan.steps is not None:
         level = "good" if epochs <= EPOCHS else "high"
@@ -114,7 +131,8 @@ def _judge_order(forecast: Forecast, config: LmDataConfig, noise: Mapping[str, S
         cure = f"Train on a copy that shuffles documents: headrace reshuffle {config.components[name].caches[0]} OUTPUT"
         return Judgment("high", "excess loss", f"{noise[name].excess - 1:+.0%} of {name}. {cure}")
     if unknown:
-        cure = f"Measure how alike neighbours are: headrace icc {config.components[unknown[0]].caches[0]} --save"
+        command = f"headrace icc {config.components[unknown[0]].caches[0]} --seq-len {config.phases[0][1]}"
+        cure = f"Measure how alike neighbours are: {command} --batch-size {forecast.batch_size} --save"
         return Judgment("unknown", "excess loss", f"depends on the text of {unknown[0]}. {cure}")
     return Judgment("good", "excess loss", f"{noise[name].excess - 1:+.0%} at most (up to {EXCESS - 1:+.0%})")
 

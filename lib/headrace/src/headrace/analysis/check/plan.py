@@ -58,6 +58,7 @@ class ComponentPlan:
     block_rows: int  # rows of a block; 0 if the order has none
     open_blocks: int  # blocks that its order keeps open at a time by design; 0 if it knows no blocks
     open_bytes: int  # bytes of rows that its order draws from at a time, over all hosts
+    mixes_all: bool  # whether each epoch is a shuffle of all its rows, however they lie in blocks
     held_windows: int  # so many times ``open_bytes`` the loader must be able to hold
     first_share: float  # share of a batch that it is to have at step 0
     last_share: float  # the same at the last step of the run, or of the last stage
@@ -332,6 +333,7 @@ def _component(
         block_rows=order.io_block_size,
         open_blocks=window.blocks,
         open_bytes=window.rows * component.row_bytes,
+        mixes_all=window.everywhere or order.kind == "full",
         held_windows=window.windows,
         first_share=float(shares[0]),
         last_share=float(shares[-1]),

@@ -67,7 +67,7 @@ class Forecast:
         block_bytes: Bytes of a block in memory, the largest.
         distinct_blocks: Blocks in a batch, mean.
         variance_ratio: ``VR_w`` for w of 1, 8 and 64 batches as far as there are steps: variance of the mean over w
-            rows of a value that is the same in a block, over that of independent rows. 1 is a full shuffle.
+            rows of a value that is the same in a block, over that of rows drawn at random. 1 is a full shuffle.
         by_hosts: Reads, one for each number of hosts.
         notes: What the figures do not tell, in sentences.
     """
@@ -226,7 +226,7 @@ def _notes(
         if steps < life and not ended:
             notes.append(
                 f"A block is in use for about {life:,.0f} steps from step {look.first_step:,} on, and {steps:,} were"
-                " counted: reads a block are of these steps, and may differ over an epoch."
+                " counted: reads per block hold for these steps, and may differ over an epoch."
             )
     if notes and (total is None or len(seen) > 1 or seen[-1].look.stop_step < total):
         notes.append("Raise max_rows to look at more steps.")

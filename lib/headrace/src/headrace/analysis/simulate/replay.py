@@ -17,6 +17,7 @@ from headrace.feed.exchange import RowExchange
 from headrace.feed.plan import BlockSpace, GlobalRows, arrange, global_rows, stored_blocks
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import Residency, WindowUses, window_steps, window_uses
+from headrace.progress import report, track
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ class Windows:
     def until(self, step: int) -> list[Window]:
         """The windows that hold the steps before ``step``."""
         number = 0
-        while self[number].first_step + self[number].steps < step:
+        while (planned := self[number].first_step + self[number].steps) < step:
+            report("planning steps", planned - self.first_step, step - self.first_step)
             number += 1
         return self._planned[: number + 1]
 
@@ -188,7 +190,7 @@ def replay(
     by_step = np.zeros((hosts, steps), np.int64)
     short: list[int] = []
     open_blocks = index_requests = 0
-    for host in range(hosts):
+    for host in track(range(hosts), "counting reads of hosts", hosts):
         step = np.concatenate(
             [s[b[host] : b[host + 1]] + w.first_step for w, (s, _, b) in zip(looked, parts, strict=True)]
         )
@@ -205,7 +207,7 @@ def replay(
         else:
             short.append(host)
     chosen = short if len(short) <= most else [short[k * len(short) // most] for k in range(most)]
-    for host in chosen:
+    for host in track(chosen, "replaying hosts", len(chosen)):
         by_step[host] = _replay_host(windows, hosts, host, steps, slots or 0, exchange=exchange)
     moved = windows.moved_rows(hosts, len(looked)) if exchange else 0.0
     by_step = by_step[chosen] if len(chosen) < len(short) else by_step
@@ -246,6 +248,10 @@ class Quality:
     def of(cls, blocks: Int64[np.ndarray, "steps uses"], size: int, seq_len: int, space: BlockSpace) -> Quality:
         """Of batches of ``size`` rows; rows that lie in several blocks have several uses, side by side."""
         array = space.array_of(blocks.ravel())
+        first_of_row = blocks[:, :: max(blocks.shape[1] // size, 1)]
+        distinct, numbers = np.unique(first_of_row, return_inverse=True)
+        numbers = numbers.reshape(first_of_row.shape)
+        sources = np.searchsorted(np.unique(space.first_array), space.array_of(distinct), side="right")[numbers]
         block_bytes = space.block_bytes()
         worth = seq_len / space.chunk[array]  # of caches with other chunks: the mean over what is used
         return cls(
@@ -255,26 +261,50 @@ class Quality:
             requests=float((space.block_requests()[array] * worth).sum() / worth.sum()),
             distinct_blocks=float(np.mean((np.diff(np.sort(blocks, axis=1), axis=1, prepend=-1) != 0).sum(axis=1))),
             variance={
-                w: variance_ratio(blocks[:, :: blocks.shape[1] // size], w)
+                w: ratio
                 for w in VARIANCE_WINDOWS
-                if blocks.shape[0] >= 2 * w
+                if blocks.shape[0] >= 2 * w and not np.isnan(ratio := variance_ratio(numbers, sources, w))
             },
         )
 
 
-def variance_ratio(blocks: Int64[np.ndarray, "steps batch"], window: int) -> float:
-    """Mean over windows of ``window`` steps of ``sum_b c_b**2 / rows``, where block b gives c_b of the window's rows.
+def variance_ratio(
+    blocks: Int64[np.ndarray, "steps batch"], sources: Int64[np.ndarray, "steps batch"], window: int
+) -> float:
+    """``VR_w`` of windows of ``window`` steps: the variance of a window's mean of a value that is the same within a
+    block and independent between blocks, relative to that of rows drawn at random from the same sources.
 
-    For a value that is the same within a block and independent between blocks this is the variance of a window's mean
-    over that of as many independent rows.
+    Block b, a share ``q_b`` of all rows of its source, gives ``c_wb`` of the ``n_ws`` rows that window w has of source
+    s. So ``sum (c_wb - n_ws q_b)**2`` is divided by what it is on average for rows drawn at random,
+    ``sum_s (1 - sum_b q_b**2) N_s / (N_s - 1) (N_s - sum_w n_ws**2 / N_s)``. That a source has few blocks, or another
+    share in each window, is not held against the order. NaN where each source is one block or one window. Blocks and
+    sources are numbered from 0, closely.
 
     Example:
-        >>> variance_ratio(np.array([[0, 0, 1, 1], [2, 3, 4, 5]]), 1)
-        1.5
+        >>> sources = np.zeros((4, 4), np.int64)
+        >>> variance_ratio(np.arange(16).reshape(4, 4), sources, 1)  # no two rows of a block
+        1.0
+        >>> round(variance_ratio(np.arange(16).reshape(4, 4) // 4, sources, 1), 6)  # one block a window
+        5.0
+        >>> variance_ratio(np.arange(16).reshape(4, 4) % 4, sources, 1)  # a row of each block in every window
+        0.0
     """
-    steps, batch = blocks.shape
-    count = steps // window
-    flat = np.sort(blocks[: count * window].reshape(count, window * batch), axis=1)
-    run = np.cumsum(np.diff(flat, axis=1, prepend=-1) != 0, axis=1) + np.arange(count)[:, None] * (window * batch + 1)
-    sizes = np.bincount(run.ravel())
-    return float((sizes.astype(float) ** 2).sum() / (count * window * batch))
+    count = blocks.shape[0] // window
+    block, source = (table[: count * window].ravel() for table in (blocks, sources))
+    number = np.repeat(np.arange(count), block.size // max(count, 1))
+    in_window = np.bincount(number * (source.max() + 1) + source, minlength=count * (source.max() + 1))
+    in_window = in_window.reshape(count, -1)
+    rows_of_source, rows_of_block = in_window.sum(axis=0), np.bincount(block)
+    source_of_block = np.zeros(rows_of_block.size, np.int64)
+    source_of_block[block] = source
+    share = rows_of_block / np.maximum(rows_of_source[source_of_block], 1)
+    alike = np.bincount(source_of_block, share**2, rows_of_source.size)  # sum of q_b**2, by source
+    cells = np.sort(number * rows_of_block.size + block)
+    ends = np.append(np.flatnonzero(np.diff(cells)), cells.size - 1)
+    rows_of_cell, of_block = np.diff(ends, prepend=-1).astype(float), cells[ends] % rows_of_block.size
+    usual = in_window[cells[ends] // rows_of_block.size, source_of_block[of_block]] * share[of_block]
+    squares = (in_window.astype(float) ** 2).sum(axis=0)
+    scatter = float((rows_of_cell**2 - 2.0 * rows_of_cell * usual).sum() + (squares * alike).sum())
+    of_source = np.maximum(rows_of_source, 1)
+    total = float(((1 - alike) * of_source / np.maximum(of_source - 1, 1) * (of_source - squares / of_source)).sum())
+    return max(0.0, scatter / total) if total > 1e-9 else float("nan")
