@@ -1,4 +1,4 @@
-"""Differing leaves of JSON values, in a line each."""
+"""Differences of JSON values, one line per differing value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FREE = ("num_steps", "prefetch_bytes", "row_exchange", "micro_batches", "cache_
 
 
 def differences(old: Any, new: Any, path: str = "", absent: str = "nothing") -> list[str]:
-    """Differing leaves of two JSON values, as ``path: old -> new``; ``absent`` stands for what is not there.
+    """Differing values of two JSON documents, as ``path: old -> new``; a missing value is written as ``absent``.
 
     Example:
         >>> differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3, "d": 4}})
@@ -36,8 +36,9 @@ def differences(old: Any, new: Any, path: str = "", absent: str = "nothing") -> 
 
 def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """:func:`differences` of the fields of two configs, and of the order of their components, which is part of a run.
-    Fields that are none, and may change at any time, are left out, and generations of caches and of tombstones, which a
-    run keeps where a config leaves them open.
+
+    Left out are fields that may change at any time, and generations of caches and tombstones, which a run keeps if its
+    config does not set them.
 
     Example:
         >>> config_differences({"components": {"a": 1, "b": 1}}, {"components": {"b": 1, "a": 1}, "seed": 1})
