@@ -1,7 +1,7 @@
-"""The figures of a report, as plotly.js takes them; plain dicts, so that making them needs no plotting library.
+"""The figures of a report, in the form of plotly.js: plain dicts, so making them needs no plotting library.
 
-Colours of sources are those of Okabe and Ito (2008), which stay apart for colour-blind readers, darkened or lightened
-where they would be hard to see on white or on black; where they run out, dashes tell sources apart.
+The colours of sources are those of Okabe and Ito (2008), which colour-blind readers can distinguish, darkened or
+lightened to be visible on white and on black. If there are more sources than colours, dashes distinguish them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ GREY = "#8a8f98"
 
 
 def name_of(text: str) -> str:
-    """A name as plotly shows it: it takes some markup, names have none."""
+    """A name escaped for plotly, which interprets some markup."""
     return html.escape(text, quote=False)
 
 
 def layout(x: str, y: str, **more: Any) -> dict[str, Any]:
-    """Axis titles, and what else is special; margins, fonts and colours are the page's."""
+    """Axis titles and other special settings; margins, fonts and colours are the page's."""
     axes: dict[str, Any] = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
     if x == "step":
         axes["xaxis"]["tickformat"] = ",d"
@@ -48,7 +48,7 @@ def layout(x: str, y: str, **more: Any) -> dict[str, Any]:
 
 
 def _line(k: int, x: Any, y: Any, name: str, *, line: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """A trace: a line in the ``k``-th colour, unless ``line`` and ``more`` say otherwise."""
+    """A trace: a line in the ``k``-th colour, unless ``line`` and ``more`` override it."""
     style = {"color": PALETTE[k % len(PALETTE)], "width": 2, **(line or {})}
     return {"x": x, "y": y, "name": name_of(name), "mode": "lines", "line": style, **more}
 
@@ -65,7 +65,7 @@ def _bars(k: int, x: Any, y: Any, name: str, **more: Any) -> dict[str, Any]:
 
 
 def mixture_chart(facts: MixtureFacts) -> Figure:
-    """Share of each source that is drawn (line) and asked for (dots) over steps; a legend entry is a source."""
+    """Actual share (line) and target share (dots) of each source over steps; each source has one legend entry."""
     traces: list[dict[str, Any]] = []
     rows = facts.drawn.sum(axis=1), facts.wanted.sum(axis=1)
     for k, (name, drawn, planned) in enumerate(_grouped(facts, facts.drawn, facts.wanted)):
@@ -97,7 +97,7 @@ def epochs_chart(facts: MixtureFacts, row_tokens: Sequence[int]) -> Figure:
 
 
 def quality_chart(forecast: Forecast) -> Figure:
-    """Variance ratios of windows of batches beside 1, a full shuffle."""
+    """Variance ratios of windows of batches, compared with 1, a full shuffle."""
     windows, ratios = [*forecast.variance_ratio], [*forecast.variance_ratio.values()]
     texts = {"text": [f"{r:.3f}" for r in ratios], "textposition": "outside", "cliponaxis": False}
     bars = _bars(0, windows, ratios, "this order", **texts, hovertemplate="%{y:.4f}<extra></extra>", width=0.5)
@@ -111,11 +111,11 @@ def quality_chart(forecast: Forecast) -> Figure:
 
 
 def lengths_chart(lengths: Mapping[str, Lengths]) -> Figure:
-    """Share of documents by length, a line of steps a source."""
+    """Share of documents by length, one step line per source."""
     traces: list[dict[str, Any]] = []
     for k, (name, histogram) in enumerate([*lengths.items()][:MOST_SOURCES]):
         if histogram.documents.size:
-            edge = np.maximum(histogram.edge, 0.7)  # documents of no token, on a logarithmic axis
+            edge = np.maximum(histogram.edge, 0.7)  # empty documents, on a logarithmic axis
             share = np.append(histogram.documents, histogram.documents[-1])
             traces.append(_line(k, edge, share, name, line={"shape": "hv"}, hovertemplate="%{y:.1%}"))
     axis = {"tickformat": ".0%", "rangemode": "tozero"}
@@ -168,7 +168,7 @@ def measured_chart(
 
 
 def lines_chart(lines: Mapping[str, Points]) -> Figure:
-    """Figures over steps, a line each."""
+    """Figures over steps, one line per figure."""
     traces = [
         _line(k, steps, values, name, mode="lines" if steps.size > 1 else "markers", line={"dash": _dash(k)})
         for k, (name, (steps, values)) in enumerate(lines.items())
@@ -201,7 +201,7 @@ def waits_chart(series: HostSeries) -> Figure:
 
 
 def loader_time_chart(series: HostSeries) -> Figure:
-    """Where the loader's thread spent its time, stacked, in milliseconds a batch, of one host."""
+    """How the loader's thread spent its time on one host, stacked, in milliseconds per batch."""
     more: dict[str, Any] = {"stackgroup": "time", "line": {"width": 1}, "hovertemplate": "%{y:.3~g} ms"}
     traces = [
         _line(colour, series.step, series.per_batch(name) * 1000, label, **more)
@@ -215,7 +215,7 @@ def loader_time_chart(series: HostSeries) -> Figure:
 
 
 def stalls_chart(stalls: Sequence[Stall]) -> Figure:
-    """Stalls by step and length, a colour a cause."""
+    """Stalls by step and length, one colour per cause."""
     traces: list[dict[str, Any]] = []
     for k, cause in enumerate(dict.fromkeys(stall.cause for stall in stalls)):
         of = [stall for stall in stalls if stall.cause == cause]

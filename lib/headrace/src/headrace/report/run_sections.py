@@ -1,4 +1,4 @@
-"""The parts of a report about the run: what it is, and, from its counters, reads, waiting and stalls."""
+"""The sections of a report about the run: its identity and, from its counters, reads, waits and stalls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _WHERE: list[tuple[str, Kind]] = [("where", "code"), ("its rows", "code")]
 
 
 def summary_section(facts: ReportFacts) -> Section:
-    """The run at a glance, and what to look at."""
+    """The run at a glance, with notes."""
     plan, records = facts.plan, facts.records
     tiles: list[tuple[str, str, str]] = []
     if plan is not None:
@@ -99,7 +99,7 @@ def _source_row(s: Source) -> list[str]:
 
 
 def amendments_section(facts: ReportFacts) -> Section:
-    """Mixtures that follow each other, and which of them were declared while the run was under way."""
+    """Successive mixtures, and which of them were declared during the run."""
     stages, amended = _stages(facts)
     history = facts.manifest.history if facts.manifest is not None else ()
     blocks: list[Block] = []
@@ -227,7 +227,7 @@ def _digest(mark: str) -> str:
 
 
 def reads_section(facts: ReportFacts) -> Section:
-    """Measured reads beside the forecast."""
+    """Measured reads and the forecast."""
     records = facts.records
     if not records.series:
         return Section("reads", "Measured: reads", [Text(_NOT_MEASURED, quiet=True)])
@@ -353,7 +353,7 @@ def _rows_of(step: int, facts: ReportFacts) -> str:
 
 
 def _shown_hosts(records: RunRecords) -> tuple[HostSeries, ...]:
-    """The hosts that charts show: of very many, those that waited longest."""
+    """The hosts that charts show; if there are very many, those that waited longest."""
     if len(records.series) <= MOST_HOSTS:
         return records.series
     worst = sorted(records.series, key=lambda s: -s.total("wait_s"))[:MOST_HOSTS]
