@@ -156,11 +156,11 @@ class HostError(HeadraceError):
     process: int = -1
 
 
-def counted(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """A number and what it counts.
 
     Example:
-        >>> counted(1, "host"), counted(2000, "row")
+        >>> format_count(1, "host"), format_count(2000, "row")
         ('1 host', '2,000 rows')
     """
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

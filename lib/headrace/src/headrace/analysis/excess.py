@@ -106,7 +106,7 @@ def excess_loss(
     log_decay = np.cumsum(np.log1p(-pull[:, ::-1]), axis=1)[:, ::-1] - np.log1p(-pull)
     weight = pull * np.exp(log_decay)
     squares, sums = rows_per_step * np.square(weight).sum(axis=1), rows_per_step * weight.sum(axis=1)
-    rows, factor, pairs = _places(weight, rows_per_step)
+    rows, factor, pairs = _sample_rows(weight, rows_per_step)
     row = order.at(rows % len(order), rows // len(order))
     alone = np.square(factor).sum(axis=1)
     noise = full = squares.sum()
@@ -167,7 +167,7 @@ def source_excess(
     return by_source
 
 
-def _places(
+def _sample_rows(
     weight: Float64[np.ndarray, "k t"], rows_per_step: float
 ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, "k m"], float]:
     """Places to look at, what each counts for by curvature, and the factor of a sum over pairs of these."""

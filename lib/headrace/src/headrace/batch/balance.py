@@ -172,7 +172,7 @@ def next_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:
     sizes, max_tokens = checked_tokens(tokens), checked_count("max_tokens", max_tokens)
     items = Items(np.arange(sizes.size), np.zeros(sizes.size, np.int64), sizes)
     packed, _ = stream.next_fit(items, min(max_tokens, int(sizes.sum())), last=True)
-    return [pack.tolist() for pack in np.split(packed.items.document, np.cumsum(packed.held))[:-1]]
+    return [pack.tolist() for pack in np.split(packed.items.document, np.cumsum(packed.item_counts))[:-1]]
 
 
 def split_bins(tokens: Sequence[int] | np.ndarray, bins: Bins, count: int) -> Bins:

@@ -68,9 +68,9 @@ class MicroBatches(eqx.Module):
 
     def at(self, k: int | Int[Array, ""]) -> PackedBatch:
         """Micro-batch ``k``; those from ``count`` on hold nothing."""
-        return jax.tree.map(partial(self._taken, k), self.rows)
+        return jax.tree.map(partial(self._take_rows, k), self.rows)
 
-    def _taken(self, k: int | Int[Array, ""], leaf: Any) -> Any:
+    def _take_rows(self, k: int | Int[Array, ""], leaf: Any) -> Any:
         return leaf.reshape(-1, self.number, *leaf.shape[1:])[:, k]
 
     def sum(self, function: Callable[[PackedBatch, Denominator], T], denominator: Denominator = "weights") -> T:
@@ -86,12 +86,12 @@ class MicroBatches(eqx.Module):
             share = jnp.broadcast_to(share, (self.rows.batch_size, share.shape[-1]))
 
         def of_micro_batch(k: Int[Array, ""]) -> T:
-            own_share = self._taken(k, share) if share.ndim else share
+            own_share = self._take_rows(k, share) if share.ndim else share
 
-            def whole(_: LossBatch) -> Array:
+            def denominator_of_step(_: LossBatch) -> Array:
                 return 1.0 / own_share
 
-            return function(self.at(k), whole)
+            return function(self.at(k), denominator_of_step)
 
         shapes = jax.eval_shape(of_micro_batch, self.count)
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), shapes)
@@ -155,22 +155,22 @@ def _laid_out(shape: MicroShape, batch: PackedBatch, place: Any, segment: Any, c
     inside = jnp.arange(tokens_each) < own_lengths.sum(axis=1)[:, None]
     column = jnp.where(inside, column, 0)
 
-    def beside(values: Any) -> Any:
+    def spread(values: Any) -> Any:
         """What stands beside each token, or one value a row of the batch."""
-        taken = values[row, 0 if values.shape[1] == 1 else column]
-        return jnp.where(inside.reshape(*inside.shape, *[1] * (taken.ndim - 2)), taken, np.zeros((), values.dtype))
+        entries = values[row, 0 if values.shape[1] == 1 else column]
+        return jnp.where(inside.reshape(*inside.shape, *[1] * (entries.ndim - 2)), entries, np.zeros((), values.dtype))
 
     of_tokens = ("log_probs", "loss_mask", "policy_version", "token_mask", "weights")
     leaves = {name: getattr(batch, name) for name in of_tokens}
     laid = PackedBatch(
-        beside(batch.token_ids),
+        spread(batch.token_ids),
         jnp.where(inside[:, 0], batch.source_id[row[:, 0]], -1),
         segment_lengths=own_lengths,
         rewards=None if batch.rewards is None else of_segments(batch.rewards, 0),
         group_ids=None if batch.group_ids is None else of_segments(batch.group_ids, -1),
         pairs=batch.pairs,
-        extras=batch.extras and {name: beside(leaf) for name, leaf in batch.extras.items()},
-        **{name: None if leaf is None else beside(leaf) for name, leaf in leaves.items()},
+        extras=batch.extras and {name: spread(leaf) for name, leaf in batch.extras.items()},
+        **{name: None if leaf is None else spread(leaf) for name, leaf in leaves.items()},
     )
     sources = of_segments(jnp.broadcast_to(batch.source_id[:, None], lengths.shape), -1)
     return MicroBatches(laid, jnp.asarray(count, np.int32), sources, number)

@@ -92,7 +92,7 @@ def _searched(bins: list[Bins], units: Int64[np.ndarray, " n"], fit: _Fit) -> li
     chosen: list[list[int]] = [[] for _ in bins]
     load, nodes = [0] * len(bins), 0
 
-    def place(depth: int) -> None:
+    def assign_from(depth: int) -> None:
         nonlocal best, most, nodes
         nodes += 1
         if depth == len(order):
@@ -106,11 +106,11 @@ def _searched(bins: list[Bins], units: Int64[np.ndarray, " n"], fit: _Fit) -> li
             if load[rank] + int(units[sample]) < most and nodes < _MOST_NODES:
                 chosen[rank].append(sample)
                 load[rank] += int(units[sample])
-                place(depth + 1)
+                assign_from(depth + 1)
                 load[rank] -= int(units[sample])
                 chosen[rank].pop()
 
-    place(0)
+    assign_from(0)
     return best
 
 

@@ -111,14 +111,14 @@ def conversation(
             mask.append(np.full(ids.size, is_counted, np.uint8))
             media.append(np.full(ids.size, number, np.int32))
     ids, marks, numbers = np.concatenate(tokens), np.concatenate(mask), np.concatenate(media)
-    keep = _kept(numbers, max_length)
+    keep = _count_kept(numbers, max_length)
     if keep == 0:
         raise ConfigError("leaves nothing of the conversation", field="max_length", value=max_length)
     extras = {MEDIA: numbers[:keep]} if media_count else {}
     return Example(ids[:keep], loss_mask=marks[:keep], extras=extras)
 
 
-def _kept(media: np.ndarray, max_length: int | None) -> int:
+def _count_kept(media: np.ndarray, max_length: int | None) -> int:
     """Tokens that a length leaves: the cut never goes through a medium."""
     if max_length is None or max_length >= media.size:
         return int(media.size)

@@ -263,7 +263,7 @@ def _show_differences(console: Console, a: str, b: str, found: list[Difference],
         section = d.what.split(" ", 1)[0]
         counts[section] = counts.get(section, 0) + 1
         if counts[section] <= _SHOWN_DIFFERENCES:
-            table.add_row(Text(d.what), Text(_shown(d.a)), Text(_shown(d.b)))
+            table.add_row(Text(d.what), Text(_format_value(d.a)), Text(_format_value(d.b)))
     console.print(table)
     for section, count in counts.items():
         if count > _SHOWN_DIFFERENCES:
@@ -272,5 +272,5 @@ def _show_differences(console: Console, a: str, b: str, found: list[Difference],
     console.print(Text(f"{len(found):,} differences. {content}"))
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return _NOTHING if value is None else f"{value:,}" if isinstance(value, int) else str(value)

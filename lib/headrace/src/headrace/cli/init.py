@@ -12,7 +12,7 @@ import typer
 
 from headrace.cli.build_options import TokenizerOption
 from headrace.cli.exits import kept_when_interrupted
-from headrace.errors import counted
+from headrace.errors import format_count
 
 if TYPE_CHECKING:
     from headrace.ingest.survey import FoundSource
@@ -72,7 +72,7 @@ def command(
         if rows:
             chosen.append((source, report.tokens, rows))
         else:
-            few = counted(report.tokens, "token")
+            few = format_count(report.tokens, "token")
             typer.echo(f"{source.name} is left out of {CONFIG}: it has {few}, and a row takes {_SEQ_LEN}", err=True)
     if not chosen:
         cure = f"Give more text: a row takes {_SEQ_LEN} tokens, and no source has as many."
@@ -95,19 +95,19 @@ def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
         " check run.yaml",
         f"seq_len: {_SEQ_LEN}  # tokens in a row",
         f"batch_size: {batch}  # rows in a batch, over all devices",
-        f"num_steps: {steps}  # one pass over all text is {counted(one_pass, 'step')}",
+        f"num_steps: {steps}  # one pass over all text is {format_count(one_pass, 'step')}",
         "seed: 0  # another seed, another order",
         "components:",
     ]
     for source, tokens, _ in taken:
         name = yaml.safe_dump(source.name).removesuffix("...\n").strip()  # quoted where YAML would read a number
-        size = f"{tokens:,} tokens of {counted(source.files, 'file')}"
+        size = f"{tokens:,} tokens of {format_count(source.files, 'file')}"
         lines.append(f"  {name}: {{cache: caches/{source.name}, weight: {tokens / 1e6:.3g}}}  # {size}")
     return "\n".join(lines) + "\n"
 
 
 def _in_words(source: FoundSource, output: Path) -> str:
-    what = f"{counted(source.files, 'file')} ({', '.join(source.endings)}), {source.bytes / 1e6:,.1f} MB"
+    what = f"{format_count(source.files, 'file')} ({', '.join(source.endings)}), {source.bytes / 1e6:,.1f} MB"
     left_out = ", ".join(f"{count:,} {ending}" for ending, count in source.left_out.most_common(5))
     left_out = f"; left out: {left_out}" if left_out else ""
     return f"{source.name}: {what} -> {output / 'caches' / source.name}{left_out}"

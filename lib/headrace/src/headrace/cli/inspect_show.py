@@ -19,7 +19,7 @@ from rich.text import Text
 
 from headrace.cli.decoded import Sample
 from headrace.cli.shown import BOUNDARY, bar, coloured, facts_table, in_bytes, legend, marked, one_line, printable
-from headrace.errors import counted
+from headrace.errors import format_count
 from headrace.ingest.tokenize import decode
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _bar(share: float, wide: bool) -> tuple[Text, ...]:
 def _parts(facts: dict[str, Any]) -> str:
     sizes = [part["tokens"] for part in facts["part_sizes"]]
     of = (
-        f", of {counted(facts['source_files'], 'file')} with {in_bytes(facts['source_bytes'])}"
+        f", of {format_count(facts['source_files'], 'file')} with {in_bytes(facts['source_bytes'])}"
         if facts["source_files"]
         else ""
     )

@@ -127,7 +127,7 @@ def _facts(dataset: PackedTokenDataset, ranks: int | None, drop_last: bool) -> d
     plan = dataset.plan
     histogram = np.zeros(len(_EDGES), np.int64)
     for packed in plan.chunks():
-        tokens = np.add.reduceat(packed.items.size, np.cumsum(packed.held) - packed.held, dtype=np.int64)
+        tokens = np.add.reduceat(packed.items.size, np.cumsum(packed.item_counts) - packed.item_counts, dtype=np.int64)
         histogram += np.bincount(np.digitize(tokens / plan.spec.capacity, _EDGES[1:]), minlength=len(_EDGES))
     facts: dict[str, Any] = {
         "path": dataset.cache.path,

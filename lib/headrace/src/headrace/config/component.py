@@ -311,9 +311,9 @@ def _generations(caches: Mapping[str, TokenCache]) -> dict[str, Sequence[str]]:
 def _check_known(config: LmDataConfig, known: Mapping[str, Sequence[str]]) -> None:
     """Raises ConfigError for a generation that no cache has."""
     for at, amendment in enumerate(config.amendments):
-        for name, given in amendment.extend.items():
-            for number, path in zip(number_of_each(given), config.components[name].caches, strict=True):
+        for name, generations in amendment.extend.items():
+            for number, path in zip(number_of_each(generations), config.components[name].caches, strict=True):
                 if path in known and number > len(known[path]):
                     cure = f"headrace build SOURCE --output {path} --append makes another."
                     problem = f"is not a generation of {path}, which has {len(known[path])}"
-                    raise ConfigError(problem, field=f"amendments[{at}].extend.{name}", value=given, cure=cure)
+                    raise ConfigError(problem, field=f"amendments[{at}].extend.{name}", value=generations, cure=cure)

@@ -45,15 +45,15 @@ def extended(config: LmDataConfig) -> Mapping[str, Any]:
     reached = {name: one.begins_with(name, config.amendments) for name, one in components.items()}
     for number, amendment in enumerate(config.amendments):
         later = added_later(config.amendments[number + 1 :])
-        for name, given in amendment.extend.items():
+        for name, generations in amendment.extend.items():
             field = f"amendments[{number}].extend.{name}"
             if name not in reached and name in components:
                 base = next(base for one in config.amendments for base, new in one.newcomers.items() if new == name)
-                cure = f"Extend that: {{{base}: {given}}}."
-                raise ConfigError(f"is itself what extends {base}", field=field, value=given, cure=cure)
-            _check_extends(name, given, field, components)
-            numbers = number_of_each(given)
-            paths = _new_paths(components[name], reached[name], numbers, (field, given))
+                cure = f"Extend that: {{{base}: {generations}}}."
+                raise ConfigError(f"is itself what extends {base}", field=field, value=generations, cure=cure)
+            _check_extends(name, generations, field, components)
+            numbers = number_of_each(generations)
+            paths = _new_paths(components[name], reached[name], numbers, (field, generations))
             newcomer, reached[name] = amendment.newcomers[name], numbers
             if newcomer in (weights := config.weights or {}):
                 cure = f"Leave it out: {field} brings it in, with a share of {name}'s weight."
@@ -72,18 +72,20 @@ def extended(config: LmDataConfig) -> Mapping[str, Any]:
     return {"components": components}
 
 
-def _check_extends(name: str, given: object, field: str, components: Mapping[str, ComponentConfig]) -> None:
+def _check_extends(name: str, generations: object, field: str, components: Mapping[str, ComponentConfig]) -> None:
     """Raises ConfigError for what is no component, or one that cannot be extended."""
     if name not in components:
         buckets = [n for n in components if n.startswith(f"{name}/")]
         cure = f"Extend its buckets one by one: {', '.join(buckets)}." if buckets else did_you_mean(name, components)
-        raise ConfigError("is not a component", field=field, value=given, cure=cure)
+        raise ConfigError("is not a component", field=field, value=generations, cure=cure)
     component = components[name]
     apart = f"{generation_path(component.caches[0], 2)}"
     for setting in ("max_tokens", "max_share", "buckets"):
         if getattr(component, setting) is not None:
             cure = f"Make the new documents a component of their own, with {setting} or without: cache: {apart}."
-            raise ConfigError(f"does not go with components.{name}.{setting}", field=field, value=given, cure=cure)
+            raise ConfigError(
+                f"does not go with components.{name}.{setting}", field=field, value=generations, cure=cure
+            )
 
 
 def _new_paths(

@@ -181,8 +181,8 @@ class _Removals:
         for number, last, cache in zip(numbers, newest, self._cache.members, strict=True):
             if not 0 <= number <= last:
                 has = f"{cache.path} has {last} of them" if last else f"nothing was removed from {cache.path}"
-                known = f"0 to {last}" if last else "0"
-                cure = f"Give {known}, or leave it out; headrace remove {cache.path} ID makes another."
+                choices = f"0 to {last}" if last else "0"
+                cure = f"Give {choices}, or leave it out; headrace remove {cache.path} ID makes another."
                 raise ConfigError(f"is not a generation of tombstones: {has}", field=field, value=given, cure=cure)
         return list(numbers)
 

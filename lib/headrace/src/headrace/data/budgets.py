@@ -21,7 +21,7 @@ import numpy as np
 
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import MixtureDataset, mixture_of
-from headrace.errors import ConfigError, IndexOutOfRangeError, counted
+from headrace.errors import ConfigError, IndexOutOfRangeError, format_count
 
 
 class OpenBytes(NamedTuple):
@@ -89,7 +89,7 @@ class OpenBytes(NamedTuple):
         verdict = "the loader refuses to start" if refused else "blocks are read again"
         return (
             f"{prefetch_bytes:,} bytes do not hold the {needed:,} bytes that the shuffle keeps open on"
-            f" {counted(hosts, 'host')} (most of them for component {self.largest!r}):"
+            f" {format_count(hosts, 'host')} (most of them for component {self.largest!r}):"
             f" {verdict}."
         )
 
@@ -168,7 +168,7 @@ def _short(mixture: MixtureDataset, whole: int, steps: int, bounds: Bounds) -> C
     drawn = mixture.draws.starts_at(whole)
     have = int(drawn.sum())
     needed = mixture.batch_schedule.rows_at(steps)[0]
-    tokens_needed = _wanted(mixture, steps)
+    tokens_needed = _target_rows(mixture, steps)
     short = {
         n: tokens_needed[n] - limit for n, limit in mixture.limits.items() if limit is not None and tokens_needed[n] > 0
     }
@@ -199,7 +199,7 @@ def _ends_before(mixture: MixtureDataset, step: int) -> bool:
     return False
 
 
-def _wanted(mixture: MixtureDataset, steps: int) -> dict[str, float]:
+def _target_rows(mixture: MixtureDataset, steps: int) -> dict[str, float]:
     """Rows that each component would have in so many steps without limits."""
     total = np.zeros(len(mixture.names))
     for first in range(0, steps, _CHUNK):

@@ -274,8 +274,8 @@ def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
     flying: deque[tuple[slice, np.ndarray, int, ArrayFuture]] = deque()
 
     def take() -> None:
-        places, at, before, read = flying.popleft()
-        tokens[places] = read.result()[at] + before
+        positions, at, before, read = flying.popleft()
+        tokens[positions] = read.result()[at] + before
 
     for number in np.flatnonzero(np.diff(bounds)).tolist():
         low, high = bounds[number : number + 2].tolist()
@@ -284,8 +284,8 @@ def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
         at = ends[low:high] - first_document[number]
         for run in _chunk_runs(at, offsets.chunk_elements):
             first, last = int(at[run.start]), int(at[run.stop - 1])
-            places = slice(low + run.start, low + run.stop)
-            flying.append((places, at[run] - first, int(first_token[number]), offsets.read(first, last + 1)))
+            positions = slice(low + run.start, low + run.stop)
+            flying.append((positions, at[run] - first, int(first_token[number]), offsets.read(first, last + 1)))
             if len(flying) > _READS_IN_FLIGHT:
                 take()
     while flying:

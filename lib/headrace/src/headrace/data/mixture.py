@@ -126,7 +126,7 @@ class MixtureDataset(WrappingDataset):
 
     def tokens_of_rows(self, name: str, rows: int) -> int:
         """Tokens of the first so many rows of a component: as the run's ``unit`` counts them, or the places in them."""
-        return rows * self.seq_len if self._tokens is None else self._tokens.of_component[name].before(rows)
+        return rows * self.seq_len if self._tokens is None else self._tokens.of_component[name].count_first(rows)
 
     def tokens_of(self, drawn: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:
         """The same of all components, of as many rows of each as it says."""

@@ -251,7 +251,7 @@ class PackedRows:
         )
         return lengths
 
-    def held(self, first: int, stop: int) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+    def count_content(self, first: int, stop: int) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
         """Tokens of the rows ``first .. stop``, and how many segments these are."""
         bounds = np.asarray(self._plan.bounds[first : stop + 1], np.int64)
         sizes = self._plan.items.size[int(bounds[0]) : int(bounds[-1])]

@@ -13,7 +13,7 @@ from headrace.store.cache import TokenCache
 CHOSEN = "chosen"
 """Leaf that says of each document whether it is a chosen one."""
 _checked: WeakSet[TokenCache] = WeakSet()
-_said: WeakSet[TokenCache] = WeakSet()
+_warned: WeakSet[TokenCache] = WeakSet()
 
 
 def is_of_pairs(cache: TokenCache, unit: int, said: bool | None, mask: str | None) -> bool:
@@ -51,8 +51,8 @@ def is_of_pairs(cache: TokenCache, unit: int, said: bool | None, mask: str | Non
 
 def warn_of_parted(cache: TokenCache) -> None:
     """Says, once for a cache, that rejected answers are trained on as chosen ones are, if it has any."""
-    if CHOSEN in cache.leaves and cache not in _said:
-        _said.add(cache)
+    if CHOSEN in cache.leaves and cache not in _warned:
+        _warned.add(cache)
         logging.getLogger(__name__).warning(
             f"{cache.path} holds preference pairs, and its rows part them: rejected answers are trained on as chosen"
             " ones are. Pack them with unit: 2 and long: drop, so that the rejected side weighs -1."

@@ -176,7 +176,7 @@ def rows_of_examples(
     )  # fmt: skip
 
 
-def spans_of_rows(rows: StepRows, places: Int64[np.ndarray, " k"] | None = None) -> Spans:
+def spans_of_rows(rows: StepRows, batch_rows: Int64[np.ndarray, " k"] | None = None) -> Spans:
     """The documents behind the rows of a step at ``places`` (None: all). Reads offsets, no tokens.
 
     Example:
@@ -188,8 +188,8 @@ def spans_of_rows(rows: StepRows, places: Int64[np.ndarray, " k"] | None = None)
         >>> bool((first == cache.tokens(128, 192)[: first.size]).all()), int(spans.size.sum())
         (True, 128)
     """
-    places = np.arange(len(rows)) if places is None else np.asarray(places, np.int64)
-    spans = [_spans_of_source(rows, number, places) for number in np.unique(rows.source[places]).tolist()]
+    batch_rows = np.arange(len(rows)) if batch_rows is None else np.asarray(batch_rows, np.int64)
+    spans = [_spans_of_source(rows, number, batch_rows) for number in np.unique(rows.source[batch_rows]).tolist()]
     if not spans:
         return Spans(*(np.zeros(0, np.int64) for _ in fields(Spans)))
     joined = Spans(**{f.name: np.concatenate([getattr(s, f.name) for s in spans]) for f in fields(Spans)})
@@ -276,10 +276,10 @@ def documents_at(offsets: StoredArray, tokens: Int64[np.ndarray, " n"]) -> Int64
     return document
 
 
-def _spans_of_source(rows: StepRows, number: int, places: np.ndarray) -> Spans:
+def _spans_of_source(rows: StepRows, number: int, batch_rows: np.ndarray) -> Spans:
     """Spans of those rows at ``places`` that come from one source."""
     source, cache = rows.sources[number], rows.caches[number]
-    own_rows = places[rows.source[places] == number]
+    own_rows = batch_rows[rows.source[batch_rows] == number]
     pieces = getattr(source, "whole", source).pieces(rows.row[own_rows])  # also of documents that were removed
     first = np.stack([starts(cache.part_documents), starts(cache.part_tokens)], axis=1)
     columns: list[dict[str, np.ndarray]] = []

@@ -29,7 +29,7 @@ from headrace.batch.packed_batch import pack_rows
 from headrace.data.async_dataset import AsyncDataset, run_blocking
 from headrace.data.columns import MASK, WEIGHT, columns_of, of_batch
 from headrace.data.dataset import PlannedDataset
-from headrace.data.kept_sums import kept, plans_of
+from headrace.data.kept_sums import load_or_add_up, plans_of
 from headrace.data.packed import PackedRows
 from headrace.data.rows import Rows, RowSource, read_columns, read_rows, segments_of
 from headrace.errors import ConfigError
@@ -43,7 +43,7 @@ from headrace.mix.stages import Stage
 _CHUNK = 1 << 14  # rows that are looked at together
 _STRETCH = 1 << 14  # examples between two sums
 _PAGE = 256  # stretches that are added up together
-_KEPT = 64  # stretches of a page whose sums are kept
+_SAVED_STRETCHES = 64  # stretches of a page whose sums are kept
 _READ = 1 << 24  # places of rows whose labels, once they were read, are kept
 _VERSION = 1  # of what is kept
 
@@ -92,7 +92,7 @@ class RowTokens:
         else:
             if read:
                 _check_there(stored, name)
-            self._of_source = _read(stored) if read else [_held(source, counted) for source in stored.sources]
+            self._of_source = _read(stored) if read else [_count_by_packs(source, counted) for source in stored.sources]
             chunks = (np.arange(at, min(at + _CHUNK, self.rows)) for at in range(0, self.rows, _CHUNK))
             self.total = sum(int(self.of(stored.locate(rows)).sum()) for rows in chunks)
         if self.total == 0:
@@ -129,7 +129,7 @@ class OrderedTokens:
         >>> packed = PackedTokenDataset(headrace.testing.tiny_cache(documents=50), seq_len=64).shuffle(0)
         >>> tokens = OrderedTokens(packed.repeat(), RowTokens(packed, "content"))
         >>> n = len(packed)
-        >>> tokens.before(3 * n) == 3 * tokens.rows.total, tokens.fitting(tokens.before(n + 2)) == n + 2
+        >>> tokens.count_first(3 * n) == 3 * tokens.rows.total, tokens.fitting(tokens.count_first(n + 2)) == n + 2
         (True, True)
     """
 
@@ -146,7 +146,7 @@ class OrderedTokens:
             return np.full(stop - first, self.rows.each)
         return self.rows.of(self.dataset.locate(np.arange(first, stop)))
 
-    def before(self, examples: int) -> int:
+    def count_first(self, examples: int) -> int:
         """Of the first so many examples together."""
         if self.rows.each is not None:
             return examples * self.rows.each
@@ -180,9 +180,9 @@ class OrderedTokens:
             def add_up() -> Int64[np.ndarray, " s1"]:
                 return np.cumsum([0, *(int(self._running(epoch, stretch)[-1]) for stretch in stretches)])
 
-            folder = plans_of(self.dataset) if len(stretches) >= _KEPT else None
+            folder = plans_of(self.dataset) if len(stretches) >= _SAVED_STRETCHES else None
             made_from = {"along": self.dataset.describe(), "counted": self.rows.counted, "epoch": epoch, "page": page}
-            sums = self._pages[epoch, page] = kept(folder, {**made_from, "version": _VERSION}, add_up)
+            sums = self._pages[epoch, page] = load_or_add_up(folder, {**made_from, "version": _VERSION}, add_up)
         return sums
 
     def _running(self, epoch: int, stretch: int) -> Int64[np.ndarray, " n"]:
@@ -218,14 +218,14 @@ def _masked(stored: PlannedDataset) -> bool:
     return any(name in columns_of(source) for source in stored.sources for name in (MASK, WEIGHT))
 
 
-def _held(source: RowSource, counted: CountedTokens) -> Integer[np.ndarray, " n"]:
+def _count_by_packs(source: RowSource, counted: CountedTokens) -> Integer[np.ndarray, " n"]:
     """Tokens of all rows of a source without a mask, as its packs say."""
     tokens = np.full(source.num_rows, source.row_elements, np.min_scalar_type(source.row_elements))
     if not hasattr(source, "segment_lengths"):
         return tokens - (counted == "trained")
     packs = cast(PackedRows, source)
     for at in range(0, tokens.size, _CHUNK):
-        content, segments = packs.held(at, min(at + _CHUNK, tokens.size))
+        content, segments = packs.count_content(at, min(at + _CHUNK, tokens.size))
         tokens[at : at + _CHUNK] = content - segments if counted == "trained" else content
     return tokens
 
@@ -245,7 +245,7 @@ def _read(stored: PlannedDataset) -> list[Integer[np.ndarray, " n"]]:
     first = np.cumsum([0] + [source.num_rows for source in stored.sources])
     made_from = {"labels": stored.describe(), "version": _VERSION}
     folder = plans_of(stored) if len(stored) * stored.seq_len >= _READ else None
-    return np.split(kept(folder, made_from, read), first[1:-1])
+    return np.split(load_or_add_up(folder, made_from, read), first[1:-1])
 
 
 async def _read_labels(stored: PlannedDataset, located: Rows) -> Int64[np.ndarray, " n"]:
@@ -310,7 +310,7 @@ class MixtureTokens:
             tokens, limit = self.of_component[name], limits[name]
             rows = tokens.fitting(most)
             if rows == 0:
-                field, first = f"components.{name}.max_tokens", tokens.before(1)
+                field, first = f"components.{name}.max_tokens", tokens.count_first(1)
                 cure = f"Give at least {first} tokens."
                 raise ConfigError(f"holds no row: the first has {first}", field=field, value=most, cure=cure)
             bounded[name] = rows if limit is None else min(limit, rows)
@@ -358,10 +358,10 @@ class MixtureTokens:
             **make(replace(inputs, stages=stages[:1])).describe(),
             "version": _VERSION,
         }
-        step = kept(
+        step = load_or_add_up(
             plans_of(first.dataset),
             made_from,
             lambda: np.array([find()]),
-            lambda found: batch.rows_at(int(found[0]))[0] >= _STRETCH * _KEPT,
+            lambda found: batch.rows_at(int(found[0]))[0] >= _STRETCH * _SAVED_STRETCHES,
         )
         return int(step[0])

@@ -58,7 +58,7 @@ class RemovedDocuments:
     """
 
     which: NumberSet
-    left: Removal | None
+    removal: Removal | None
     listed: int = 0
     repeated: int = 0
     not_found: int = 0
@@ -74,7 +74,7 @@ class RemovedDocuments:
     @property
     def num_tokens(self) -> int:
         """Tokens of these documents."""
-        return 0 if self.left is None else self.left.length - self.left.remaining
+        return 0 if self.removal is None else self.removal.length - self.removal.remaining
 
     @property
     def documents(self) -> Intervals:
@@ -84,7 +84,7 @@ class RemovedDocuments:
     @property
     def tokens(self) -> Intervals:
         """Where these documents lie in the token stream of the whole cache."""
-        return Intervals.empty() if self.left is None else self.left.removed()
+        return Intervals.empty() if self.removal is None else self.removal.removed()
 
     @cached_property
     def documents_digest(self) -> str:
@@ -94,7 +94,7 @@ class RemovedDocuments:
     @cached_property
     def tokens_digest(self) -> str:
         """Names the tokens, likewise."""
-        return self.digests["tokens"] if self.digests else "" if self.left is None else self.left.digest()
+        return self.digests["tokens"] if self.digests else "" if self.removal is None else self.removal.digest()
 
 
 def removed_once(
@@ -161,12 +161,12 @@ def filter_findings(cache: str) -> list[tuple[str, str]]:
 
 
 def _vectors_of(removed: RemovedDocuments) -> dict[str, Integer[np.ndarray, " n"]]:
-    which, left = removed.which, removed.left
+    which, removal = removed.which, removed.removal
     if isinstance(which, Bits):
         vectors = {"documents": which.bits}
     else:
         vectors = {"documents": np.stack([which.start, which.stop], axis=1).reshape(-1)}
-    for name, sums in zip(("kept", "gaps"), () if left is None else left.sums, strict=False):
+    for name, sums in zip(("kept", "gaps"), () if removal is None else removal.sums, strict=False):
         vectors |= {f"{name}-first": sums.first, f"{name}-more": sums.more}
     return {name: numbers for name, numbers in vectors.items() if numbers.size}
 
@@ -186,7 +186,8 @@ def _save(folder: str, request: Mapping[str, Any], removed: RemovedDocuments) ->
         "made_from": request,
         "vectors": vectors,
         "documents": [removed.num_documents, getattr(removed.which, "length", None)],
-        "tokens": removed.left and [removed.left.length, *(n for s in removed.left.sums for n in (s.size, s.total))],
+        "tokens": removed.removal
+        and [removed.removal.length, *(n for s in removed.removal.sums for n in (s.size, s.total))],
         "counts": [removed.listed, removed.repeated, removed.not_found],
         "digests": {"documents": removed.documents_digest, "tokens": removed.tokens_digest},
     }
@@ -212,7 +213,7 @@ def _opened(cache: str, raw: bytes, request: Mapping[str, Any] | None = None) ->
             which = Intervals(ranges[0::2], ranges[1::2])
         else:
             which = Bits(cast(np.ndarray, stored), length, total)
-        left = None if record["tokens"] is None else _removal(vectors, *record["tokens"])
+        removal = None if record["tokens"] is None else _removal(vectors, *record["tokens"])
         listed, repeated, not_found = record["counts"]
         digests = dict(record["digests"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -221,7 +222,7 @@ def _opened(cache: str, raw: bytes, request: Mapping[str, Any] | None = None) ->
     in_pieces |= {"documents"} if length is not None else set()
     loaded = [one.size * one.dtype.itemsize for name, one in vectors.items() if name not in in_pieces]
     requests = 2 + len(vectors) + sum(-(-size // RUN_BYTES) for size in loaded)  # the record, and that of stretches
-    return RemovedDocuments(which, left, listed, repeated, not_found, folder, requests, digests)
+    return RemovedDocuments(which, removal, listed, repeated, not_found, folder, requests, digests)
 
 
 def _removal(vectors: Mapping[str, PiecedVector], length: int, *sizes: int) -> Removal:

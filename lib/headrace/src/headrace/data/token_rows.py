@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.data.columns import Column
-from headrace.data.kept_sums import kept
+from headrace.data.kept_sums import load_or_add_up
 from headrace.data.rows import Pieces
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.order.intervals import Intervals, clean_borders
@@ -60,18 +60,18 @@ class TokenRows:
         self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
         self.columns = columns or {}
         self.clean_run = CLEAN_ROWS * seq_len if clean_run is None else clean_run
-        self._removal = left = removed.left
+        self._removal = removal = removed.removal
         self.stretch_tokens = cache.part_tokens
-        if left is not None:
+        if removal is not None:
             ends = starts(cache.part_tokens)
 
             def find() -> Int64[np.ndarray, " n"]:
-                borders = clean_borders(left, ends, cache.layout.chunk_elements, self.clean_run)
+                borders = clean_borders(removal, ends, cache.layout.chunk_elements, self.clean_run)
                 stretches = np.sort(np.concatenate([ends, borders]))
-                return np.concatenate([stretches, left.kept_before(stretches)])
+                return np.concatenate([stretches, removal.kept_before(stretches)])
 
             made_from = {"stretches": self.clean_run, "version": _STRETCHES_VERSION}
-            stretches, tokens_left = np.split(kept(removed.folder or None, made_from, find), 2)
+            stretches, tokens_left = np.split(load_or_add_up(removed.folder or None, made_from, find), 2)
             self._array_of = np.searchsorted(ends, stretches[:-1], side="right") - 1
             self._first_stored, self._first_left = ends[self._array_of], tokens_left[:-1]
             self.stretch_tokens = np.diff(tokens_left)

@@ -160,7 +160,7 @@ def _check_same(output: str, field: str, value: object, differences: Sequence[st
         raise ConfigError(problem, field=field, value=value, cure=cure)
 
 
-def _place(path: str) -> str:
+def _canonical_path(path: str) -> str:
     """The one place of a source file, however it is spelled."""
     url = files.absolute(path)
     return str(files.local_path(url).resolve()) if files.is_local(url) else url
@@ -177,12 +177,12 @@ def _number_of(output: str, known: int, wanted: Ledger) -> int:
     Raises:
         SourceError: a file is in a generation already.
     """
-    now = {_place(str(record["path"])): record for record in wanted.sources}
+    now = {_canonical_path(str(record["path"])): record for record in wanted.sources}
     numbers: dict[str, int] = {}
     for number in range(known, 0, -1):
         ledger = read_ledger(generation_path(output, number))
         records = [] if ledger is None else ledger.metadata.get(SHUFFLED, {}).get("sources", ledger.sources)
-        earlier = {_place(str(record["path"])): record for record in records}
+        earlier = {_canonical_path(str(record["path"])): record for record in records}
         same = now.keys() == earlier.keys() and not any(is_changed(earlier[path], now[path]) for path in now)
         if number == known > 1 and same:
             return number

@@ -185,7 +185,7 @@ def declared_tokens(folder: str) -> dict[str, str]:
 
 def resolve_special(
     role: str,
-    wanted: str | None,
+    token: str | None,
     special: list[str],
     usual: Sequence[str],
     find: Callable[[str], int | None],
@@ -203,9 +203,9 @@ def resolve_special(
         >>> resolve_special("eos", "auto", ["<pad>", "</s>"], EOS_NAMES, {"<pad>": 0, "</s>": 1}.get)
         ('</s>', 1)
     """
-    if wanted is None or wanted == "none":
+    if token is None or token == "none":
         return None, None
-    if wanted == "auto":
+    if token == "auto":
         candidates = [t for t in special if t in usual]
         if len(candidates) != 1 and declared is not None and find(declared) is not None:
             candidates = [declared]
@@ -213,13 +213,13 @@ def resolve_special(
             listed = ", ".join(repr(t) for t in (candidates or special)[:16])
             problem = f"finds several: {listed}" if candidates else f"finds none (special tokens: {listed or 'no one'})"
             raise ConfigError(problem, field=role, value="auto", cure=f"Choose: --{role} TOKEN, or --{role} none.")
-        wanted = candidates[0]
-    token_id = find(wanted)
+        token = candidates[0]
+    token_id = find(token)
     if token_id is None:
         raise ConfigError(
-            "is not a token of this tokenizer", field=role, value=wanted, cure=did_you_mean(wanted, special)
+            "is not a token of this tokenizer", field=role, value=token, cure=did_you_mean(token, special)
         )
-    return wanted, int(token_id)
+    return token, int(token_id)
 
 
 class ByteTokenizer(Tokenizer):

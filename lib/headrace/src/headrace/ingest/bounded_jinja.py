@@ -62,7 +62,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, limit: int, **options: Any) -> None:
         self.limit = limit
         self._spent = threading.local()
-        super().__init__(finalize=self._shown, **options)
+        super().__init__(finalize=self._spend_shown, **options)
 
     def begin(self) -> None:
         """Begins a rendering: nothing is made yet."""
@@ -152,7 +152,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.spend(_size(value))
         return value
 
-    def _shown(self, value: Any) -> Any:
+    def _spend_shown(self, value: Any) -> Any:
         return self.spend_all(value)
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

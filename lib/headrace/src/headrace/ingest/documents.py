@@ -128,12 +128,12 @@ class DocumentReader:
         """What is wrong with the record of a row, if such records are skipped; otherwise it is raised."""
         if self.config.on_bad_line == "error":
             cure = f"{bad.cure} Or pass --restart --on-bad-line skip: such lines are then left out and counted."
-            raise SourceError(bad.problem, field=self.place(row), cure=cure.strip())
-        return f"{self.place(row)}: {bad.problem}"
+            raise SourceError(bad.problem, field=self.describe_row(row), cure=cure.strip())
+        return f"{self.describe_row(row)}: {bad.problem}"
 
-    def place(self, row: int) -> str:
+    def describe_row(self, row: int) -> str:
         """A row for a message, with the file."""
-        return self._reader.place(row)
+        return self._reader.describe_row(row)
 
     def _check_unchanged(self) -> None:
         try:

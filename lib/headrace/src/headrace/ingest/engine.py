@@ -175,7 +175,7 @@ class _Batch:
         differing = first_difference(indices, self.documents, encoded, (kind, plain))
         if differing is not None:
             _, row, reader = self.origins[differing]
-            raise EncodersDifferError(self.task.name, reader.place(row))
+            raise EncodersDifferError(self.task.name, reader.describe_row(row))
         self.compared = len(indices)
 
     def _accepted(

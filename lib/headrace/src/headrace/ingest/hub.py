@@ -94,7 +94,7 @@ def _fetch(path: str, repo: str, revision: str | None) -> str:
     except (OSError, ValueError, HFValidationError) as error:  # no connection, offline, an answer that is none
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else one_line(error)[:200]
         problem = f"is not here, and the Hugging Face hub cannot be asked ({why})"
-        if (known := did_you_mean(repo, ("bytes", "ids:50257"))).startswith("Did"):
-            cure = f"{known} {cure}"
+        if (suggestion := did_you_mean(repo, ("bytes", "ids:50257"))).startswith("Did"):
+            cure = f"{suggestion} {cure}"
         cause = error
     raise ConfigError(problem, field="tokenizer", value=path, cure=cure) from cause

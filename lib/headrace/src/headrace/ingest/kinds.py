@@ -55,7 +55,7 @@ class EncodedBatch(NamedTuple):
 class DocumentKind(abc.ABC):
     """Makes documents of records, and ids of documents."""
 
-    own: tuple[LeafSpec, ...] = ()
+    own_leaves: tuple[LeafSpec, ...] = ()
 
     def __init__(self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         _check_special_tokens(config, kind)
@@ -76,7 +76,7 @@ class DocumentKind(abc.ABC):
 
     @property
     def specs(self) -> list[LeafSpec]:
-        return [*self.own, *self._asked]
+        return [*self.own_leaves, *self._asked]
 
     @abc.abstractmethod
     def documents(self, record: Fields) -> Iterable[Document]:
@@ -131,7 +131,7 @@ class TokensKind(DocumentKind):
     def __init__(self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         super().__init__(config, kind, tokenizer, template)
         if config.requires(kind, "loss_mask"):
-            self.own = (LOSS_MASK,)
+            self.own_leaves = (LOSS_MASK,)
 
     def documents(self, record: Fields) -> Iterable[Document]:
         ids = numbers(self._field(record, "tokens"), "int64", self._field_name("tokens"), bools=False)
@@ -142,7 +142,7 @@ class TokensKind(DocumentKind):
                 "Give the tokenizer that it was made with.",
             )
         mask = None
-        if self.own:
+        if self.own_leaves:
             mask = numbers(self._field(record, "loss_mask"), "uint8", self._field_name("loss_mask"))
             if mask.size != ids.size or (mask.size and int(mask.max()) > 1):
                 raise BadRecordError(f"has {ids.size} ids, and not a 0 or 1 for each in its loss_mask")
@@ -163,7 +163,7 @@ class TokensKind(DocumentKind):
         ids = [d.ids for d in documents if d.ids is not None]
         lengths = np.fromiter((i.size for i in ids), np.int64, len(ids))
         leaves: dict[str, LeafValues] = {}
-        if self.own:
+        if self.own_leaves:
             leaves[LOSS_MASK.name] = joined(LOSS_MASK, [d.mask for d in documents if d.mask is not None])
         return EncodedBatch(np.concatenate(ids) if ids else np.zeros(0, self.tokenizer.dtype), lengths, leaves)
 
@@ -195,9 +195,9 @@ class MarkedKind(DocumentKind):
         lengths = np.fromiter((i.size for i in ids), np.int64, len(ids))
         tokens = np.concatenate(ids).astype(self.tokenizer.dtype) if ids else np.zeros(0, self.tokenizer.dtype)
         leaves: dict[str, LeafValues] = {}
-        if LOSS_MASK in self.own:
+        if LOSS_MASK in self.own_leaves:
             leaves[LOSS_MASK.name] = joined(LOSS_MASK, masks)
-        if PROMPT_LENGTH in self.own:
+        if PROMPT_LENGTH in self.own_leaves:
             leaves[PROMPT_LENGTH.name] = np.array(prompts, np.int32), None
             leaves[CHOSEN.name] = np.array([d.label for d in documents], np.uint8), None
         return EncodedBatch(tokens, lengths, leaves)
@@ -230,7 +230,7 @@ class MarkedKind(DocumentKind):
 class ChatKind(MarkedKind):
     """One conversation, one document."""
 
-    own = (LOSS_MASK,)
+    own_leaves = (LOSS_MASK,)
 
     def _documents(self, record: Fields) -> Iterable[Document]:
         messages = check_messages(self._field(record, "messages"), self._field_name("messages"))
@@ -262,7 +262,7 @@ def _wanted_turns(messages: Sequence[Message], how: ChatConfig) -> list[bool]:
 class PreferenceKind(MarkedKind):
     """Two answers to one prompt: two documents."""
 
-    own = (LOSS_MASK, PROMPT_LENGTH, CHOSEN)
+    own_leaves = (LOSS_MASK, PROMPT_LENGTH, CHOSEN)
 
     def _documents(self, record: Fields) -> Iterable[Document]:
         prompt = self._field(record, "prompt")

@@ -195,7 +195,7 @@ def _ask_remote(fs: Any, path: str, url: str) -> Listing | None:
             matches = re.compile(glob_translate(path)).match
             infos = [info for info in _pages(fs, root, depth) if matches(info["name"])]
         else:
-            infos = _kept(root, fs.glob(path, detail=True).values())
+            infos = _within_folder(root, fs.glob(path, detail=True).values())
         return ("files", list(_remote_entries(fs, infos))) if infos else None
     if fs.isdir(path):
         infos = _pages(fs, path) if files.is_web(url) else fs.find(path, detail=True).values()
@@ -214,14 +214,14 @@ def _pages(fs: Any, root: str, depth: int | None = None) -> Iterator[dict[str, A
             cure = "Name the files, or the folders below it."
             raise SourceError(f"has more than {_MAX_PAGES:,} folders", field="source", value=root, cure=cure)
         folder, layer = waiting.pop()
-        for info in _kept(folder, fs.ls(folder, detail=True)):
+        for info in _within_folder(folder, fs.ls(folder, detail=True)):
             if info["type"] == "directory":
                 waiting += [(info["name"], layer + 1)] if layer != depth else []
             else:
                 yield info
 
 
-def _kept(folder: str, infos: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _within_folder(folder: str, infos: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Entries of a listing that lie below its folder; others are left out, and said."""
     root = folder.rstrip("/") + "/" if folder else ""
     entries: list[dict[str, Any]] = []

@@ -37,7 +37,7 @@ DEFAULT_PART_BYTES = 64 << 20
 MAX_PARTS = 4096
 _FEW_PARTS = 16  # a corpus has as many, if it has as many of _LEAST_BYTES: work for all cores, little to do again
 _LEAST_BYTES = 1 << 20
-_SHOWN = 4
+_MOST_LISTED = 4
 _AT_ONCE = 4
 _BLOCK = 1 << 20
 
@@ -230,7 +230,9 @@ def differing_values(begun: dict[str, Any], wanted: dict[str, Any], keys: Collec
 
 def _some(names: Collection[str]) -> str:
     listed = sorted(names)
-    return ", ".join(listed[:_SHOWN]) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")
+    return ", ".join(listed[:_MOST_LISTED]) + (
+        f" and {len(listed) - _MOST_LISTED} more" if len(listed) > _MOST_LISTED else ""
+    )
 
 
 def content_hashes(listed: Iterable[SourceFile]) -> dict[str, str]:

@@ -82,7 +82,7 @@ def show_progress(total: int, what: str = "building") -> Iterator[Callable[[Prog
         task = bar.add_task("", total=total or None, rates="")
 
         def report(done: Progress) -> None:
-            bar.update(task, advance=done.stored_bytes, rates=rates.after(done))
+            bar.update(task, advance=done.stored_bytes, rates=rates.add(done))
 
         yield report
 
@@ -92,14 +92,14 @@ class Rates:
 
     Example:
         >>> rates = Rates(clock=iter([0.0, 2.0]).__next__)
-        >>> rates.after(Progress(documents=10, tokens=3_000_000, text_bytes=12_000_000, stored_bytes=1))
+        >>> rates.add(Progress(documents=10, tokens=3_000_000, text_bytes=12_000_000, stored_bytes=1))
         '5 docs/s  1.50 M tokens/s  6.0 MB/s'
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._started, self._done = clock, clock(), NOTHING
 
-    def after(self, done: Progress) -> str:
+    def add(self, done: Progress) -> str:
         """The rates, ``done`` included."""
         self._done += done
         seconds = max(self._clock() - self._started, 1e-9)

@@ -120,7 +120,7 @@ class Reader(abc.ABC):
         top_level = {c if c in present else c.split(".")[0] for c in self.columns}
         return [name for name in present if name in top_level]
 
-    def place(self, row: int) -> str:
+    def describe_row(self, row: int) -> str:
         """A row for a message, e.g. ``corpus/a.jsonl, line 7``."""
         return f"{self.path}, {self.unit} {row}"
 

@@ -184,7 +184,7 @@ class Reshuffling:
         files.remove_tree(files.join(output, ATTEMPTS_FOLDER))
         old_ledger = read_ledger(output)
         sizes = sizes_of(self.cache, self.how, _recorded_runs(old_ledger).get("memory"))
-        planned = _begun(sizes, self.origin)
+        planned = _start_ledger(sizes, self.origin)
         if old_ledger is not None:
             _check_same(output, old_ledger, planned)
         names = [str(s["part"]) for s in planned.sources]
@@ -281,7 +281,7 @@ def _settings(sizes: ShuffleSizes) -> dict[str, int]:
     return {"seed": sizes.shuffle.seed, "unit": sizes.shuffle.unit, "part_bytes": sizes.how.part_bytes}
 
 
-def _begun(sizes: ShuffleSizes, origin: str | None) -> Ledger:
+def _start_ledger(sizes: ShuffleSizes, origin: str | None) -> Ledger:
     source = sizes.cache.whole_ledger
     original: dict[str, Any] = source.metadata.get(SHUFFLED) or {
         "fingerprint": sizes.cache.fingerprint,

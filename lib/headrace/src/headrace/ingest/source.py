@@ -355,7 +355,7 @@ class SourceConfig:
         kind, entries = listing
         if kind == "folder":
             entries = list(entries)
-            chosen = [e for e in entries if self._wanted(e.path)]
+            chosen = [e for e in entries if self._is_wanted(e.path)]
             if not chosen:
                 endings = Counter(_ending(e.path) for e in entries)
                 problem = (
@@ -366,12 +366,12 @@ class SourceConfig:
                     most = endings.most_common(1)[0][0]
                     cure = f"Choose others with --extension {most} (in Python: extensions=[{most!r}]), or name files."
                 raise SourceError(problem, field="source", value=path, cure=cure)
-            left_out.update(_ending(e.path) for e in entries if not self._wanted(e.path))
+            left_out.update(_ending(e.path) for e in entries if not self._is_wanted(e.path))
             entries = chosen
         for entry in entries:
             yield self.source_file(entry.path, entry.size, entry.version)
 
-    def _wanted(self, path: str) -> bool:
+    def _is_wanted(self, path: str) -> bool:
         stem, _ = split_compression(path)
         return os.path.splitext(stem)[1].lower() in self._wanted_extensions()
 

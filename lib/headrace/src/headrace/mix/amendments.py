@@ -20,7 +20,7 @@ from headrace.errors import ConfigError, did_you_mean
 from headrace.mix.blend import check_weights
 from headrace.mix.repeats import REPEAT, without_repeats
 
-Place: TypeAlias = tuple[str, ...]
+BlendPath: TypeAlias = tuple[str, ...]
 """Names from the top of a blend down to one of its entries."""
 
 
@@ -57,7 +57,7 @@ def amend(
             _check_named(entries, components, mixture, f"{path}.{field}", field)
             check_weights(without_repeats(entries), f"{path}.{field}")
     tree = dict(mixture)
-    touched: list[Place] = []
+    touched: list[BlendPath] = []
     for name in sorted(weights, key=lambda name: _blend_of(weights[name]) is None):  # blends written out anew first
         value, field = weights[name], f"{path}.weights.{name}"
         path_of_entry = _find(tree, name, field, components, group=_blend_of(value) is not None)
@@ -178,7 +178,7 @@ def _blend_of(value: object) -> Mapping[str, Any] | None:
     return cast("Mapping[str, Any]", blend) if isinstance(blend, Mapping) else None
 
 
-def _entries(tree: Mapping[str, Any], above: Place = ()) -> Iterator[tuple[Place, bool]]:
+def _entries(tree: Mapping[str, Any], above: BlendPath = ()) -> Iterator[tuple[BlendPath, bool]]:
     """Place of each entry, at all depths, and whether it is a group."""
     for name, value in tree.items():
         blend, entry_path = _blend_of(value), (*above, str(name))
@@ -187,7 +187,7 @@ def _entries(tree: Mapping[str, Any], above: Place = ()) -> Iterator[tuple[Place
             yield from _entries(blend, entry_path)
 
 
-def weights_by_place(tree: Mapping[str, Any]) -> dict[Place, Any]:
+def weights_by_place(tree: Mapping[str, Any]) -> dict[BlendPath, Any]:
     """Weight of each entry of a (nested) blend; of a group, without its blend.
 
     Example:
@@ -200,7 +200,7 @@ def weights_by_place(tree: Mapping[str, Any]) -> dict[Place, Any]:
 
 def _find(
     tree: Mapping[str, Any], name: str, field: str, components: Collection[str], *, group: bool = False, **given: object
-) -> Place:
+) -> BlendPath:
     """The place of a name; ``group``: of a group where a source bears the same name."""
     entries = [entry for entry in _entries(tree) if entry[0][-1] == name]
     if group and sum(is_group for _, is_group in entries) == 1:
@@ -218,13 +218,13 @@ def _find(
     return entries[0][0]
 
 
-def _at(tree: Mapping[str, Any], place: Place) -> Any:
+def _at(tree: Mapping[str, Any], place: BlendPath) -> Any:
     for name in place[:-1]:
         tree = tree[name]["blend"]
     return tree[place[-1]]
 
 
-def _weighed(tree: Mapping[str, Any], place: Place, value: Any, field: str) -> Any:
+def _weighed(tree: Mapping[str, Any], place: BlendPath, value: Any, field: str) -> Any:
     """What stands at a place after a new weight, or blend, for it."""
     old, anew = _at(tree, place), _blend_of(value)
     blend = _blend_of(old)
@@ -243,7 +243,7 @@ def _weighed(tree: Mapping[str, Any], place: Place, value: Any, field: str) -> A
     return {"weight": cast("Mapping[str, Any]", value)["weight"] if bare else value, "blend": blend}
 
 
-def _put(tree: Mapping[str, Any], place: Place, value: Any) -> dict[str, Any]:
+def _put(tree: Mapping[str, Any], place: BlendPath, value: Any) -> dict[str, Any]:
     """The tree with another entry at a place; None takes it out, and groups that are empty then."""
     name, *deeper = place
     result = dict(tree)

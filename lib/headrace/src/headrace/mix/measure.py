@@ -41,7 +41,7 @@ class TokensInOrder(Protocol):
         """Of each of the examples ``first .. stop``."""
         ...
 
-    def before(self, examples: int) -> int:
+    def count_first(self, examples: int) -> int:
         """Of the first so many examples together."""
         ...
 
@@ -139,7 +139,7 @@ def tokens_before(policy: MixingPolicy, step: int, lengths: Sequence[TokensInOrd
     """Tokens of all examples of the steps before ``step``; raises IndexOutOfRangeError if the mixture ends before."""
     if policy.length is not None and policy.batch.rows_at(step)[0] > policy.length:
         raise IndexOutOfRangeError(f"the mixture ends after {policy.length} examples", field="step", value=step)
-    return sum(tokens.before(n) for tokens, n in zip(lengths, policy.starts_at(step).tolist(), strict=True))
+    return sum(tokens.count_first(n) for tokens, n in zip(lengths, policy.starts_at(step).tolist(), strict=True))
 
 
 def _step_after(

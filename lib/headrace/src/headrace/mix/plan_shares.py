@@ -26,7 +26,7 @@ from headrace.mix.shares import bound_shares, row_shares
 from headrace.mix.stages import Stage
 
 _SAMPLES = 33  # a normalised share bends between two break points only in nested blends; this many looks are plenty
-_SEEN = 0.5  # laps fit the usual share where it is at least this part of the largest
+_FITTING_SHARE = 0.5  # laps fit the usual share where it is at least this part of the largest
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,9 @@ def plan_shares(stages: Sequence[Stage]) -> PlanShares:
     if usual is None:
         return PlanShares(largest, None)
     near = {name: usual.get(name, 0.0) for name in largest}
-    fitting = {name: share if share >= _SEEN * largest[name] else largest[name] for name, share in near.items()}
+    fitting = {
+        name: share if share >= _FITTING_SHARE * largest[name] else largest[name] for name, share in near.items()
+    }
     return PlanShares(largest, fitting)
 
 

@@ -177,7 +177,7 @@ class Stages(MixingPolicy):
 
     def starts_at(self, step: int) -> Int64[np.ndarray, " d"]:
         """Examples of each component in all steps before ``step``."""
-        return self._before(self.stage_at(step), step)
+        return self._drawn_before(self.stage_at(step), step)
 
     def components_at(self, step: int) -> Int32[np.ndarray, " b"]:
         """Component of each row of ``step``, in stream order."""
@@ -209,7 +209,7 @@ class Stages(MixingPolicy):
             number = max(number for number, entry in enumerate(self._entered) if entry is not None)
             first = self._first_steps[number]
             end = self._quota(number).find_end(self._stops[number] - first)
-            return self._before(number, first + (end or 0))
+            return self._drawn_before(number, first + (end or 0))
         total[self._columns[last]] = self._quota(last).supply()
         return total
 
@@ -261,7 +261,7 @@ class Stages(MixingPolicy):
         if self._quotas[number] is None:
             self._entered[number], self._quotas[number] = entry, quota
 
-    def _before(self, number: int, step: int) -> Int64[np.ndarray, " d"]:
+    def _drawn_before(self, number: int, step: int) -> Int64[np.ndarray, " d"]:
         """Examples drawn before a step of this stage, or before the first step after it."""
         total = self._entry(number).drawn.copy()
         try:
@@ -279,7 +279,7 @@ class Stages(MixingPolicy):
 
     def _entry_after(self, number: int) -> _Entry:
         entry, quota, columns = self._entry(number), self._quota(number), self._columns[number]
-        drawn = self._before(number, self._stops[number])
+        drawn = self._drawn_before(number, self._stops[number])
         account = quota.account_at(self._stops[number] - self._first_steps[number])
         owed = entry.owed.copy()
         owed[columns] += _off(account) - _off(quota.account_at(0))

@@ -71,8 +71,8 @@ class Bits:
         """All of the set, as sets that are looked at one after the other, of which none touch."""
         last = Intervals.empty()
         for at in range(0, self.length, _CHUNK):
-            here = Intervals.of_mask(self.mask(at, min(at + _CHUNK, self.length)))
-            every = Intervals(np.append(last.start, here.start + at), np.append(last.stop, here.stop + at))
+            ranges = Intervals.of_mask(self.mask(at, min(at + _CHUNK, self.length)))
+            every = Intervals(np.append(last.start, ranges.start + at), np.append(last.stop, ranges.stop + at))
             last = Intervals(every.start[-1:], every.stop[-1:])
             yield Intervals(every.start[:-1], every.stop[:-1])
         yield last

@@ -51,7 +51,7 @@ class Intervals:
         self.stop: Int64[np.ndarray, " k"] = stop
 
     @cached_property
-    def _before(self) -> Int64[np.ndarray, " k"]:
+    def _offsets(self) -> Int64[np.ndarray, " k"]:
         """Numbers of the set before each range."""
         return np.cumsum(self.stop - self.start) - (self.stop - self.start)
 
@@ -144,8 +144,8 @@ class Intervals:
             >>> Intervals(np.array([3, 10]), np.array([5, 12])).numbers(np.array([0, 1, 2]))
             array([ 3,  4, 10])
         """
-        at = np.searchsorted(self._before, rank, side="right") - 1
-        return self.start[at] + (rank - self._before[at])
+        at = np.searchsorted(self._offsets, rank, side="right") - 1
+        return self.start[at] + (rank - self._offsets[at])
 
     def mask(self, first: int, stop: int) -> Bool[np.ndarray, " n"]:
         """Which of the numbers ``first .. stop`` are in the set.

@@ -51,12 +51,12 @@ class Packed(NamedTuple):
     """Packs, one after the other."""
 
     items: Items  # items of all packs, in order of the packs
-    held: Int64[np.ndarray, " p"]  # items of each pack
+    item_counts: Int64[np.ndarray, " p"]  # items of each pack
 
     @classmethod
     def join(cls, parts: list[Packed]) -> Packed:
         """Packs end to end. Empties the list, as :meth:`Items.join` does."""
-        items, item_counts = [p.items for p in parts], [p.held for p in parts]
+        items, item_counts = [p.items for p in parts], [p.item_counts for p in parts]
         parts.clear()
         return cls(Items.join(items), np.concatenate([np.zeros(0, np.int64), *item_counts]))
 

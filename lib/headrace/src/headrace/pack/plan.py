@@ -44,7 +44,7 @@ class PlanDigest:
 
     def add(self, packed: Packed) -> None:
         """The next packs."""
-        for digest, values in zip(self._digests, (packed.held, *packed.items), strict=True):
+        for digest, values in zip(self._digests, (packed.item_counts, *packed.items), strict=True):
             digest.update(np.ascontiguousarray(values, "<i8").data)
 
     def hexdigest(self) -> str:
@@ -156,7 +156,7 @@ class PackPlan:
     def _lists(self) -> Iterator[list[list[int]]]:
         for packed in self.chunks():
             documents = iter(packed.items.document.tolist())
-            yield [list(islice(documents, count)) for count in packed.held.tolist()]
+            yield [list(islice(documents, count)) for count in packed.item_counts.tolist()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,9 +293,9 @@ def plan_of(spec: PackSpec, lengths: Int64[np.ndarray, " n"], array_documents: o
         packed, counts = _sorted_packs(lengths, spec)
         packed, dropped = drop_underfilled(packed, spec)
         counts += dropped
-    if packed.held.size == 0:
+    if packed.item_counts.size == 0:
         raise no_packs(counts)
-    plan = PackPlan(spec, np.concatenate([[0], np.cumsum(packed.held)]), packed.items, counts)
+    plan = PackPlan(spec, np.concatenate([[0], np.cumsum(packed.item_counts)]), packed.items, counts)
     _LOG.info("pack plan: %s, %s packs, fill %.4f, %s", spec.algorithm, f"{len(plan):,}", plan.fill, counts)
     return plan
 

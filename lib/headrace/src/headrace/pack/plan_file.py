@@ -339,7 +339,7 @@ class _Writer:
     def append(self, packed: Packed) -> None:
         items = packed.items
         self._digest.add(packed)
-        vectors = {"bounds": np.cumsum(packed.held) + self._items, **items._asdict()}
+        vectors = {"bounds": np.cumsum(packed.item_counts) + self._items, **items._asdict()}
         if not self._cut and items.offset.any():
             self._cut = True
             for at in range(0, self._items, _CHUNK):
@@ -348,12 +348,12 @@ class _Writer:
             del vectors["offset"]
         if self._starts is not None:
             vectors["start"] = self._starts.of(items.document) + items.offset
-            if packed.held.size:  # packs come by their first documents
-                self._starts.forget(int(items.document[-packed.held[-1]]))
+            if packed.item_counts.size:  # packs come by their first documents
+                self._starts.forget(int(items.document[-packed.item_counts[-1]]))
         for name, values in vectors.items():
             self._files[name].append(values)
         self._items += items.document.size
-        self._most = max(self._most, int(packed.held.max(initial=0)))
+        self._most = max(self._most, int(packed.item_counts.max(initial=0)))
 
     def finish(self) -> dict[str, Any]:
         """What the record says of the packs."""

@@ -57,7 +57,8 @@ class PackStream:
 
     Example:
         >>> stream = PackStream(PackSpec(10, "next_fit"))
-        >>> [p.held.tolist() for p in (stream.add(np.array([4, 8])), stream.add(np.array([1, 4])), stream.finish())]
+        >>> packed = stream.add(np.array([4, 8])), stream.add(np.array([1, 4])), stream.finish()
+        >>> [p.item_counts.tolist() for p in packed]
         [[1], [2], [1]]
     """
 
@@ -154,19 +155,19 @@ class _Places:
 
 def drop_underfilled(packed: Packed, spec: PackSpec) -> tuple[Packed, PackCounts]:
     """Leaves out packs below ``min_fill``, and counts packs and their tokens."""
-    begin = np.cumsum(packed.held) - packed.held
+    begin = np.cumsum(packed.item_counts) - packed.item_counts
     tokens = np.add.reduceat(packed.items.size, begin) if begin.size else begin
     total = int(packed.items.size.sum())
     low = tokens < spec.min_fill * spec.capacity
     if not low.any():
         return packed, PackCounts(packs=tokens.size, packed_tokens=total)
-    filled = Packed(packed.items.at(~np.repeat(low, packed.held)), packed.held[~low])
+    filled = Packed(packed.items.at(~np.repeat(low, packed.item_counts)), packed.item_counts[~low])
     lost = int(tokens[low].sum())
     return filled, PackCounts(
-        packs=filled.held.size,
+        packs=filled.item_counts.size,
         packed_tokens=total - lost,
         underfilled_packs=int(low.sum()),
-        underfilled_items=int(packed.held[low].sum()),
+        underfilled_items=int(packed.item_counts[low].sum()),
         underfilled_tokens=lost,
     )
 
@@ -186,7 +187,7 @@ def next_fit(items: Items, capacity: int, max_documents: int | None = None, *, l
     Example:
         >>> sizes = np.array([4, 8, 1, 4])
         >>> packed, rest = next_fit(Items(np.arange(4), np.zeros(4, np.int64), sizes), 10, last=False)
-        >>> packed.held.tolist(), rest.document.tolist()
+        >>> packed.item_counts.tolist(), rest.document.tolist()
         ([1, 2], [3])
     """
     ends = np.cumsum(items.size)
@@ -274,7 +275,7 @@ class WindowedPacks:
     def _in_order(self, items: Items, number: np.ndarray, count: np.ndarray) -> Packed:
         """Packs that may go, those that wait included, by their first items."""
         every = Items.join([self._waiting.items, items.at(number)])
-        count = np.concatenate([self._waiting.held, count])
+        count = np.concatenate([self._waiting.item_counts, count])
         begin = np.cumsum(count) - count
         document, offset = every.document[begin], every.offset[begin]
         order = np.lexsort((offset, document))

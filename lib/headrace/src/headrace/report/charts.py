@@ -67,8 +67,8 @@ def _bars(k: int, x: Any, y: Any, name: str, **more: Any) -> dict[str, Any]:
 def mixture_chart(facts: MixtureFacts) -> Figure:
     """Actual share (line) and target share (dots) of each source over steps; each source has one legend entry."""
     traces: list[dict[str, Any]] = []
-    rows = facts.drawn.sum(axis=1), facts.wanted.sum(axis=1)
-    for k, (name, drawn, planned) in enumerate(_grouped(facts, facts.drawn, facts.wanted)):
+    rows = facts.drawn.sum(axis=1), facts.target.sum(axis=1)
+    for k, (name, drawn, planned) in enumerate(_grouped(facts, facts.drawn, facts.target)):
         colour = {"color": GREY} if name == _OTHERS else {}
         line, dots = {**colour, "dash": _dash(k)}, {**colour, "width": 1.5, "dash": "dot"}
         more: dict[str, Any] = {"legendgroup": name, "hovertemplate": "%{y:.2%}"}

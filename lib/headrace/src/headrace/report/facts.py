@@ -41,14 +41,14 @@ class Options:
         layout: Layout of caches that do not exist yet.
         hosts: Numbers of hosts to forecast for; None: one, and the number of the run.
         steps: Steps of the run, if the config does not say.
-        begun: Whether the run's folder must already contain a run.
+        must_exist: Whether the run's folder must already contain a run.
     """
 
     sizes: Mapping[str, float] = field(default_factory=dict[str, float])
     layout: str = "headrace"
     hosts: Sequence[int] | None = None
     steps: int | None = None
-    begun: bool = True
+    must_exist: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class PlanFacts:
     """What follows from the config; ``lengths`` are of the caches that exist, ``fills`` of packed components.
 
     Attributes:
-        found: Problems and warnings.
+        findings: Problems and warnings.
         fingerprint: Fingerprint of the run's manifest; None if a cache is missing.
         amendments: Number of last stages that are amendments.
         assumed_steps: Whether the number of steps is :data:`UNKNOWN_STEPS`.
@@ -82,7 +82,7 @@ class PlanFacts:
     """
 
     plan: RunPlan
-    found: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
     mixture: MixtureFacts
     lengths: Mapping[str, Lengths]
     fills: Mapping[str, Fill]
@@ -176,7 +176,7 @@ def _of_folder(folder: str, settings: Sequence[str], config: str | None, options
 
 def _records(folder: str, options: Options) -> RunRecords:
     records = read_records(folder)
-    if options.begun and not records.sessions and RunManifest.load(folder) is None:
+    if options.must_exist and not records.sessions and RunManifest.load(folder) is None:
         raise ConfigError(
             "holds no run: there is neither a manifest.json nor a log in stats/",
             field="run folder",
@@ -216,7 +216,7 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
     stored = config.datasets(opened)
     return PlanFacts(
         plan=plan,
-        found=tuple(findings(plan)),
+        findings=tuple(findings(plan)),
         mixture=mixture_facts(dataset, plan.steps or steps),
         lengths={name: document_lengths(cache) for name, cache in there.items()},
         fills={

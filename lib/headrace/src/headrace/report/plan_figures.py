@@ -45,7 +45,7 @@ class MixtureFacts:
 
     names: tuple[str, ...]
     edge: Int64[np.ndarray, " k+1"]
-    wanted: Float64[np.ndarray, "k d"]
+    target: Float64[np.ndarray, "k d"]
     drawn: Int64[np.ndarray, "k d"]
     tokens: Int64[np.ndarray, "k d"]
     summed: bool
@@ -60,7 +60,7 @@ class MixtureFacts:
         """Largest difference, at the end of a span, between target and actual rows so far; None if not added up."""
         if not self.summed:
             return None
-        return np.abs((self.drawn - self.wanted).cumsum(axis=0)).max(axis=0)
+        return np.abs((self.drawn - self.target).cumsum(axis=0)).max(axis=0)
 
 
 def mixture_facts(dataset: RunDataset, steps: int, spans: int | None = None) -> MixtureFacts:
@@ -78,7 +78,7 @@ def mixture_facts(dataset: RunDataset, steps: int, spans: int | None = None) -> 
         >>> a, b = (TokenSeqDataset(headrace.testing.tiny_cache(seed=s), seq_len=8, name="ab"[s]) for s in (0, 1))
         >>> mixture = MixtureDataset({"a": a, "b": b}, {"a": 1, "b": {"step": {0: 0, 2: 1}}}, batch_size=8)
         >>> found = mixture_facts(mixture, steps=4, spans=2)
-        >>> found.wanted.tolist(), found.drawn.tolist()
+        >>> found.target.tolist(), found.drawn.tolist()
         ([[16.0, 0.0], [8.0, 8.0]], [[16, 0], [8, 8]])
     """
     starts = np.asarray([step for step, _ in dataset.phases])
@@ -91,13 +91,13 @@ def mixture_facts(dataset: RunDataset, steps: int, spans: int | None = None) -> 
     summed = steps * len(first.names) <= _SUMMED
     for k, (begin, end) in enumerate(zip(edge[:-1].tolist(), edge[1:].tolist(), strict=True)):
         mixture = cast(MixtureDataset, dataset.at_step(begin)[0])
-        planned[k] = _wanted(mixture, begin, end, summed)
+        planned[k] = _target_rows(mixture, begin, end, summed)
         at_begin, at_end = _starts_at(mixture, begin), _starts_at(mixture, end)
         drawn[k], tokens[k] = at_end - at_begin, mixture.tokens_of(at_end) - mixture.tokens_of(at_begin)
     return MixtureFacts(first.names, edge, planned, drawn, tokens, summed)
 
 
-def _wanted(mixture: MixtureDataset, begin: int, end: int, every_step: bool) -> np.ndarray:
+def _target_rows(mixture: MixtureDataset, begin: int, end: int, every_step: bool) -> np.ndarray:
     if every_step or end - begin <= _LOOKS:
         step = np.arange(begin, end)
     else:

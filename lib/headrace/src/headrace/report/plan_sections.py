@@ -38,7 +38,7 @@ def mixture_section(plan: PlanFacts) -> Section:
         )
     )
     off = facts.off_quota
-    planned, drawn, tokens = facts.wanted.sum(axis=0), facts.drawn.sum(axis=0), facts.tokens.sum(axis=0)
+    planned, drawn, tokens = facts.target.sum(axis=0), facts.drawn.sum(axis=0), facts.tokens.sum(axis=0)
     rows = [
         [
             name,

@@ -132,13 +132,13 @@ def _plan_tiles(plan: PlanFacts, facts: ReportFacts) -> list[tuple[str, str, str
     batch = n.count(run.batch_size)
     if run.largest_batch > run.batch_size:
         batch += f" to {n.count(run.largest_batch)}"
-    done = [] if last_step is None else [("Steps done", n.count(last_step + 1), f"of {n.count(steps)}")]
+    steps_done = [] if last_step is None else [("Steps done", n.count(last_step + 1), f"of {n.count(steps)}")]
     return [
         ("Planned steps", n.count(steps), note),
         ("Planned tokens", n.short(float(plan.mixture.tokens.sum())), f"{rows} rows of {lengths}"),
         ("Batch", batch, "rows"),
         ("Sources", n.count(len(run.components)), f"most epochs: {n.digits(name[1])}, {name[0]}"),
-        *done,
+        *steps_done,
     ]
 
 
@@ -162,7 +162,7 @@ def _measured_tiles(records: RunRecords) -> list[tuple[str, str, str]]:
 def _notes(facts: ReportFacts) -> list[tuple[str, str, str]]:
     plan, records, notes = facts.plan, facts.records, list[tuple[str, str, str]]()
     if plan is not None:
-        notes += [(f.level, f.field, f"{f.problem}. {f.cure}") for f in plan.found]
+        notes += [(f.level, f.field, f"{f.problem}. {f.cure}") for f in plan.findings]
         notes += _mismatch(plan, facts)
     share = records.waiting_share
     if share is not None and share > WAITING_BAR:

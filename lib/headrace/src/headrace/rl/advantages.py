@@ -148,7 +148,7 @@ def group_advantages(
         ([0.333, -0.667, 0.0, 0.333], 1)
     """
     spec = resolve(advantages)
-    rewards, groups, counted = _checked(rewards, groups, counted)
+    rewards, groups, counted = _check_arrays(rewards, groups, counted)
     if spec.reward_clip is not None:
         rewards = rewards.clip(-spec.reward_clip, spec.reward_clip)
     moments = group_moments(rewards, groups, counted=counted, ddof=spec.ddof)
@@ -210,7 +210,7 @@ def group_moments(
         >>> group_moments(np.array([1.0, 0.0, 5.0]), np.array([7, 7, 3])).mean.tolist()
         [5.0, 0.5]
     """
-    rewards, groups, counted = _checked(rewards, groups, counted)
+    rewards, groups, counted = _check_arrays(rewards, groups, counted)
     number, group_index = np.unique(groups, return_inverse=True)
     size = np.bincount(group_index, counted, number.size).astype(np.int64)
     mean = np.bincount(group_index, rewards, number.size) / np.maximum(size, 1)
@@ -296,7 +296,7 @@ def _all_equal(
     return low >= high
 
 
-def _checked(
+def _check_arrays(
     rewards: Float64[np.ndarray, " n"], groups: Int64[np.ndarray, " n"], counted: Bool[np.ndarray, " n"] | None
 ) -> tuple[Float64[np.ndarray, " n"], Int64[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
     """The same as arrays that fit, with 0 for rewards that do not count."""

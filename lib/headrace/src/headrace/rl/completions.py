@@ -41,7 +41,7 @@ _CURES = {
     404: "Give the URL up to /v1, as in http://localhost:8000/v1, and a model that the server has.",
     429: "Lower in_flight.",
 }
-_ASKED = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+_OPTIONS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,14 @@ class CompletionsSampler:
         self.url, self._parts = f"{url.rstrip('/')}/completions", _split(url)
         self.score, self.group_size, self.timeout_s = score, group_size, timeout_s
         named = {} if model is None else {"model": model}
-        self._request = {**named, "max_tokens": max_tokens, "n": group_size, "logprobs": 1, **_ASKED, **(options or {})}
+        self._request = {
+            **named,
+            "max_tokens": max_tokens,
+            "n": group_size,
+            "logprobs": 1,
+            **_OPTIONS,
+            **(options or {}),
+        }
         self._headers = dict(headers or {})
         self.version = 0
 

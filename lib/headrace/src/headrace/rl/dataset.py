@@ -234,8 +234,8 @@ class RLDataset(AsyncDataset[PackedBatch]):
         steps, rows = np.divmod(np.asarray(indices, np.int64), self.own_schedule.max_size)
         parts: list[Any] = []
         for step in np.unique(steps).tolist():
-            batch, mine = await self._batch_of(step), rows[steps == step]
-            parts.append(jax.tree.map(lambda leaf, mine=mine: leaf[mine], batch))
+            batch, batch_rows = await self._batch_of(step), rows[steps == step]
+            parts.append(jax.tree.map(lambda leaf, rows=batch_rows: leaf[rows], batch))
         if not parts:
             raise ConfigError("name no row", field="indices", value=[], cure="Ask for at least one.")
         back = np.argsort(np.argsort(steps, kind="stable"), kind="stable")

@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 
 from headrace.errors import ConfigError
 from headrace.rl.groups import Prompt, SamplerError
-from headrace.rl.sampler_calls import SamplerCalls, place
+from headrace.rl.sampler_calls import SamplerCalls, describe_prompt
 from headrace.rl.selection import Selection
 from headrace.rl.settings import RLSettings
 from headrace.rl.store import RolloutStore
@@ -219,14 +219,15 @@ class Feeder:
                 del self._under_way[position]
                 threading.Thread(target=self._calls.abort, args=[call.prompt], daemon=True).start()
                 if self._timeouts[position] > settings.retries:
-                    problem = f"the sampler has not answered ({place(call.prompt)}; call {self._timeouts[position]})"
+                    attempt = f"{describe_prompt(call.prompt)}; call {self._timeouts[position]}"
+                    problem = f"the sampler has not answered ({attempt})"
                     cure = "Look at the sampler, raise timeout_s, or allow more retries."
                     self._error = SamplerError(problem, field="timeout_s", value=settings.timeout_s, cure=cure)
             elif seconds > call.say_after_s:
                 call.say_after_s = 2 * seconds
                 others = len(self._under_way) - 1
                 message = "the sampler has not answered for %.0f s: %s, begun at policy version %d; %d other calls"
-                logger.warning(message, seconds, place(call.prompt), call.policy_version, others)
+                logger.warning(message, seconds, describe_prompt(call.prompt), call.policy_version, others)
 
     def wait(self, seconds: float) -> None:
         """Returns when a call has ended, or after so many seconds."""
@@ -261,7 +262,9 @@ class Feeder:
         for thread in threads:
             thread.join(max(end - time.monotonic(), 0))
         if hanging := [call for call in calls if self._under_way.get(call.prompt.position) is call]:
-            logger.warning("the sampler does not stop: %s, and %d others", place(hanging[0].prompt), len(hanging) - 1)
+            logger.warning(
+                "the sampler does not stop: %s, and %d others", describe_prompt(hanging[0].prompt), len(hanging) - 1
+            )
         self._under_way.clear()  # whose answers nobody stores any more
         self._calls.close()
 

@@ -295,7 +295,7 @@ def _row(field: str, values: Any, dtype: type[np.generic] | None = None) -> np.n
     return row
 
 
-def _whole(field: str, row: np.ndarray) -> np.ndarray:
+def _as_integers(field: str, row: np.ndarray) -> np.ndarray:
     if row.dtype.kind not in "iu":
         raise ConfigError("must be whole numbers", field=field, value=row.dtype.name, cure="Give an array of integers.")
     return row.astype(np.int64) if row.dtype == np.uint64 else row  # beside other integers numpy makes floats of it
@@ -305,7 +305,7 @@ def _ids(field: str, values: Any) -> np.ndarray:
     row = _row(field, values)
     if row.size == 0:
         raise ConfigError("must be a row of at least one token", field=field, value=0)
-    return _whole(field, row)
+    return _as_integers(field, row)
 
 
 def _each(
@@ -358,4 +358,4 @@ def _column(field: str, values: Any, size: int) -> np.ndarray:
 
 
 def _versions(field: str, values: Any, size: int) -> np.ndarray:
-    return _sized(field, _whole(field, _row(field, values)), size)
+    return _sized(field, _as_integers(field, _row(field, values)), size)

@@ -62,9 +62,11 @@ class SamplerCalls:
                 is_final = isinstance(error, HeadraceError) and not isinstance(error, SamplerError)
                 if is_final or not retries_left:
                     if self._settings.retries:
-                        error.add_note(f"{self._settings.retries - retries_left + 1} calls failed of {place(prompt)}")
+                        error.add_note(
+                            f"{self._settings.retries - retries_left + 1} calls failed of {describe_prompt(prompt)}"
+                        )
                     raise
-                logger.warning("the sampler failed at %s, and is called again: %r", place(prompt), error)
+                logger.warning("the sampler failed at %s, and is called again: %r", describe_prompt(prompt), error)
                 self.counts["retries"] += 1
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LAST_WAIT_S)
@@ -88,7 +90,7 @@ class SamplerCalls:
             if inspect.isawaitable(answer):
                 asyncio.run_coroutine_threadsafe(_await(answer), self._running_loop())
         except Exception:
-            logger.exception("the sampler's abort() failed at %s: its call goes on", place(prompt))
+            logger.exception("the sampler's abort() failed at %s: its call goes on", describe_prompt(prompt))
 
     def take_counts(self) -> tuple[Counter[str], list[float]]:
         """The counters, and the seconds of calls; both begin anew."""
@@ -117,10 +119,10 @@ class SamplerCalls:
                 raise answer
             return answer
         except CancelledError as error:
-            raise ConfigError(f"was cancelled ({place(prompt)})", field="sample_and_score()") from error
+            raise ConfigError(f"was cancelled ({describe_prompt(prompt)})", field="sample_and_score()") from error
         except ConfigError as error:  # a ScoredGroup does not know whose it is
             value = {} if error.value is None else {"value": error.value}
-            problem = f"{error.problem} ({place(prompt)})"
+            problem = f"{error.problem} ({describe_prompt(prompt)})"
             raise ConfigError(problem, field=error.field, cure=error.cure, **value) from error
         finally:
             self._awaited.pop(prompt, None)
@@ -136,26 +138,26 @@ class SamplerCalls:
     def _checked(self, group: Any, prompt: Prompt) -> ScoredGroup | PartialGroup:
         scored: Any = group.group if isinstance(group, PartialGroup) else group
         if not isinstance(scored, ScoredGroup):
-            problem = f"is no ScoredGroup ({place(prompt)})"
+            problem = f"is no ScoredGroup ({describe_prompt(prompt)})"
             raise ConfigError(problem, field="sample_and_score()", value=type(scored).__name__)
         if isinstance(group, PartialGroup):
             started_tokens = (
                 prompt.partial.tokens if prompt.partial is not None else [prompt.tokens] * len(scored.tokens)
             )
             if sum(map(len, scored.tokens)) <= sum(map(len, started_tokens)):  # it would be asked for without end
-                problem = f"has no more tokens than the call began with ({place(prompt)})"
+                problem = f"has no more tokens than the call began with ({describe_prompt(prompt)})"
                 cure = "Go on from prompt.partial, and return a ScoredGroup, not a PartialGroup, at the end."
                 raise ConfigError(problem, field="sample_and_score()", value="PartialGroup", cure=cure)
             return group
         size, group_size = len(group.tokens), self._settings.group_size
         if group_size is not None and size != group_size:
-            problem = f"are not the {group_size} completions of group_size ({place(prompt)})"
+            problem = f"are not the {group_size} completions of group_size ({describe_prompt(prompt)})"
             cure = "Return so many, or leave group_size out: groups may be of unequal size."
             raise ConfigError(problem, field="sample_and_score()", value=size, cure=cure)
         wrong = np.flatnonzero(~np.isfinite(group.rewards))
         if wrong.size:
             raise ConfigError(
-                f"is not finite ({place(prompt)}; {wrong.size} such rewards in it)",
+                f"is not finite ({describe_prompt(prompt)}; {wrong.size} such rewards in it)",
                 field=f"rewards[{int(wrong[0])}]",
                 value=float(group.rewards[wrong[0]]),
                 cure="Mend the reward function; the run goes on with this prompt.",
@@ -163,7 +165,7 @@ class SamplerCalls:
         return group
 
 
-def place(prompt: Prompt) -> str:
+def describe_prompt(prompt: Prompt) -> str:
     """Which prompt it is, for a message."""
     return f"group {prompt.position}, of prompt {prompt.index}"
 

@@ -24,7 +24,7 @@ from headrace.store.cache import TokenCache
 from headrace.store.generations import generations_of
 from headrace.store.tombstones import tombstones_of
 
-_Places: TypeAlias = dict[str, tuple[tuple[str, ...], Any]]
+_Entries: TypeAlias = dict[str, tuple[tuple[str, ...], Any]]
 """For each entry of a blend, by name: the groups that contain it, and its weight."""
 
 
@@ -133,7 +133,7 @@ def _mixture(config: LmDataConfig) -> Mapping[str, Any]:
     return weights
 
 
-def _entries(blend: Mapping[str, Any]) -> _Places:
+def _entries(blend: Mapping[str, Any]) -> _Entries:
     return {path[-1]: (path[:-1], whole_if_it_is(w)) for path, w in weights_by_place(blend).items()}
 
 

@@ -44,7 +44,9 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
         >>> config_differences({"components": {"a": 1, "b": 1}}, {"components": {"b": 1, "a": 1}, "seed": 1})
         ['seed: not set -> 1', 'components, in order: a, b -> b, a']
     """
-    of_run, edited = ({name: _own(fields[name]) for name in fields if name not in _FREE} for fields in (old, new))
+    of_run, edited = (
+        {name: _without_generations(fields[name]) for name in fields if name not in _FREE} for fields in (old, new)
+    )
     lines = differences(of_run, edited, absent="not set")
     old_names, new_names = ([*fields.get("components", {})] for fields in (of_run, edited))
     if {*old_names} <= {*new_names} and new_names[: len(old_names)] != old_names:
@@ -52,12 +54,14 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
     return lines
 
 
-def _own(value: Any) -> Any:
+def _without_generations(value: Any) -> Any:
     """A field without the generations of components."""
     if not isinstance(value, dict):
         return value
     fields = cast("dict[str, Any]", value)
-    return {name: _own(inner) for name, inner in fields.items() if name not in ("generations", "tombstones")}
+    return {
+        name: _without_generations(inner) for name, inner in fields.items() if name not in ("generations", "tombstones")
+    }
 
 
 def _short(value: Any) -> str:

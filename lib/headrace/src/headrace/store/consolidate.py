@@ -37,7 +37,7 @@ from headrace.store.tombstones import copy_tombstones
 
 PART = "00000"
 _ORIGIN = "consolidated_from"
-_KEPT = ": finished files are kept"
+_FILES_KEPT = ": finished files are kept"
 
 
 def consolidate(
@@ -85,7 +85,7 @@ def _consolidated(
     return_freed_memory()
     if layout is None:
         layout = cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)
-    planned = _begun(cache, layout)
+    planned = _start_ledger(cache, layout)
     if tokenizer is not None:
         planned = structs.replace(planned, tokenizer={**tokenizer[0], "stated": True})
     with lease(output) as held_lease:
@@ -93,7 +93,7 @@ def _consolidated(
         if old_ledger is None:
             check_vacant(output)
             write_ledger(output, planned)
-        elif _asked(old_ledger) != _asked(planned):
+        elif _identity(old_ledger) != _identity(planned):
             raise CacheError(
                 "holds another cache", field="output", value=output, cure="Choose a folder that is new or empty."
             )
@@ -121,7 +121,7 @@ def _consolidated(
     return TokenCache.open(output)
 
 
-def _begun(cache: TokenCache, layout: CacheLayout) -> Ledger:
+def _start_ledger(cache: TokenCache, layout: CacheLayout) -> Ledger:
     source = cache.whole_ledger
     came_from = {"fingerprint": cache.fingerprint, "parts": len(cache.parts)}
     return structs.replace(
@@ -134,7 +134,7 @@ def _begun(cache: TokenCache, layout: CacheLayout) -> Ledger:
     )
 
 
-def _asked(ledger: Ledger) -> tuple[Any, ...]:
+def _identity(ledger: Ledger) -> tuple[Any, ...]:
     """What two calls for one output must agree on."""
     return ledger.metadata.get(_ORIGIN), ledger.layout, ledger.tokenizer.get("fingerprint")
 
@@ -179,7 +179,7 @@ def _copy_array(
             filled += piece.size
             rest = rest[piece.size :]
             if filled == shard.size or at + filled == length:
-                writer.write(at, shard[:filled], there=at // layout.shard_elements in there, kept=_KEPT)
+                writer.write(at, shard[:filled], there=at // layout.shard_elements in there, kept=_FILES_KEPT)
                 at, filled = at + filled, 0
         if advance is not None:
             advance(block.size)

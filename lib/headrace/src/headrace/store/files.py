@@ -186,7 +186,7 @@ def transient(error: Exception) -> bool:
     return isinstance(error, OSError) or bool(names & _PASSING)
 
 
-def _asked(url: str, method: str, *args: Any, **options: Any) -> Any:
+def _call(url: str, method: str, *args: Any, **options: Any) -> Any:
     """One call of a filesystem that is no local disk: in time, with retries, with errors about ``url``."""
 
     def ask() -> Any:
@@ -214,14 +214,14 @@ def open_read(url: str) -> IO[bytes]:
         try:
             return cast("IO[bytes]", fs.open(path, "rb"))
         except FileNotFoundError:
-            _asked(url, "cat_file", start=0, end=1)  # fsspec says so of web servers that it cannot reach, too
+            _call(url, "cat_file", start=0, end=1)  # fsspec says so of web servers that it cannot reach, too
             raise
 
 
 def read_bytes(url: str) -> bytes | None:
     """The content of ``url``; None if there is no such file. Raises CacheError if the store is out of reach."""
     try:
-        return local_path(url).read_bytes() if is_local(url) else cast("bytes", _asked(url, "cat_file"))
+        return local_path(url).read_bytes() if is_local(url) else cast("bytes", _call(url, "cat_file"))
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -270,7 +270,7 @@ def read_range(url: str, start: int, stop: int) -> bytes:
         with local_path(url).open("rb") as file:
             file.seek(start)
             return file.read(stop - start)
-    return cast("bytes", _asked(url, "cat_file", start=start, end=stop))
+    return cast("bytes", _call(url, "cat_file", start=start, end=stop))
 
 
 def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = "") -> None:
@@ -283,7 +283,7 @@ def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = 
     """
     try:
         if not is_local(url):
-            _asked(url, "pipe_file", data if isinstance(data, bytes) else b"".join(data))
+            _call(url, "pipe_file", data if isinstance(data, bytes) else b"".join(data))
             return
         path = local_path(url)
         # One fixed name: what a killed writer left is overwritten by the next one, so nothing stray stays behind.
@@ -301,7 +301,7 @@ def exists(url: str) -> bool:
         return local_path(url).exists()
     try:
         # fsspec's own answer hides why a web server gave none
-        _asked(url, "cat_file", start=0, end=1) if is_web(url) else _asked(url, "info")
+        _call(url, "cat_file", start=0, end=1) if is_web(url) else _call(url, "info")
     except FileNotFoundError:
         return False
     return True

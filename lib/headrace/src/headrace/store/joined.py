@@ -132,7 +132,7 @@ class JoinedCache(TokenCache):
         return ArrayList.join([cache.leaf(name).arrays for cache in self._members if cache.ledger.parts])
 
     def _member_part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
-        member, index = self._joined_table.place(number)
+        member, index = self._joined_table.locate(number)
         return self._members[member].leaf(name).parts.once(index)
 
     @property
@@ -152,21 +152,21 @@ class _JoinedTable(PartTable):
     def __len__(self) -> int:
         return int(self._first[-1])
 
-    def place(self, number: int) -> tuple[int, int]:
+    def locate(self, number: int) -> tuple[int, int]:
         """The cache of a part, and its number there."""
         cache = int(np.searchsorted(self._first, number, side="right")) - 1
         return cache, number - int(self._first[cache])
 
     def record(self, number: int) -> PartRecord:
-        cache, index = self.place(number)
+        cache, index = self.locate(number)
         return replace(self._tables[cache][index], name=self.name(number))
 
     def name(self, number: int) -> str:
-        cache, index = self.place(number)
+        cache, index = self.locate(number)
         return _part_name(self._caches[cache], self._tables[cache].name(index))
 
     def digest(self, number: int, leaf: str | None = None) -> str:
-        cache, index = self.place(number)
+        cache, index = self.locate(number)
         return self._tables[cache].digest(index, leaf)
 
     @cached_property
@@ -234,7 +234,10 @@ def open_cache(
 
 
 def _open_generations(
-    places: Sequence[str], wanted: int | None, open_one: Callable[[str], TokenCache], read_list: Callable[[str], bytes]
+    places: Sequence[str],
+    generation: int | None,
+    open_one: Callable[[str], TokenCache],
+    read_list: Callable[[str], bytes],
 ) -> list[TokenCache]:
     """The generations of a cache that lies in one or several places."""
 
@@ -249,7 +252,7 @@ def _open_generations(
             raise CacheMissingError(error.problem, field=error.field, value=error.value, cure=cure) from error
 
     first = opened(1)
-    generations = wanted_generations(first, wanted, read_list)
+    generations = wanted_generations(first, generation, read_list)
     return [first, *(check_generation(opened(n), content) for n, content in enumerate(generations[1:], start=2))]
 
 
@@ -282,14 +285,14 @@ def open_components(
         listed = None if ledger is None else read_levanter(files.absolute(path), ledger)
         return TokenCache.open(path, read=read) if listed is None else TokenCache(path, listed.ledger, listed.part)
 
-    def open_all(name: str, path: str, wanted: int | None) -> list[TokenCache]:
+    def open_all(name: str, path: str, generation: int | None) -> list[TokenCache]:
         with _errors_of(name):
-            return _open_generations([path, *(replicas or {}).get(path, ())], wanted, open_one, read_list)
+            return _open_generations([path, *(replicas or {}).get(path, ())], generation, open_one, read_list)
 
     requests = [
-        (name, path, wanted)
+        (name, path, generation)
         for name, several in paths.items()
-        for path, wanted in zip(several, (generations or {}).get(name, [None] * len(several)), strict=True)
+        for path, generation in zip(several, (generations or {}).get(name, [None] * len(several)), strict=True)
     ]
     with ThreadPoolExecutor(max_workers=16) as pool:
         opened = pool.map(open_all, *zip(*requests, strict=True)) if requests else iter(())

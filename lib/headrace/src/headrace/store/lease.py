@@ -224,7 +224,7 @@ def _take(root: str, slot: _Slot, mine: LeaseRecord, field: str = "output") -> N
     while True:
         raw = slot.read()
         if raw is not None and (holder := LeaseRecord.from_bytes(raw)) is not None:
-            problem = _held(slot, raw, holder)
+            problem = _why_held(slot, raw, holder)
             if problem:
                 cure = (
                     "That is this process: close the other one first."
@@ -240,7 +240,7 @@ def _take(root: str, slot: _Slot, mine: LeaseRecord, field: str = "output") -> N
         # Somebody was faster: look again at who.
 
 
-def _held(slot: _Slot, raw: bytes, holder: LeaseRecord) -> str:
+def _why_held(slot: _Slot, raw: bytes, holder: LeaseRecord) -> str:
     """How it is known that a lease is held; empty if it is not."""
     if _is_gone(holder):
         return ""
@@ -350,7 +350,7 @@ class _RemoteSlot:
 
     def __init__(self, root: str) -> None:
         self._url = files.join(root, LEASE_NAME)
-        self._store: Any = self._done(ts.KvStore.open(kvstore_spec(root), context=ts.Context()))
+        self._store: Any = self._wait(ts.KvStore.open(kvstore_spec(root), context=ts.Context()))
 
     def read(self) -> bytes | None:
         return self._look()[0]
@@ -359,16 +359,16 @@ class _RemoteSlot:
         current, generation = self._look()
         if current != expected:
             return False
-        written = self._done(self._store.write(LEASE_NAME, new, if_equal=generation))
+        written = self._wait(self._store.write(LEASE_NAME, new, if_equal=generation))
         # An empty generation says that the condition was not met; some servers ignore it, hence the look afterwards.
         return bool(written.generation) and self.read() == new
 
     def _look(self) -> tuple[bytes | None, bytes]:
         """What is there, and its generation."""
-        result = self._done(self._store.read(LEASE_NAME, staleness_bound=time.time()))
+        result = self._wait(self._store.read(LEASE_NAME, staleness_bound=time.time()))
         return bytes(result.value) if result.state == "value" else None, result.stamp.generation
 
-    def _done(self, future: Any) -> Any:
+    def _wait(self, future: Any) -> Any:
         try:
             return future.result(_ANSWER_S)
         except (ValueError, OSError) as error:

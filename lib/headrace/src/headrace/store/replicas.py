@@ -156,7 +156,7 @@ class Replicas:
         arrays = self.opened(place).leaf(leaf).parts[part]
         return arrays.offsets if offsets and arrays.offsets is not None else arrays.data
 
-    def after(self, place: int, error: Exception) -> int:
+    def next_place(self, place: int, error: Exception) -> int:
         """The place to go on at when a read has failed at one."""
         following, damaged = (place + 1) % len(self.paths), not _is_unreachable(error)
         with _counting:
@@ -226,7 +226,7 @@ class _Reading:
         self._array, self._begin = array, begin
         self._place = array.replicas.current
         self._left = len(array.replicas.paths) - 1  # places that may still be asked
-        self._read = self._begun()
+        self._read = self._begin_read()
 
     def result(self, timeout: float | None = None) -> np.ndarray:
         while True:
@@ -242,7 +242,7 @@ class _Reading:
             except (ReadError, CacheError) as error:
                 self._go_on(error)
 
-    def _begun(self) -> ArrayFuture:
+    def _begin_read(self) -> ArrayFuture:
         while True:
             try:
                 return self._begin(self._array.at(self._place))
@@ -251,7 +251,7 @@ class _Reading:
 
     def _go_on(self, error: ReadError | CacheError) -> None:
         self._step(error)
-        self._read = self._begun()
+        self._read = self._begin_read()
 
     def _step(self, error: ReadError | CacheError) -> None:
         """Goes to the next place; raises the error of this one if it was the last."""
@@ -259,7 +259,7 @@ class _Reading:
             fail = partial(type(error), field=error.field, value=error.value, cure=error.cure)
             raise fail(f"{error.problem}, and none of its replicas gives it") from error
         self._left -= 1
-        self._place = self._array.replicas.after(self._place, error)
+        self._place = self._array.replicas.next_place(self._place, error)
 
 
 def _is_unreachable(error: BaseException | None) -> bool:

@@ -112,7 +112,7 @@ class _Loop:
     def begin(self, work: Callable[[], Coroutine[Any, Any, Any]], future: concurrent.futures.Future[Any]) -> None:
         """Starts a read for which :func:`_entered` was called. In the thread."""
         if self.ended or future.cancelled():
-            self._left(future, _EndedError())
+            self._finish(future, _EndedError())
             return
         task = self.loop.create_task(work())
         self._tasks.add(task)
@@ -126,9 +126,9 @@ class _Loop:
     def _finished(self, future: concurrent.futures.Future[Any], task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         error = _EndedError() if task.cancelled() else task.exception()
-        self._left(future, error, None if error is not None else task.result())
+        self._finish(future, error, None if error is not None else task.result())
 
-    def _left(self, future: concurrent.futures.Future[Any], error: BaseException | None, value: Any = None) -> None:
+    def _finish(self, future: concurrent.futures.Future[Any], error: BaseException | None, value: Any = None) -> None:
         self._used = time.monotonic()
         with _lock:
             self.active -= 1
@@ -166,7 +166,7 @@ class _Loop:
         return True
 
     def _run(self) -> None:
-        _here.state = self
+        _thread.state = self
         asyncio.set_event_loop(self.loop)
         self.loop.call_soon(self._beat)
         try:
@@ -194,7 +194,7 @@ class _Here(threading.local):
     state: _Loop | None = None
 
 
-_here = _Here()
+_thread = _Here()
 _lock = threading.Lock()
 _current: _Loop | None = None
 _latencies: deque[float] = deque(maxlen=_KEPT_LATENCIES)
@@ -240,7 +240,7 @@ async def arrived(future: Any, timeout_s: float | None = None) -> Any:
     Raises:
         TimeoutError: it is not there within ``timeout_s`` seconds.
     """
-    state = _here.state
+    state = _thread.state
     assert state is not None  # this runs on its loop
     waiter: asyncio.Future[None] = state.loop.create_future()
 
@@ -252,10 +252,10 @@ async def arrived(future: Any, timeout_s: float | None = None) -> Any:
         if not waiter.done():
             waiter.set_exception(TimeoutError(f"DEADLINE_EXCEEDED: no answer within {timeout_s:g} s"))
 
-    def done(_: Any) -> None:
+    def wake_up(_: Any) -> None:
         state.hand_over(wake)
 
-    future.add_done_callback(done)
+    future.add_done_callback(wake_up)
     timer = None if timeout_s is None else state.loop.call_later(timeout_s, expire)
     try:
         await waiter
@@ -325,7 +325,7 @@ def _of_range(answer: bytes, byte_range: slice | None) -> bytes:
 
 async def _one(kvstore: Any, key: str, byte_range: slice | None, policy: retry.RetryPolicy) -> bytes | None:
     """One request and, if it is late, its hedge."""
-    state = _here.state
+    state = _thread.state
     assert state is not None  # this runs on its loop
     async with state.in_flight(policy.concurrency):
         asked_at = time.monotonic()

@@ -33,7 +33,7 @@ INDEX_BYTES = 64 << 20
 CHUNK_BYTES = 64 << 20
 REQUEST_BYTES = 8 << 20
 _ABSENT = np.uint64(NO_CHUNK)
-_PLACES = 1 << 20  # chunks that may be decoded at the same time; an empty place in memory costs nothing
+_MOST_DECODING = 1 << 20  # chunks that may be decoded at the same time; an empty place in memory costs nothing
 _DECODE_S = 60.0
 _SOUND = google_crc32c.value(bytes(CRC_BYTES))
 """The crc32c of any bytes that are followed by their own crc32c; here of none."""
@@ -107,7 +107,7 @@ class Decoder:
         self._row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * self._dtype.itemsize
         self._checksum_bytes = checksum_bytes(codecs, self._dtype.itemsize)
         self._suffix = "/0" * (len(shape) - 1)
-        self._places = itertools.cycle(range(_PLACES))
+        self._chunk_spans = itertools.cycle(range(_MOST_DECODING))
         if self._checksum_bytes is None:
             self._array, self._kvstore = _in_memory(dtype, shape, codecs)
 
@@ -126,7 +126,7 @@ class Decoder:
         if self._checksum_bytes is not None:
             self._copy(out, encoded, start)
             return
-        slot = next(self._places)
+        slot = next(self._chunk_spans)
         key = f"c/{slot}{self._suffix}"
         self._kvstore.write(key, encoded).result()  # in memory: done at once
         first = slot * self.shape[0] + start
@@ -167,7 +167,7 @@ def _decoder(dtype: str, shape: tuple[int, ...], codecs: str) -> Decoder:
 def _in_memory(dtype: str, shape: tuple[int, ...], codecs: list[dict[str, Any]]) -> tuple[Any, Any]:
     """An array whose chunks lie in a store in memory, and the store."""
     metadata = {
-        "shape": [shape[0] * _PLACES, *shape[1:]],
+        "shape": [shape[0] * _MOST_DECODING, *shape[1:]],
         "data_type": dtype,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shape)}},
         "chunk_key_encoding": {"name": "default"},
@@ -256,7 +256,7 @@ class ShardedArray:
 
     async def _read_whole(self, pieces: list[_Piece], out: np.ndarray) -> None:
         """Whole chunks of one shard: those that are neighbours in the file are one request."""
-        entries = await self._places(pieces[0].chunk // self.shard_chunks)
+        entries = await self._chunk_spans(pieces[0].chunk // self.shard_chunks)
         if self._missing_is_zero:
             absent = [p for p in pieces if entries[p.chunk % self.shard_chunks, 0] == _ABSENT]
             for piece in absent:
@@ -275,7 +275,7 @@ class ShardedArray:
         await _all([self._read_run(run, entries, out) for run in runs])
 
     async def _read_run(self, run: list[_Piece], places: np.ndarray, out: np.ndarray) -> None:
-        spans = [self._place(p.chunk, places) for p in run]
+        spans = [self._chunk_span(p.chunk, places) for p in run]
         begin, end = spans[0].start, spans[-1].stop
 
         async def decode(data: bytes) -> bool:
@@ -288,7 +288,7 @@ class ShardedArray:
             return True
 
         try:
-            if not await self._asked(run[0].chunk, slice(begin, end), decode):
+            if not await self._request(run[0].chunk, slice(begin, end), decode):
                 raise self._damaged(run[0].chunk, "NOT_FOUND: it is missing")
         except DamagedAnswerError:
             stored = None if self._even_bytes is None else await self._stored_places(run[0].chunk // self.shard_chunks)
@@ -313,14 +313,14 @@ class ShardedArray:
             task.exception()  # it is known, even if those who waited for it are gone
 
     async def _load_chunk(self, chunk: int) -> np.ndarray:
-        entries = await self._places(chunk // self.shard_chunks)
+        entries = await self._chunk_spans(chunk // self.shard_chunks)
         values = np.zeros(self.chunk, self.dtype)
         if not (self._missing_is_zero and entries[chunk % self.shard_chunks, 0] == _ABSENT):
             await self._read_run([_Piece(chunk, 0, self.chunk, 0)], entries, values)
         _chunks.put((self._number, chunk), values)
         return values
 
-    async def _places(self, shard: int) -> np.ndarray:
+    async def _chunk_spans(self, shard: int) -> np.ndarray:
         if self._computed:
             chunks = min(-(-self.length // self.chunk) - shard * self.shard_chunks, self.shard_chunks)
             return _even_places(self.shard_chunks, chunks, self._even_bytes or 0)
@@ -342,20 +342,20 @@ class ShardedArray:
             await self._decode_index.into(entries, data)
             return True
 
-        if not await self._asked(chunk, self._index_span, decode, index=True):
+        if not await self._request(chunk, self._index_span, decode, index=True):
             entries[:] = _ABSENT
             if not self._missing_is_zero:
                 raise self._damaged(chunk, "NOT_FOUND: it is missing")
         _indices.put((self._number, shard), entries)
         return entries
 
-    def _place(self, chunk: int, places: np.ndarray) -> slice:
+    def _chunk_span(self, chunk: int, places: np.ndarray) -> slice:
         begin, size = places[chunk % self.shard_chunks]
         if begin == _ABSENT:
             raise self._damaged(chunk, f"NOT_FOUND: chunk {chunk} is missing")
         return slice(int(begin), int(begin) + int(size))
 
-    async def _asked(
+    async def _request(
         self, chunk: int, span: slice, decode: Callable[[bytes], Awaitable[bool]], *, index: bool = False
     ) -> bool | None:
         """Whether it was read and decoded; None if the shard file is not there."""

@@ -216,24 +216,24 @@ class PiecedVector:
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, places: Any) -> Any:
-        if isinstance(places, slice):
-            begin, stop, step = places.indices(self.size)
-            return self._range(begin, max(stop, begin)) if step == 1 else np.asarray(self)[places]
-        if np.ndim(places) == 0:
-            at = int(places) + (self.size if places < 0 else 0)
+    def __getitem__(self, indices: Any) -> Any:
+        if isinstance(indices, slice):
+            begin, stop, step = indices.indices(self.size)
+            return self._range(begin, max(stop, begin)) if step == 1 else np.asarray(self)[indices]
+        if np.ndim(indices) == 0:
+            at = int(indices) + (self.size if indices < 0 else 0)
             return self._range(at, at + 1)[0]
-        places = np.asarray(places)
-        places = np.flatnonzero(places) if places.dtype == np.bool_ else places
-        piece = places // self._piece
+        indices = np.asarray(indices)
+        indices = np.flatnonzero(indices) if indices.dtype == np.bool_ else indices
+        piece = indices // self._piece
         distinct = np.unique(piece)
         if self._mapped is not None:
             self._check(distinct)
-            return np.asarray(self._mapped[places])
+            return np.asarray(self._mapped[indices])
         numbers = np.empty((distinct.size, self._piece), self.dtype)
         for row, values in zip(numbers, self._fetch(distinct.tolist()), strict=True):
             row[: values.size] = values
-        return numbers[np.searchsorted(distinct, piece), places % self._piece]
+        return numbers[np.searchsorted(distinct, piece), indices % self._piece]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         values = self.loaded()

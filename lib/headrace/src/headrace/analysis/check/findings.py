@@ -15,7 +15,7 @@ from headrace.analysis.check.judgments import EPOCHS, EXCESS, SHARED_READS, shar
 from headrace.analysis.check.plan import ComponentPlan, RunPlan
 from headrace.analysis.simulate.host_forecast import HostForecast
 from headrace.data.pairs import CHOSEN
-from headrace.errors import HeadraceError, counted
+from headrace.errors import HeadraceError, format_count
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.mix.blend import is_size_rule
 from headrace.mix.repeats import without_repeats
@@ -241,7 +241,7 @@ def _memory(plan: RunPlan) -> Iterator[Finding]:
     short = {
         n: plan.open_bytes.window_bytes(1 / n) for n in tested if plan.open_bytes.refused(plan.prefetch_bytes, 1 / n)
     }
-    listed = ", ".join(f"{needed:,} on {counted(n, 'host')}" for n, needed in short.items())
+    listed = ", ".join(f"{needed:,} on {format_count(n, 'host')}" for n, needed in short.items())
     if plan.refused is not None:
         yield Finding("problem", "no_memory", "prefetch_bytes", plan.refused, "Raise prefetch_bytes.")
     elif short:
@@ -273,7 +273,7 @@ def _read_again(h: HostForecast, free: HostForecast, plan: RunPlan) -> Finding:
         "warning",
         "little_memory",
         "prefetch_bytes",
-        f"{plan.prefetch_bytes:,} bytes make {counted(h.hosts, 'host')} read blocks again:"
+        f"{plan.prefetch_bytes:,} bytes make {format_count(h.hosts, 'host')} read blocks again:"
         f" {h.reads_per_block:.2f} times in an epoch, and {free.reads_per_block:.2f} with all the memory that it wants",
         f"Raise it to {free.resident_bytes * 5 // 4:,}.",
     )

@@ -12,7 +12,7 @@ from headrace.analysis.excess import SourceExcess
 from headrace.analysis.simulate.forecast import Forecast
 from headrace.analysis.simulate.host_forecast import HostForecast
 from headrace.config.lm_data import LmDataConfig
-from headrace.errors import counted
+from headrace.errors import format_count
 
 if TYPE_CHECKING:
     from headrace.analysis.check.plan import RunPlan
@@ -53,7 +53,7 @@ def judge_forecast(
     """
     neediest = max(forecast.by_hosts, key=lambda h: h.open_bytes)
     lacks = neediest.open_bytes > prefetch_bytes
-    memory = f"the shuffle keeps {neediest.open_bytes:,} bytes open on {counted(neediest.hosts, 'host')}"
+    memory = f"the shuffle keeps {neediest.open_bytes:,} bytes open on {format_count(neediest.hosts, 'host')}"
     raised = f"Raise prefetch_bytes to {neediest.open_bytes * 5 // 4:,}."
     if {"full", "era"} & set(kinds):
         raised = sharing_cure(config, kinds)
@@ -85,7 +85,7 @@ def judge_plan(plan: RunPlan) -> list[Judgment]:
 def _judge_reads(forecast: Forecast, config: LmDataConfig, cure: str) -> Judgment:
     setting = config.exchange_setting
     worst = max(forecast.by_hosts, key=lambda h: h.reads_with(setting))
-    reads = f"{worst.reads_with(setting):.2f} on {counted(worst.hosts, 'host')}"
+    reads = f"{worst.reads_with(setting):.2f} on {format_count(worst.hosts, 'host')}"
     if worst.reads_with(setting) > SHARED_READS:
         return Judgment("high", "reads per block per epoch", f"{reads}. {cure}")
     return Judgment("good", "reads per block per epoch", f"{reads} (up to {SHARED_READS:g})")
@@ -97,7 +97,7 @@ def _judge_bursts(by_hosts: tuple[HostForecast, ...], kinds: Collection[str]) ->
     if not bursts:
         return []
     worst = max(bursts, key=lambda h: h.burst)
-    text = f"{worst.burst:.1f} x the mean on {counted(worst.hosts, 'host')}"
+    text = f"{worst.burst:.1f} x the mean on {format_count(worst.hosts, 'host')}"
     if worst.burst <= BURST:
         return [Judgment("good", "burst", f"{text} (up to {BURST:g} x)")]
     cure = "Raise shuffle.strands." if "braid" in kinds else "Leave shuffle out: the braided shuffle is the default."

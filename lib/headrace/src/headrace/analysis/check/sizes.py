@@ -73,7 +73,7 @@ def planned_caches(
             raise ConfigError("is not a component", field="tokens", value=name, cure=cure)
     check_choice("layout", layout, LAYOUTS, "is not a layout")
     declared = {
-        name: _whole(f"components.{name}.expected_tokens", token_counts.get(name, component.expected_tokens))
+        name: _check_tokens(f"components.{name}.expected_tokens", token_counts.get(name, component.expected_tokens))
         for name, component in config.components.items()
         if name in token_counts or component.expected_tokens is not None
     }
@@ -230,7 +230,7 @@ def _exists(name: str, component: ComponentConfig) -> bool:
     return False
 
 
-def _whole(field: str, tokens: float | None) -> int:
+def _check_tokens(field: str, tokens: float | None) -> int:
     if tokens is None or not 1 <= tokens < 1 << 60:
         raise ConfigError("is not a number of tokens", field=field, value=tokens, cure="Write e.g. 2.5e11.")
     return int(tokens)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from headrace.analysis.simulate.looks import Look, Stretch
 from headrace.analysis.simulate.replay import Quality, Windows, replay
 from headrace.data.budgets import OpenBytes
-from headrace.errors import ConfigError, counted
+from headrace.errors import ConfigError, format_count
 from headrace.feed.exchange import WORTH_IT
 from headrace.mix.schedule import ExchangeSetting
 from headrace.store.generations import cache_of_generation
@@ -131,8 +131,8 @@ class HostForecast:
             return None
         does = {"auto": "auto turns it on", "on": "on", "off": "off; auto would turn it on"}[setting]
         return (
-            f"{counted(self.hosts, 'host')}: row_exchange: {does}. A block is read {there.reads_per_block:.2f} times"
-            f" per epoch with it, {self.reads_per_block:.2f} times without; "
+            f"{format_count(self.hosts, 'host')}: row_exchange: {does}. A block is read {there.reads_per_block:.2f}"
+            f" times per epoch with it, {self.reads_per_block:.2f} times without; "
             f"{there.moved_rows:,.0f} of {batch_size:,} rows move."
         )
 
@@ -174,7 +174,7 @@ class _Reads:
     rate: float  # of all hosts, in a step
     busiest: float
     most: float
-    held: int
+    blocks_held: int
     moved: float
     index_requests: int
 
@@ -200,7 +200,7 @@ class _Reads:
             replayed, most, resident = (
                 min(replayed, count),
                 max(most, float(reads.max())),
-                max(resident, replayed_reads.held),
+                max(resident, replayed_reads.blocks_held),
             )
         means = [weighted_mean(values) for values in (rates, busiest, moved)]
         return cls(fetches, replayed, means[0], means[1], most, resident, means[2], index_requests)
@@ -238,7 +238,7 @@ def forecast_hosts(
                 reads_per_step=apart.rate / hosts,
                 reads_per_step_busiest=apart.busiest / hosts,
                 reads_per_block=per_block(apart),
-                resident_bytes=apart.held * block_bytes,
+                resident_bytes=apart.blocks_held * block_bytes,
                 moved_rows=apart.moved,
                 worth_it=per_block(reads) > WORTH_IT,
             )
@@ -253,7 +253,7 @@ def forecast_hosts(
         reads_per_step_busiest=reads.busiest / hosts,
         bytes_per_step=reads.rate / hosts * read_bytes,
         reads_per_block=per_block(reads),
-        resident_bytes=reads.held * block_bytes,
+        resident_bytes=reads.blocks_held * block_bytes,
         cold_start_reads=cold,
         cold_start_bytes=round(cold * read_bytes),
         burst=reads.most / reads.rate if reads.rate else 0.0,

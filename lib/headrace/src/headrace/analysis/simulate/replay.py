@@ -160,7 +160,7 @@ class Fetches:
 
     by_step: Int64[np.ndarray, " steps"]  # of all of them together, in each step
     by_host: Int64[np.ndarray, " replayed"]  # of each, in all steps
-    held: int  # most blocks that a host has in use at a time, were each read once
+    blocks_held: int  # most blocks that a host has in use at a time, were each read once
     moved: float  # rows a step that hosts read for others
     index_requests: int  # of all hosts: for zarr.json and the indices of files
 

@@ -73,10 +73,10 @@ class BlockReader(Reader):
         with reading(self.path), open_source(self.path) as stream:
             if self.part is None:
                 size = BLOCK_BYTES if self.compression == "none" else PACKED_BLOCK_BYTES
-                stored = self._counted(iter(lambda: stream.read(size), b""))
+                stored = self._count_bytes(iter(lambda: stream.read(size), b""))
                 unpacked = unpack(stored, self.compression, self.path)
             else:
-                unpacked = self._counted(self._lines_between(stream, self.part.start, self.part.stop))
+                unpacked = self._count_bytes(self._lines_between(stream, self.part.start, self.part.stop))
             yield from unpacked if self.part is not None and self.part.start else without_bom(unpacked)
 
     def _lines_between(self, stream: IO[bytes], start: int, stop: int | None) -> Iterator[bytes]:
@@ -86,7 +86,7 @@ class BlockReader(Reader):
         packed = iter(lambda: stream.read(PACKED_BLOCK_BYTES), b"")
         return lines_between(_Unpacked(unpack(packed, self.compression, self.path)), start, stop)
 
-    def _counted(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+    def _count_bytes(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
         for block in blocks:
             self.stored_bytes += len(block)
             yield block
@@ -109,11 +109,11 @@ class JsonlReader(BlockReader):
             except BadRecordError as bad:
                 yield number, bad
 
-    def place(self, row: int) -> str:
+    def describe_row(self, row: int) -> str:
         if self.part is not None and self.part.start:  # lines are counted only when one has to be named
             with reading(self.path), open_source(self.path) as stream:
                 row += sum(block.count(b"\n") for block in self._lines_between(stream, 0, self.part.start))
-        return super().place(row)
+        return super().describe_row(row)
 
     @classmethod
     def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:

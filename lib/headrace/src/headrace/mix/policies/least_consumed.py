@@ -207,10 +207,10 @@ class _Walk:
         until = min((self.tokens[d] + int(self._ahead[d].sum()) for d in self.active), default=0)
         turns = [self.tokens[d] + np.cumsum(self._ahead[d]) - self._ahead[d] for d in self.active]
         turns = [turn[: np.searchsorted(turn, until)] for turn in turns]
-        place = np.repeat(np.arange(len(turns)), [len(one) for one in turns])
+        source = np.repeat(np.arange(len(turns)), [len(one) for one in turns])
         turn = np.concatenate([np.zeros(0, np.int64), *turns])
         order = np.argsort(turn, kind="stable")
-        drawn = self._ties_broken(turn[order], np.asarray(self.active)[place[order]].tolist(), stop - len(self.drawn))
+        drawn = self._ties_broken(turn[order], np.asarray(self.active)[source[order]].tolist(), stop - len(self.drawn))
         self.drawn += drawn
         for d, samples in Counter(drawn).items():
             self.tokens[d] += int(self._ahead[d][:samples].sum())

@@ -79,7 +79,7 @@ class LeastConsumed:
         """The sources that still give samples; all of them when none does, as they would then start over."""
         return [self.specs[d] for d in self._active] or list(self.specs)
 
-    def _known(self, spec: str) -> str:
+    def _check_spec(self, spec: str) -> str:
         if spec not in self.specs:
             cure = f"Use one of {self.specs}."
             raise ConfigError("is no source of this mixture", field="spec", value=spec, cure=cure)
@@ -108,7 +108,7 @@ class LeastConsumed:
         """
         if tokens < 0:
             raise ConfigError("cannot be negative", field="tokens", value=tokens, cure="Count the sample's tokens.")
-        self.rows[self._known(spec)] += 1
+        self.rows[self._check_spec(spec)] += 1
         self.tokens[spec] += tokens
 
     def exhaust(self, spec: str) -> None:
@@ -117,7 +117,7 @@ class LeastConsumed:
         Raises:
             ConfigError: no source of this mixture.
         """
-        index = self.specs.index(self._known(spec))
+        index = self.specs.index(self._check_spec(spec))
         self._active = [d for d in self._active if d != index]
 
     def resume_state(self) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class SequencePolicy(MixingPolicy, Generic[State]):
     def state_at(self, index: int) -> State:
         """State before the example ``index``."""
         stretch, offset = divmod(self._checked(index), STRETCH)
-        return self.walk(self._before(stretch)[0], stretch * STRETCH, offset)[1]
+        return self.walk(self._state_before(stretch)[0], stretch * STRETCH, offset)[1]
 
     def sequence(self, first: int, stop: int) -> Int32[np.ndarray, " n"]:
         """Components of the examples ``first .. stop``, cut at the end of the sequence."""
@@ -121,7 +121,7 @@ class SequencePolicy(MixingPolicy, Generic[State]):
     def counts_before(self, index: int) -> Int64[np.ndarray, " d"]:
         """Examples of each component before the global example ``index``."""
         stretch, offset = divmod(self._checked(index), STRETCH)
-        counts = self._before(stretch)[1]
+        counts = self._state_before(stretch)[1]
         return (
             counts + np.bincount(self._stretch(stretch)[:offset], minlength=self.components)
             if offset
@@ -137,7 +137,7 @@ class SequencePolicy(MixingPolicy, Generic[State]):
         if self.length is not None and first > self.length:
             raise IndexOutOfRangeError(f"the mixture ends after {self.length} examples", field="step", value=step)
         stretch = self._anchored(self._checked(first)) // STRETCH
-        state, counts = self._before(stretch)
+        state, counts = self._state_before(stretch)
         return {"stretch": stretch, "drawn": counts.tolist(), "state": _lists(state)}
 
     def use_anchor(self, anchor: Mapping[str, object]) -> None:
@@ -175,14 +175,14 @@ class SequencePolicy(MixingPolicy, Generic[State]):
     def _stretch(self, stretch: int) -> Int32[np.ndarray, " n"]:
         entry = self._stretches[stretch % _STRETCHES]
         if entry is None or entry[0] != stretch:
-            drawn, _ = self._walk_stretch(stretch, self._before(stretch))
+            drawn, _ = self._walk_stretch(stretch, self._state_before(stretch))
             entry = self._stretches[stretch % _STRETCHES] = (stretch, np.array(drawn, np.int32))
         return entry[1]
 
     def _size(self, stretch: int) -> int:
         return STRETCH if self.length is None else min(STRETCH, self.length - stretch * STRETCH)
 
-    def _before(self, stretch: int) -> tuple[State, Int64[np.ndarray, " d"]]:
+    def _state_before(self, stretch: int) -> tuple[State, Int64[np.ndarray, " d"]]:
         """State and counts before a stretch."""
         at, start = self._saved.last_before(stretch)
         for number in range(at, stretch):

@@ -182,13 +182,13 @@ class BraidShuffle(Order):
         for strands, extra in ((int(self._spec.regular[0]), False), (int(self._spec.extra[0]), True)):
             draws = int(self._count(np.array([drawn], np.uint64), epoch, extra)[0])
             if draws <= 3 * strands:
-                spots = self._places(np.arange(draws), epoch, extra)
+                spots = self._place_draws(np.arange(draws), epoch, extra)
                 start += [spots.place, spots.single]
                 stop += [spots.place + 1, spots.single + 1]
                 continue
             # Fewer than `strands` draws belong to no strand, the last ones of an epoch
-            first = self._places(np.arange(strands), epoch, extra)
-            last = self._places(np.arange(draws - 1, draws - 2 * strands - 1, -1), epoch, extra)
+            first = self._place_draws(np.arange(strands), epoch, extra)
+            last = self._place_draws(np.arange(draws - 1, draws - 2 * strands - 1, -1), epoch, extra)
             at, of = np.argsort(first.strand), np.unique(last.strand, return_index=True)[1]
             begin, end, nth, upto = first.begin[at], first.end[at], first.place[at], last.place[of] + 1
             round_again = upto <= nth
@@ -203,7 +203,7 @@ class BraidShuffle(Order):
         regular = count_laps(begin + drawn, self._spec)[0] - count_laps(begin, self._spec)[0]
         return drawn - regular if extra else regular
 
-    def _places(self, nth: np.ndarray, epoch: int, extra: bool) -> _Places:
+    def _place_draws(self, nth: np.ndarray, epoch: int, extra: bool) -> _Places:
         """Places of the draws of one kind with these numbers, from 0, in an epoch."""
         low, high = np.zeros(nth.size, np.uint64), np.full(nth.size, self.length, np.uint64)
         while (low < high).any():  # bisect

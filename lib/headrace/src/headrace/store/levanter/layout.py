@@ -225,7 +225,7 @@ def _shards(path: str, data: dict[str, Any]) -> list[_Shard]:
         if not total:
             return []
         counts = {str(n): int(c) for n, c in (data.get("field_counts") or {}).items()}
-        return [_Shard("", total, counts or _counted(path, total))]  # older ones have no counts
+        return [_Shard("", total, counts or _count_elements(path, total))]  # older ones have no counts
     names, rows, by_shard = data["finished_shards"], data["shard_rows"], data["field_counts_by_shard"]
     if len(set(names)) < len(names):
         raise ValueError("a shard is named twice")
@@ -237,7 +237,7 @@ def _shards(path: str, data: dict[str, Any]) -> list[_Shard]:
     return [_Shard(n, int(rows[n]), {f: int(c) for f, c in by_shard[n].items()}) for n in names if int(rows[n])]
 
 
-def _counted(path: str, rows: int) -> dict[str, int]:
+def _count_elements(path: str, rows: int) -> dict[str, int]:
     """Elements of each field of a cache whose ledger does not say: what its offsets end with."""
     fs, root = files.filesystem(path)
     folders = [str(entry["name"]) for entry in fs.ls(root, detail=True) if entry["type"] != "file"]
