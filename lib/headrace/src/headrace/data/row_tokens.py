@@ -1,18 +1,16 @@
 """Tokens of rows: of all rows of a component, and of its examples in the order in which they are drawn.
 
-A packed row holds the tokens of its documents (**content**), and of these some are trained on (**trained**: the labels
-whose loss counts, none behind the last token of a document, and what a mask says). Content follows from the plan of the
-packs; so does what is trained on, unless a mask says it, which is read once. A row cut from a stream of tokens is full.
+A packed row has the tokens of its documents (**content**), and some of these are trained on (**trained**: the labels
+that count in the loss, none after the last token of a document, and as a mask says). Both follow from the pack plan,
+except that a mask is read once. A row cut from a stream of tokens is full.
 
-An epoch holds the same rows in every order, so its tokens are one number. Within an epoch they are added up along the
-order, as far as it is asked for.
+An epoch has the same rows in every order, so its number of tokens is fixed. Within an epoch, tokens are added up along
+the order, as far as needed. Sums that took long (labels of a mask, pages of an order, the steps at which stages end)
+are saved with the cache's plans (:mod:`headrace.data.kept_sums`) for other processes.
 
-Sums that took long, of labels that a mask says, of pages of an order, and the steps at which stages end, are kept
-beside the cache's plans (:mod:`headrace.data.kept_sums`), where the next process finds them.
-
-Price, measured with 1.3e8 rows: 1 or 2 bytes a row and 0.04 us to count it; 0.15 to 0.4 us for each row that is added
-up along an order, at most those of one epoch, and nothing to speak of once they are kept; a mask takes a pass over the
-leaf that says it, once.
+Price, measured with 1.3e8 rows: 1 or 2 bytes per row and 0.04 us to count it; 0.15 to 0.4 us for each row that is added
+up along an order, at most the rows of one epoch, and almost nothing once the sums are saved; one pass over the leaf of
+a mask, once.
 """
 
 from __future__ import annotations
@@ -52,18 +50,18 @@ class RowTokens:
     """Tokens of the rows of one pass over a component.
 
     Args:
-        dataset: The component, shuffled or not; what shuffles it does not matter.
+        dataset: The component; its shuffle does not matter.
         counted: ``content`` or ``trained``.
-        name: The component, for errors.
+        name: Name of the component, for errors.
 
     Raises:
-        ConfigError: it has no end; no token of it is counted.
+        ConfigError: it is endless; none of its tokens is counted.
 
     Attributes:
         rows: Rows of a pass.
         counted: What is counted.
         total: Tokens of these.
-        each: Tokens of every row, if all hold as many; else None.
+        each: Tokens per row, if all rows have the same number; else None.
 
     Example:
         >>> import headrace.testing
@@ -117,7 +115,7 @@ class RowTokens:
 
 
 class OrderedTokens:
-    """Tokens of a component's examples, as they are drawn: a :class:`~headrace.mix.measure.TokensInOrder`.
+    """Tokens of a component's examples in the order of drawing: a :class:`~headrace.mix.measure.TokensInOrder`.
 
     Args:
         dataset: The component in its order, pass after pass.
@@ -141,13 +139,13 @@ class OrderedTokens:
         self._latest: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
 
     def between(self, first: int, stop: int) -> Int64[np.ndarray, " n"]:
-        """Of each of the examples ``first .. stop``."""
+        """Tokens of each of the examples ``first .. stop``."""
         if self.rows.each is not None:
             return np.full(stop - first, self.rows.each)
         return self.rows.of(self.dataset.locate(np.arange(first, stop)))
 
     def count_first(self, examples: int) -> int:
-        """Of the first so many examples together."""
+        """Tokens of the first ``examples`` examples together."""
         if self.rows.each is not None:
             return examples * self.rows.each
         epoch, row = divmod(examples, self.rows.rows)
@@ -158,7 +156,7 @@ class OrderedTokens:
         return epoch * self.rows.total + tokens + (int(self._running(epoch, stretch)[offset - 1]) if offset else 0)
 
     def fitting(self, tokens: int) -> int:
-        """Most examples that hold no more than so many tokens together."""
+        """Largest number of first examples with at most ``tokens`` tokens together."""
         if self.rows.each is not None:
             return tokens // self.rows.each
         epoch, tokens_left = divmod(tokens, self.rows.total)
@@ -186,7 +184,7 @@ class OrderedTokens:
         return sums
 
     def _running(self, epoch: int, stretch: int) -> Int64[np.ndarray, " n"]:
-        """Tokens of a stretch up to and with each example."""
+        """Tokens of a stretch up to and including each example."""
         first = epoch * self.rows.rows + stretch * _STRETCH
         number, running = self._latest
         if number != first:
@@ -214,12 +212,12 @@ def _check_there(stored: PlannedDataset, name: str) -> None:
 
 
 def _masked(stored: PlannedDataset) -> bool:
-    """Whether a column says what is trained on."""
+    """Whether a column masks or weighs tokens."""
     return any(name in columns_of(source) for source in stored.sources for name in (MASK, WEIGHT))
 
 
 def _count_by_packs(source: RowSource, counted: CountedTokens) -> Integer[np.ndarray, " n"]:
-    """Tokens of all rows of a source without a mask, as its packs say."""
+    """Tokens of all rows of a source without a mask, from its packs."""
     tokens = np.full(source.num_rows, source.row_elements, np.min_scalar_type(source.row_elements))
     if not hasattr(source, "segment_lengths"):
         return tokens - (counted == "trained")
@@ -231,8 +229,8 @@ def _count_by_packs(source: RowSource, counted: CountedTokens) -> Integer[np.nda
 
 
 def _read(stored: PlannedDataset) -> list[Integer[np.ndarray, " n"]]:
-    """Trained tokens of the rows of each source, of those that a pass has, as masks and end-of-text tokens say: read
-    once, and kept.
+    """Trained tokens of the rows of each source in a pass, from masks and end-of-text tokens, which are read once and
+    saved.
     """
 
     def read() -> Integer[np.ndarray, " n"]:
@@ -262,7 +260,7 @@ async def _read_labels(stored: PlannedDataset, located: Rows) -> Int64[np.ndarra
 def measured_plan(
     plan: MixturePlan, measure: TokenMeasure, components: Mapping[str, AsyncDataset[object]]
 ) -> MixturePlan:
-    """The plan of a mixture that counts tokens one by one, with the tokens of its components' rows.
+    """The plan of a mixture that counts individual tokens, with the tokens of its components' rows.
 
     Raises:
         ConfigError: tokens of a component cannot be counted.
@@ -275,7 +273,7 @@ def measured_plan(
     def in_tokens(stage: Stage) -> Stage:
         counts = {name: rows[name] for name in stage.blend.names}
         each = {count.each for count in counts.values()}
-        if len(each) == 1 and None not in each:  # then shares of tokens are shares of rows
+        if len(each) == 1 and None not in each:  # shares of tokens are then shares of rows
             return stage
         row_tokens = {name: (count.total, count.rows) for name, count in counts.items()}
         return replace(stage, row_tokens=row_tokens)
@@ -285,7 +283,7 @@ def measured_plan(
 
 
 class MixtureTokens:
-    """Tokens along the orders of the components of a mixture that counts them one by one, and what follows from them.
+    """Tokens along the orders of the components of a mixture that counts individual tokens, and what follows from them.
 
     Args:
         measure: What is counted, with the tokens of the components' rows.
@@ -300,10 +298,10 @@ class MixtureTokens:
         self.of_component = {name: OrderedTokens(d, measure.rows[name]) for name, d in components.items()}
 
     def bounded(self, limits: Mapping[str, int | None]) -> dict[str, int | None]:
-        """Most rows of each component, none with more than its ``max_tokens``.
+        """Largest number of rows of each component that does not exceed its ``max_tokens``.
 
         Raises:
-            ConfigError: so few tokens hold no row.
+            ConfigError: the limit is less than one row.
         """
         bounded = dict(limits)
         for name, most in self._measure.max_tokens.items():
@@ -319,8 +317,8 @@ class MixtureTokens:
     def timed(
         self, inputs: PolicyInputs, make: Callable[[PolicyInputs], MixingPolicy]
     ) -> tuple[PolicyInputs, int | None]:
-        """What a policy is made from, with stages that begin where the tokens of those before end; and the step at
-        which those of the last end the run.
+        """What a policy is made from, with stages that start where the tokens of the previous ones end; and the step at
+        which the tokens of the last stage end the run.
         """
         tokens = [*self.of_component.values()]
         if any(stage.row_tokens for stage in inputs.stages):
@@ -346,7 +344,7 @@ class MixtureTokens:
         tokens: int,
         find: Callable[[], int],
     ) -> int:
-        """The step at which the tokens of a stage are used up. Far ones, to which policies may walk, are kept."""
+        """The step at which the tokens of a stage are used up. Far steps, which may take long to reach, are saved."""
         first, batch = next(iter(self.of_component.values())), inputs.batch
         made_from = {
             "step_after": tokens,

@@ -1,6 +1,7 @@
-"""Rows over the token stream of a cache, which closes up over what is left out: what a ``TokenSeqDataset`` reads.
+"""The rows of a ``TokenSeqDataset``: windows over the token stream of a cache, which closes the gaps of what is left
+out.
 
-Price: that of opening is in :mod:`headrace.data.token_seq`; where rows begin anew between gaps is kept with the filter.
+Price: :mod:`headrace.data.token_seq` has that of opening. The restarts of rows between gaps are saved with the filter.
 """
 
 from __future__ import annotations
@@ -23,21 +24,22 @@ from headrace.store.layout import TOKENS
 
 _STRETCHES_VERSION = 1  # of what is kept of them
 CLEAN_ROWS = 256
-"""Behind a gap, rows begin anew at a chunk's border if as many rows follow without a gap: it drops less than one."""
+"""After a gap, rows restart at a chunk's border if this many rows follow without a gap, which drops less than one
+row."""
 
 
 class TokenRows:
     """The rows of a cache: a :class:`~headrace.data.rows.RowSource`.
 
-    Rows are windows over *stretches* of what is left: the parts, and where gaps are rare also what lies between them
-    (see :func:`~headrace.order.intervals.clean_borders`).
+    Rows are windows over *stretches* of the remaining tokens: the parts, further divided at gaps if gaps are rare (see
+    :func:`~headrace.order.intervals.clean_borders`).
 
     Args:
-        removed: What is left out. Rows close up over the gaps: one that runs over a gap has a piece on either side.
+        removed: What is left out. Rows close the gaps: a row across a gap has a piece on either side.
         block_tokens: See :class:`~headrace.order.windows.Windows`.
-        clean_run: Tokens without a gap from which on rows begin anew; None: 256 rows. To cut the same blocks into rows
-            of another length, give the same number.
-        columns: What batches hold beside the tokens.
+        clean_run: Number of tokens without a gap that makes rows restart; None: 256 rows. To cut the same blocks into
+            rows of another length, pass the same number.
+        columns: Columns of the batches.
 
     Attributes:
         columns: The same.
@@ -82,7 +84,7 @@ class TokenRows:
         return self.windows.num_rows
 
     def in_stream(self, tokens: Intervals) -> Intervals:
-        """Where tokens of the cache lie in the stream that rows are cut from, which closes up over gaps."""
+        """Positions of tokens of the cache in the stream without gaps from which rows are cut."""
         if self._removal is None:
             return tokens
         return Intervals(self._removal.kept_before(tokens.start), self._removal.kept_before(tokens.stop))
