@@ -94,7 +94,7 @@ def test_every_damage_is_mended_to_the_bit(built, tmp_path, kind, how, tries):
             continue  # a space of the tokenizer's file: the same tokenizer
         assert found
         done = repair(str(root), found)
-        assert done.unrepaired == {}, (seed, kind, how)
+        assert done.left == {}, (seed, kind, how)
         assert content(root) == content(sound), (seed, kind, how)
 
 
@@ -112,7 +112,7 @@ def test_what_has_no_source_is_left_and_the_rest_is_mended(built, tmp_path):
     damaged = content(root)
     done = repair(str(root), verify(str(root), deep=True).damages)
     assert done.rebuilt == ["00001", "00003"]
-    assert done.unrepaired == {
+    assert done.left == {
         "00000": f"{paths[0]} cannot be read",
         "00002": f"{paths[2]} changed after the cache was built",
     }
@@ -175,4 +175,4 @@ def test_no_code_is_run_that_a_ledger_names(built, tmp_path, monkeypatch):
     shutil.rmtree(tmp_path / "cache" / "parts" / "00000" / "input_ids")
     done = repair(root, verify(root, deep=True).damages)
     assert done.rebuilt == []
-    assert "is a function" in done.unrepaired["00000"]
+    assert "is a function" in done.left["00000"]

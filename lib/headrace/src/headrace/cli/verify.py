@@ -81,7 +81,7 @@ def _checked(cache: str, deep: bool, repair: bool, as_json: bool) -> tuple[dict[
     saved = [Damage("", problem, file=file) for file, problem in beside]
     report = replace(report, damages=[*report.damages, *saved])
     repaired = repair_cache(cache, report.damages) if repair and report.damages else None
-    is_damaged = bool(report.damages) if repaired is None else bool(repaired.unrepaired)
+    is_damaged = bool(report.damages) if repaired is None else bool(repaired.left)
     command = _repair_command(cache) if is_damaged else ""
     if not as_json:
         console = Console(highlight=False, soft_wrap=True)
@@ -100,7 +100,7 @@ def _show_repair(console: Console, done: RepairReport, command: str) -> None:
         console.print(Text.assemble(("repaired ", "green"), f"{file}: written anew"))
     for folder in done.dropped:
         console.print(Text.assemble(("repaired ", "green"), f"{folder}: deleted; it is made again when asked for"))
-    for what, why in done.unrepaired.items():
+    for what, why in done.left.items():
         console.print(Text.assemble(("left ", "bold red"), f"{what}: {why}"))
     if command:
         console.print(Text(f"To build just these anew, once that is mended: {command}"))

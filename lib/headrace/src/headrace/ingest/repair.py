@@ -53,7 +53,7 @@ class RepairReport:
     rebuilt: list[str] = field(default_factory=list[str])
     restored: list[str] = field(default_factory=list[str])
     dropped: list[str] = field(default_factory=list[str])
-    unrepaired: dict[str, str] = field(default_factory=dict[str, str])
+    left: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def repair(path: str, damages: Sequence[Damage]) -> RepairReport:
@@ -89,10 +89,10 @@ def repair(path: str, damages: Sequence[Damage]) -> RepairReport:
             raise CacheError("is not a finished cache of headrace", field="cache", value=path, cure=cure)
         table = files.join(path, TABLE_NAME)
         _mend(path, ledger, [d for d in damages if d.file != table], report, held_lease.check)
-        problem = table_problem(path, mend=not report.unrepaired)
+        problem = table_problem(path, mend=not report.left)
         if any(d.file == table for d in damages):
-            report.unrepaired.update({table: problem} if report.unrepaired else {})
-            report.restored.extend([] if report.unrepaired else [table])
+            report.left.update({table: problem} if report.left else {})
+            report.restored.extend([] if report.left else [table])
     return report
 
 
@@ -105,12 +105,12 @@ def _mend(path: str, ledger: Ledger, damages: Sequence[Damage], report: RepairRe
         del damaged[name]
     _drop_plans(path, damages, report)
     tokenizer = _tokenizer(path, ledger, damages, report)
-    mended = (*report.restored, *report.dropped, *report.unrepaired)
+    mended = (*report.restored, *report.dropped, *report.left)
     others = {d.file: d.problem for d in damages if not d.part and not d.file.startswith(mended)}
-    report.unrepaired.update(others)
+    report.left.update(others)
     why = _cannot(ledger) or ("" if tokenizer else "its tokenizer is gone")
     if why or tokenizer is None:
-        report.unrepaired.update(dict.fromkeys(damaged, why))
+        report.left.update(dict.fromkeys(damaged, why))
         return
     _rebuild(path, ledger, tokenizer, list(damaged), report, check)
 
@@ -155,10 +155,10 @@ def _tokenizer(path: str, ledger: Ledger, damages: Sequence[Damage], report: Rep
             TokenizerConfig(record["path"], bos=record["bos"] or "none", eos=record["eos"] or "none")
         )
     except HeadraceError as error:
-        report.unrepaired[url] = f"{record['path']} {error.problem}"
+        report.left[url] = f"{record['path']} {error.problem}"
         return None
     if original.content is None or original.fingerprint != record["fingerprint"]:
-        report.unrepaired[url] = f"{record['path']} is another tokenizer now"
+        report.left[url] = f"{record['path']} is another tokenizer now"
         return None
     files.write_atomic(url, original.content)
     report.restored.append(url)
@@ -179,7 +179,7 @@ def _rebuild(
         records = [record for record in ledger.sources if str(record.get("part")) == name]
         lost = [str(record["path"]) for record in records if record["path"] not in listed]
         if lost or not records:
-            report.unrepaired[name] = (
+            report.left[name] = (
                 f"{', '.join(lost)} cannot be read" if lost else "the ledger names no source of it"
             )
             continue
@@ -188,7 +188,7 @@ def _rebuild(
         why = _built(replace(job, root=files.join(attempts, f"repair-{name}")), task, tokenizer, path, ledger)
         check()
         if why:
-            report.unrepaired[name] = why
+            report.left[name] = why
         else:
             report.rebuilt.append(name)
     files.remove_tree(attempts)

@@ -1,4 +1,4 @@
-"""Calls of the user's sampler: plain or async, made again where they fail, and checked."""
+"""Calls of the user's sampler, plain or async: retried if they fail, and checked."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from headrace.rl.settings import RLSettings
 from headrace.rl.store import RolloutStore
 
 logger = logging.getLogger(__name__)
-_FIRST_WAIT_S, _LAST_WAIT_S = 0.1, 10.0  # before a call that failed is made again; doubled each time
+_FIRST_WAIT_S, _LAST_WAIT_S = 0.1, 10.0  # before a failed call is retried; doubled each time
 
 
 class SamplerCalls:
-    """The sampler, for any number of threads. Async ones run on one event loop, in a thread of its own.
+    """The sampler, for any number of threads. Async samplers run on one event loop, in a separate thread.
 
     Attributes:
-        counts: How often something happened, by name.
-        call_s: Seconds that each call took.
+        counts: Counters by name.
+        call_s: Seconds of each call.
     """
 
     def __init__(self, sampler: Sampler, settings: RLSettings) -> None:
@@ -44,11 +44,11 @@ class SamplerCalls:
             raise ConfigError("cannot be aborted", field="sampler", value=type(sampler).__name__, cure=cure)
 
     def sample(self, prompt: Prompt, is_over: Callable[[], bool] = lambda: False) -> ScoredGroup | PartialGroup | None:
-        """A group of the sampler's, or what it has of one; None if ``is_over`` says so before it has one.
+        """A group from the sampler, possibly partial; None if ``is_over`` returns true first.
 
         Raises:
-            ConfigError: the sampler gave something else.
-            Exception: what the sampler raised, when it did so once more than ``retries``.
+            ConfigError: the sampler returned something else.
+            Exception: the sampler's own error, after ``retries`` retries.
         """
         wait_s = _FIRST_WAIT_S
         for retries_left in range(self._settings.retries, -1, -1):
@@ -73,13 +73,13 @@ class SamplerCalls:
         return None
 
     def store(self, group: ScoredGroup | PartialGroup, position: int, store: RolloutStore) -> None:
-        """Keeps what :meth:`sample` gave."""
+        """Stores the result of :meth:`sample`."""
         is_partial = isinstance(group, PartialGroup)
         self.counts["partial_groups"] += is_partial
         store.put_group(position, group.group if is_partial else group, partial=is_partial)
 
     def abort(self, prompt: Prompt) -> None:
-        """Tells the sampler to stop: by its ``abort``, or else, if it is async, by cancelling the call."""
+        """Stops the sampler with its ``abort`` or, if it is async and has none, by cancelling the call."""
         stop: Any = getattr(self.sampler, "abort", None)
         if stop is None:
             if (call := self._awaited.get(prompt)) is not None:
@@ -93,7 +93,7 @@ class SamplerCalls:
             logger.exception("the sampler's abort() failed at %s: its call goes on", describe_prompt(prompt))
 
     def take_counts(self) -> tuple[Counter[str], list[float]]:
-        """The counters, and the seconds of calls; both begin anew."""
+        """Returns and resets the counters and the seconds of calls."""
         counts, self.counts = self.counts, Counter()
         call_s, self.call_s = self.call_s, []
         return counts, call_s
@@ -144,7 +144,7 @@ class SamplerCalls:
             started_tokens = (
                 prompt.partial.tokens if prompt.partial is not None else [prompt.tokens] * len(scored.tokens)
             )
-            if sum(map(len, scored.tokens)) <= sum(map(len, started_tokens)):  # it would be asked for without end
+            if sum(map(len, scored.tokens)) <= sum(map(len, started_tokens)):  # it would be requested forever
                 problem = f"has no more tokens than the call began with ({describe_prompt(prompt)})"
                 cure = "Go on from prompt.partial, and return a ScoredGroup, not a PartialGroup, at the end."
                 raise ConfigError(problem, field="sample_and_score()", value="PartialGroup", cure=cure)
@@ -166,7 +166,7 @@ class SamplerCalls:
 
 
 def describe_prompt(prompt: Prompt) -> str:
-    """Which prompt it is, for a message."""
+    """The prompt's number, for a message."""
     return f"group {prompt.position}, of prompt {prompt.index}"
 
 
