@@ -179,9 +179,7 @@ def _rebuild(
         records = [record for record in ledger.sources if str(record.get("part")) == name]
         lost = [str(record["path"]) for record in records if record["path"] not in listed]
         if lost or not records:
-            report.left[name] = (
-                f"{', '.join(lost)} cannot be read" if lost else "the ledger names no source of it"
-            )
+            report.left[name] = f"{', '.join(lost)} cannot be read" if lost else "the ledger names no source of it"
             continue
         now = [(record, listed[record["path"]]) for record in records]
         (task,) = tasks_from_records([{**r, "size": f.size, "version": f.version} for r, f in now], listed)
