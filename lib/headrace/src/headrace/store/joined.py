@@ -1,7 +1,7 @@
-"""Several caches, one after the other, as one: a component that lies in many small caches, a cache with generations.
+"""Several caches as one: a component of many small caches, or a cache with generations.
 
-Documents, tokens and parts run on from cache to cache; nothing is copied. Rows never lie across two caches, as they
-never lie across two parts. Price: that of opening each cache.
+Documents, tokens and parts are numbered across caches; nothing is copied. Rows never cross two caches, just as they
+never cross two parts. Price: that of opening each cache.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class JoinedCache(TokenCache):
     """Caches in the order given. Parts are named by cache and part.
 
     Args:
-        caches: At least one; all of the same dtype, chunks and leaves.
-        generations: How many of them each cache that was named has, which are its generations; None: one.
+        caches: At least one; all with the same dtype, chunks and leaves.
+        generations: Number of generations among them for each named cache; None: one.
 
     Attributes:
         members: The caches.
-        path: That of the first that is not empty, in whose folder plans are kept.
+        path: Path of the first that is not empty; plans are saved in its folder.
 
     Raises:
         ConfigError: a cache is named twice, or differs from the first.
@@ -77,7 +77,7 @@ class JoinedCache(TokenCache):
 
     @property
     def shuffle(self) -> None:
-        """None: those of its members that are shuffled are so one by one."""
+        """None: each member has its own shuffle."""
         return None
 
     @property
@@ -103,7 +103,7 @@ class JoinedCache(TokenCache):
             cache.check_unit(unit)
 
     def _by_member(self, numbers: np.ndarray, move: Callable[[TokenCache, np.ndarray], np.ndarray]) -> np.ndarray:
-        """Numbers moved within the cache that they belong to."""
+        """Maps numbers within the cache that they belong to."""
         first = starts([cache.num_documents for cache in self._members])
         moved = numbers.copy()
         for number, cache in enumerate(self._members):
@@ -116,7 +116,7 @@ class JoinedCache(TokenCache):
 
     @property
     def whole_ledger(self) -> Ledger:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """That of the first member, with the parts and the sources of all."""
+        """The ledger of the first member, with the parts and the sources of all."""
         ledgers = [(cache, cache.whole_ledger) for cache in self._members]
         parts = [replace(part, name=_part_name(cache, part.name)) for cache, ledger in ledgers for part in ledger.parts]
         return replace(ledgers[0][1], parts=parts, sources=self.ledger.sources)
@@ -142,7 +142,7 @@ class JoinedCache(TokenCache):
 
 
 class _JoinedTable(PartTable):
-    """The parts of caches, one cache after the other."""
+    """The parts of several caches, cache by cache."""
 
     def __init__(self, caches: Sequence[TokenCache]) -> None:
         self._caches = caches
@@ -239,7 +239,7 @@ def _open_generations(
     open_one: Callable[[str], TokenCache],
     read_list: Callable[[str], bytes],
 ) -> list[TokenCache]:
-    """The generations of a cache that lies in one or several places."""
+    """The generations of a cache with one or several locations."""
 
     def opened(number: int) -> TokenCache:
         paths = [generation_path(root, number) for root in places]
@@ -268,15 +268,15 @@ def open_components(
 
     Args:
         paths: Paths of the caches of each component.
-        catalog: Catalog that has ledgers of some of them; None: each is read where it lies.
-        replicas: Other places of a cache, by its path; see :func:`~headrace.store.replicas.open_replicas`.
-        read: Reads a ledger, as of :meth:`TokenCache.open`; of a cache with replicas it is not used.
-        generations: How many generations of each cache of a component; None, or left out: all.
+        catalog: Catalog with ledgers of some of them; None: each is read in its own folder.
+        replicas: Other locations of a cache, by its path; see :func:`~headrace.store.replicas.open_replicas`.
+        read: Reads a ledger, as for :meth:`TokenCache.open`; not used for a cache with replicas.
+        generations: Number of generations of each cache of a component; None, or missing: all.
         read_list: Reads the list of the generations of a cache.
 
     Raises:
-        CacheError: one cannot be opened; the first that is named.
-        ConfigError: caches that cannot be joined, or have fewer generations; the component is named.
+        CacheError: one cannot be opened; reports the first in order.
+        ConfigError: caches cannot be joined, or have fewer generations; names the component.
     """
     ledgers = {} if catalog is None else read_catalog(catalog)
 

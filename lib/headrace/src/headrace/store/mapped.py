@@ -1,17 +1,16 @@
 """Chunks of local, uncompressed arrays in place: memory-mapped shard files instead of reads.
 
-zarr3 sharding with the codecs ``bytes`` and ``crc32c`` leaves every chunk contiguous in its shard file, at a place that
-the index at the end of the file gives. So reading a chunk is one copy out of the page cache.
+With zarr3 sharding and the codecs ``bytes`` and ``crc32c``, every chunk is contiguous in its shard file, at a position
+in the index at the end of the file. Reading a chunk is therefore one copy from the page cache.
 
-The invariant: a chunk is used only from a shard file whose size and index are sound, and :meth:`MappedArray.check`
-holds it against its crc32c where it lies (:meth:`MappedArray.copy` the copy that it makes), and that against the one
-that ``zarr.json`` names for its place, if it does. Whatever
-is not as it should be (a lost or truncated file, a wrong checksum, another layout, a system other than Linux) is left
-to TensorStore, which reads it or says what is wrong. A file that is truncated *while* it is mapped ends the process
-(SIGBUS), as with any memory map: finished caches are never written to. On a network filesystem a server's hiccup would
-do the same, so files there are read and not mapped.
+Invariant: a chunk is used only from a shard file whose size and index are intact. :meth:`MappedArray.check` compares
+the chunk with its crc32c in place (:meth:`MappedArray.copy`: the copy), and that with the one that ``zarr.json`` lists
+for its position, if it does. Everything else (a lost or truncated file, a wrong checksum, another layout, a system
+other than Linux) is left to TensorStore, which reads it or reports the problem. A file that is truncated *while* it is
+mapped ends the process (SIGBUS), as with any memory map; finished caches are never written to. On a network filesystem,
+a server's hiccup would do the same, so files there are read and not mapped.
 
-Price: mapping a shard about 30 us; a chunk one pass over its bytes, two if it is copied, without the interpreter's
+Price: about 30 us to map a shard; one pass over the bytes of a chunk, two if it is copied, without the interpreter's
 lock.
 """
 
@@ -38,14 +37,15 @@ import numpy as np
 from headrace.store.layout import CRC_BYTES, NO_CHUNK, StoredLayout, checksum_bytes
 
 MAX_MAPS = 16_384
-"""Shard files mapped by one process; what is beyond is read. Linux allows 65,530 maps, and others need some too."""
+"""Largest number of mapped shard files per process; others are read. Linux allows 65,530 maps, and other code needs
+some."""
 
 _ENTRY = 16
 _UNSEEN, _UNUSABLE = -1, -2
 _AROUND = 1 << 16
-"""Linux maps at least so many bytes around a page that is touched; they go with it."""
+"""Linux maps at least this many bytes around a touched page, and unmaps them with it."""
 _POPULATE_READ = 22
-"""Of Linux 5.14: maps all pages in one go, and fails where the file does not reach, instead of SIGBUS later."""
+"""From Linux 5.14: maps all pages at once, and fails past the end of the file instead of raising SIGBUS later."""
 _FAILED = ctypes.c_void_p(-1).value
 
 _REMOTE = re.compile(
@@ -77,7 +77,7 @@ class _Native:
 
 @functools.cache
 def native() -> _Native | None:
-    """What mapping needs of the system, or None where there is none of it."""
+    """The system functions for mapping, or None if they are not available."""
     if not sys.platform.startswith("linux") or sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
     try:
@@ -102,7 +102,7 @@ class MappedFile(NamedTuple):
         return cls(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def again(self) -> MappedFile:
-        """It, as it is now. One that was removed or replaced is still mapped as it was."""
+        """The current state of the file. One that was removed or replaced is still mapped as it was."""
         try:
             now = MappedFile.of(self.path, os.stat(self.path))
         except OSError:
@@ -137,7 +137,7 @@ class MappedArray:
         return min(self.chunk_bytes, self._bytes - chunk * self.chunk_bytes)
 
     def address(self, chunk: int) -> int:
-        """Where the chunk's first byte lies; 0 if it cannot be mapped, and has to be read."""
+        """Address of the chunk's first byte; 0 if it cannot be mapped and has to be read."""
         shard, nth = divmod(chunk, self.shard_chunks)
         number = int(self._place[shard])
         if number == _UNSEEN:
@@ -145,7 +145,7 @@ class MappedArray:
         return self._addresses[number][nth] if number >= 0 else 0
 
     def copy(self, chunk: int, into: np.ndarray) -> bool:
-        """Copies a mapped chunk and says whether its bytes are what was written.
+        """Copies a mapped chunk and returns whether its bytes are what was written.
 
         Args:
             chunk: One that has an :meth:`address`.
@@ -168,36 +168,36 @@ class MappedArray:
         return self._native.crc32c(0, at, self.chunk_bytes) == stored
 
     def is_sound(self, chunk: int) -> bool:
-        """Whether a chunk that has an :meth:`address` was found sound by :meth:`check`, and holds since."""
+        """Whether :meth:`check` has verified a chunk with an :meth:`address`, and it was not forgotten since."""
         return bool(self._sound[chunk])
 
     def check(self, chunk: int) -> bool:
-        """Says whether the bytes of a mapped chunk are what was written, where they lie."""
+        """Returns whether the bytes of a mapped chunk, in place, are what was written."""
         sound = self.bring(chunk) and self._matches(chunk, self.address(chunk))
         self._sound[chunk] = sound
         return sound
 
     def bring(self, chunk: int) -> bool:
-        """Brings a mapped chunk into memory, and says whether all of it is in its file."""
+        """Brings a mapped chunk into memory, and returns whether all of it is in its file."""
         return self._advise(chunk, _POPULATE_READ, mmap.PAGESIZE) == 0 or ctypes.get_errno() == errno.EINVAL
 
     def leave(self) -> None:
-        """Takes all that is mapped out of this process's memory; the system keeps it as it likes."""
+        """Drops all mapped pages from this process's memory; the system may keep them cached."""
         assert self._native is not None
         for begin, size in list(self._regions):
             self._native.madvise(begin, size, mmap.MADV_DONTNEED)
 
     def forget(self, chunk: int) -> None:
-        """Forgets what :meth:`check` said of the chunks in the file of this one."""
+        """Forgets the results of :meth:`check` for the chunks in this one's file."""
         first = chunk // self.shard_chunks * self.shard_chunks
         self._sound[first : first + self.shard_chunks] = False
 
     def file_of(self, chunk: int) -> MappedFile:
-        """The file that a chunk which has an :meth:`address` lies in."""
+        """The file of a chunk with an :meth:`address`."""
         return self._files[int(self._place[chunk // self.shard_chunks])]
 
     def will_need(self, chunk: int) -> None:
-        """Asks the system to bring the chunk into memory, and returns at once."""
+        """Asks the system to load the chunk, and returns at once."""
         self._advise(chunk, mmap.MADV_WILLNEED, mmap.PAGESIZE)
 
     def _advise(self, chunk: int, advice: int, unit: int) -> int:
@@ -220,7 +220,7 @@ class MappedArray:
             return int(self._place[shard])
 
     def _mapped(self, shard: int) -> list[int] | None:
-        """Maps a shard file and gives its chunks' addresses, 0 for a chunk that is not as it should be."""
+        """Maps a shard file and returns its chunks' addresses, 0 for an invalid chunk."""
         global _maps
         assert self._native is not None
         index_bytes, path = self.shard_chunks * _ENTRY, self.folder / "c" / str(shard)
@@ -256,7 +256,9 @@ class MappedArray:
         return np.where(entries >= 0, entries + address, 0).tolist()
 
     def _entries(self, index: bytes, end: int) -> np.ndarray | None:
-        """Offsets of the chunks of a shard, -1 for one that is missing or of another size; None: a broken index."""
+        """Offsets of the chunks of a shard, -1 for one that is missing or of another size; None: the index is
+        damaged.
+        """
         if google_crc32c.value(index[:-CRC_BYTES]) != int.from_bytes(index[-CRC_BYTES:], "little"):
             return None
         offset, size = np.frombuffer(index, "<u8", self.shard_chunks * 2).reshape(-1, 2).T
@@ -268,8 +270,8 @@ class MappedArray:
 def map_array(
     folder: Path, dtype: np.dtype[Any], length: int, chunk_elements: int, owner: str = ""
 ) -> MappedArray | None:
-    """The array in a local folder, of this dtype, length, chunk and owner by the ledger, as mapped chunks; None if it
-    has to be read through TensorStore.
+    """The array in a local folder, with the ledger's dtype, length, chunk and owner, as mapped chunks; None if it has
+    to be read through TensorStore.
     """
     if native() is None or _is_remote(folder):
         return None
@@ -294,7 +296,7 @@ def map_array(
 
 
 def _is_remote(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
-    """Whether a folder lies on another machine's disk; one of which that is not known counts as such."""
+    """Whether a folder is on another machine's disk; yes if unknown."""
     try:
         lines = mounts.read_text().splitlines()
         where = folder.resolve(strict=True)
