@@ -1,6 +1,4 @@
-"""Checks which documents of a cache are the chosen and rejected ones of preference pairs, and that rows keep them
-together.
-"""
+"""Checks which documents are the chosen and rejected ones of preference pairs, and that rows keep them together."""
 
 from __future__ import annotations
 

@@ -166,9 +166,7 @@ class Continued(WrappingDataset):
         self.whole_epoch = epoch + (rest is not None)
 
     def at(self, ordinal: int) -> tuple[PlannedDataset, int, int]:
-        """The position of an ordinal: in ``rest`` or ``whole``, the number of examples drawn from it before, and the
-        epoch.
-        """
+        """The position of an ordinal: in ``rest`` or ``whole``, the examples drawn from it before, and the epoch."""
         drawn = ordinal - self.first
         if self.rest is not None and drawn < self.rest_rows:
             return self.rest, drawn, self.epoch

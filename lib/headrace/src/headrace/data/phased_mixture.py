@@ -276,9 +276,7 @@ def _shuffled(
 
 
 def _limit(name: str, component: Continued, mixture: MixtureDataset, recipe: RunRecipe) -> int | None:
-    """Largest number of examples of a component in the whole run if its rows keep their new length; ``mixture`` ends
-    here.
-    """
+    """Largest number of examples of a component in the run if its rows keep the new length; ``mixture`` ends here."""
     limit, epochs = mixture.limits[name], recipe.max_epochs
     if limit is None:
         return None

@@ -303,9 +303,7 @@ def _spans_of_source(rows: StepRows, number: int, batch_rows: np.ndarray) -> Spa
 
 
 def _cut_by_documents(offsets: StoredArray, start: np.ndarray, size: np.ndarray) -> dict[str, np.ndarray]:
-    """Ranges of tokens of a part, cut at the ends of documents: piece, start, size, document, offset, length of each
-    cut.
-    """
+    """Ranges of tokens of a part, cut at the ends of documents: piece, start, size, document, offset and length."""
     ends = documents_at(offsets, np.concatenate([start, start + size - 1]))
     first, last = ends[: start.size], ends[start.size :]
     count = last - first + 1

@@ -229,9 +229,7 @@ def _count_by_packs(source: RowSource, counted: CountedTokens) -> Integer[np.nda
 
 
 def _read(stored: PlannedDataset) -> list[Integer[np.ndarray, " n"]]:
-    """Trained tokens of the rows of each source in a pass, from masks and end-of-text tokens, which are read once and
-    saved.
-    """
+    """Trained tokens of the rows of each source in a pass, from masks and end-of-text tokens; read once and saved."""
 
     def read() -> Integer[np.ndarray, " n"]:
         tokens = np.zeros(first[-1], np.min_scalar_type(stored.seq_len))

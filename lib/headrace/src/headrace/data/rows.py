@@ -142,9 +142,7 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
 
 
 async def read_columns(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) -> dict[str, np.ndarray]:
-    """The columns of rows by name, ``[n, S]`` or ``[n, S, K]`` each, in the order of ``rows``. Adds what it reads to
-    ``stats``.
-    """
+    """The columns of rows by name, ``[n, S]`` or ``[n, S, K]``, in the order of ``rows``; adds reads to ``stats``."""
     return {column.name: await _read_column(column, sources, rows, stats) for column in run_columns(sources)}
 
 

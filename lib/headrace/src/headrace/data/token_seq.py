@@ -273,9 +273,7 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
 
     @property
     def dropped_tokens(self) -> int:
-        """Tokens that fill no row: at the ends of parts, after some gaps, and at the ends of blocks if there are
-        any.
-        """
+        """Tokens that fill no row: at the ends of parts, after some gaps, and at the ends of blocks, if any."""
         return self.cache.num_tokens - self.removed_tokens - self.length * self.seq_len
 
     def default_io_block_size(self) -> int:

@@ -101,15 +101,11 @@ class MixingPolicy(abc.ABC):
         raise refused(f"is not one of {type(self).__name__}")
 
     def walk_to(self, step: int, watch: Watch) -> None:
-        """Counts up to ``step`` if examples have to be counted one by one, reporting to ``watch``; later calls start
-        there.
-        """
+        """Counts up to ``step`` if examples are counted one by one, reporting to ``watch``; later calls start there."""
         return
 
     def describe(self) -> dict[str, Any]:
-        """What distinguishes it from other policies over equal stages, sizes and limits, as JSON values of a
-        manifest.
-        """
+        """What distinguishes it from other policies over equal stages, sizes and limits, as JSON values."""
         return {"policy": self.name}
 
 

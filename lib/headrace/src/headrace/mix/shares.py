@@ -163,9 +163,7 @@ class Shares:
         return np.where(self._bound < 1, np.minimum(self._bound * average / self._row_tokens, 1.0), 1.0)
 
     def _below_largest(self, weights: Float64[np.ndarray, "n d"]) -> tuple[Float64[np.ndarray, "n d"], int]:
-        """The weights below the limits, and the number of steps that can be met; later rows are undefined, but sum to
-        1.
-        """
+        """The weights below the limits, and the number of steps that can be met; later rows only sum to 1."""
         if not self._bounded:
             return weights, len(weights)
         scaled, short = _bounded_rows(weights, self._bound)

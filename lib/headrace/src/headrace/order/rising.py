@@ -42,9 +42,7 @@ class RunningSums:
         return self[np.arange(first, stop)]
 
     def search(self, values: Int64[np.ndarray, " n"], side: str) -> Int64[np.ndarray, " n"]:
-        """Like ``np.searchsorted``: the number of sums less than each value (``left``), or at most equal to it
-        (``right``).
-        """
+        """Like ``np.searchsorted``: the number of sums below each value (``left``), or up to it (``right``)."""
         if not self.first.size:
             return np.searchsorted(self.more, values, "left" if side == "left" else "right")
         block = np.maximum(np.searchsorted(self.first, values, "left" if side == "left" else "right") - 1, 0)

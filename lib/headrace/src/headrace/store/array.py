@@ -90,9 +90,7 @@ def kvstore_spec(url: str) -> dict[str, Any]:
 
 
 def _follow_gcs_emulator() -> None:
-    """Sets TensorStore's own variables from ``STORAGE_EMULATOR_HOST``. It reads them once, at the process's first use
-    of GCS.
-    """
+    """Sets TensorStore's own variables from ``STORAGE_EMULATOR_HOST``; it reads them once, at its first use of GCS."""
     host = os.environ.get("STORAGE_EMULATOR_HOST", "")
     if host not in ("", "default"):
         url = host if host.startswith(("http://", "https://")) else f"http://{host}"

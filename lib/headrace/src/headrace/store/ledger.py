@@ -170,9 +170,7 @@ def ledger_state(root: str) -> LedgerState | None:
 
 
 def whole_state(root: str) -> LedgerState | None:
-    """The state of a cache with its whole ledger; None if there is none. Raises the same errors as
-    :func:`read_ledger`.
-    """
+    """The state of a cache with its whole ledger; None if there is none. Raises as :func:`read_ledger` does."""
     url = files.join(root, LEDGER_NAME)
     return _read(url, lambda raw: _state_of(raw, url))
 

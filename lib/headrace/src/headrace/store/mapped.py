@@ -256,9 +256,7 @@ class MappedArray:
         return np.where(entries >= 0, entries + address, 0).tolist()
 
     def _entries(self, index: bytes, end: int) -> np.ndarray | None:
-        """Offsets of the chunks of a shard, -1 for one that is missing or of another size; None: the index is
-        damaged.
-        """
+        """Offsets of the chunks of a shard, -1 for one that is missing or of another size; None: a damaged index."""
         if google_crc32c.value(index[:-CRC_BYTES]) != int.from_bytes(index[-CRC_BYTES:], "little"):
             return None
         offset, size = np.frombuffer(index, "<u8", self.shard_chunks * 2).reshape(-1, 2).T

@@ -100,9 +100,7 @@ class PolicyKind(abc.ABC):
 
 
 def stage_weights(inputs: PolicyInputs, policy: str, *, limits: bool = False) -> list[float]:
-    """Weights of the components, for a policy that supports one stage of constant weights; and limits, if it allows
-    them.
-    """
+    """Weights of the components, for a policy that supports one stage of constant weights; and limits, if allowed."""
     blend = inputs.stages[0].blend
     unknown = {
         "stages": len(inputs.stages) > 1,

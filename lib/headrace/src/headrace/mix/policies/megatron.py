@@ -1,6 +1,4 @@
-"""Megatron-LM's blends, which reproduce its sequences, and its counts: sizes with a surplus, splits at rounded
-fractions.
-"""
+"""Megatron-LM's blends, which reproduce its sequences, and its counts: sizes with a surplus, rounded splits."""
 
 from __future__ import annotations
 

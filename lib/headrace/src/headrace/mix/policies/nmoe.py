@@ -197,9 +197,7 @@ class StageStream(SequencePolicy[StageState]):
         return drawn, state
 
     def _walk_stage(self, state: StageState, n: int) -> tuple[list[int], StageState]:
-        """Up to ``n`` examples of the state's stage. A source that has met its quota is drawn and charged, but
-        skipped.
-        """
+        """Up to ``n`` examples of the state's stage. A source that has met its quota is charged, but skipped."""
         stage, start, so_far = state
         ids, quotas, emitted = self._ids[stage], self.plan.quotas[stage], list(so_far)
         n = min(n, self.plan.examples[stage] - sum(emitted))

@@ -59,9 +59,7 @@ def policy_kind(name: str) -> PolicyKind:
 
 
 def check_unit(unit: str, policy: str, counted: CountedTokens | None, phases: int) -> None:
-    """Raises ConfigError for a unit that the policy does not support, or that cannot be combined with several row
-    lengths.
-    """
+    """Raises ConfigError for a unit that the policy does not support, alone or with several row lengths."""
     if counted is not None and phases > 1:
         cure = "Use unit: tokens, or keep one seq_len."
         raise ConfigError("does not go with a seq_len that changes", field="unit", value=unit, cure=cure)
