@@ -1,6 +1,6 @@
-"""What lies at a path: one file, the files of a folder, of a glob or of a URL, each with its size and version.
+"""Lists a path: one file, or the files of a folder, a glob or a URL, each with its size and version.
 
-Price: one ``stat`` (or one listing entry) a file; nothing is opened here.
+Price: one ``stat`` (or one listing entry) per file; nothing is opened here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Entry:
-    """A file that is there."""
+    """An existing file."""
 
     path: str
     size: int | None
@@ -39,10 +39,10 @@ Listing: TypeAlias = "tuple[Literal['files', 'folder'], Iterable[Entry]]"
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """The paths that a pattern with braces stands for, as in a shell; ``{`` without a choice within stays as it is.
+    """Expands braces as in a shell; ``{`` without a choice is kept.
 
     Raises:
-        ConfigError: they are more than 100,000.
+        ConfigError: there are more than 100,000.
 
     Example:
         >>> expand_braces("a/{x,y{1,2}}.txt")
@@ -68,7 +68,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _first_brace(path: str) -> tuple[str, list[str], str] | None:
-    """What stands before the first braces that offer a choice, the choices, and what stands after."""
+    """The text before the first braces with a choice, the choices, and the text after."""
     for opening in (m.start() for m in re.finditer(r"\{", path)):
         depth, commas = 0, [opening]
         for at in range(opening, len(path)):
@@ -102,22 +102,22 @@ def has_magic(path: str) -> bool:
 
 
 def file_name(path: str) -> str:
-    """The path without the query of a web address: what its ending is read off."""
+    """The path without the query of a web address, for its extension."""
     return path.split("?")[0] if files.is_web(path) else path
 
 
 def list_path(path: str) -> Listing | None:
-    """What lies at a path; None if there is nothing.
+    """The files at a path; None if there is nothing.
 
     Raises:
-        SourceError: it cannot be listed, or is no regular file.
-        ConfigError: nothing here can open such paths.
+        SourceError: it cannot be listed, or is not a regular file.
+        ConfigError: no installed package can open such paths.
     """
     return _list_local(path) if files.is_local(path) else _list_remote(path)
 
 
 def stat_file(path: str) -> tuple[int | None, str]:
-    """Size and version of a file as it is now, in the terms of :class:`Entry`.
+    """Current size and version of a file, as an :class:`Entry`.
 
     Raises:
         FileNotFoundError: it is gone.
@@ -132,7 +132,7 @@ def stat_file(path: str) -> tuple[int | None, str]:
 
 
 def nearby(path: str) -> str:
-    """What to do about a path where nothing is."""
+    """The cure for a path that does not exist."""
     if has_magic(path):
         return "The pattern matches no file."
     if not files.is_local(path):
@@ -158,7 +158,7 @@ def _list_local(path: str) -> Listing | None:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    """Files below a folder, those behind links too; a folder that two ways lead to is walked once."""
+    """Files below a folder, also through links; a folder that is reachable twice is walked once."""
     visited = {os.path.realpath(folder)}
     for parent, folders, names in os.walk(folder, followlinks=True):
         fresh = {os.path.realpath(os.path.join(parent, f)): f for f in sorted(folders)[::-1] if not f.startswith(".")}
@@ -204,8 +204,8 @@ def _ask_remote(fs: Any, path: str, url: str) -> Listing | None:
 
 
 def _pages(fs: Any, root: str, depth: int | None = None) -> Iterator[dict[str, Any]]:
-    """What the listings of a web server name below a folder, in so many layers. A page may name anything: what lies
-    elsewhere is left out, and there is an end.
+    """Files in the listings of a web server below a folder, to a limited depth. A page may name anything, so entries
+    outside the folder are left out, and the number of requests is limited.
     """
     waiting, folders = [(root, 1)], 0
     while waiting:
@@ -222,7 +222,7 @@ def _pages(fs: Any, root: str, depth: int | None = None) -> Iterator[dict[str, A
 
 
 def _within_folder(folder: str, infos: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Entries of a listing that lie below its folder; others are left out, and said."""
+    """Entries of a listing that are below its folder; others are left out, and logged."""
     root = folder.rstrip("/") + "/" if folder else ""
     entries: list[dict[str, Any]] = []
     others: list[str] = []

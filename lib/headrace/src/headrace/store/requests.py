@@ -98,9 +98,7 @@ class _Loop:
         return self._room[1]
 
     def hand_over(self, do: Callable[[], None]) -> None:
-        """Runs ``do`` in the thread. Safe in any thread and finaliser: it takes no lock, and wakes the loop only if
-        necessary.
-        """
+        """Runs ``do`` in the thread. Safe in any thread and finaliser: takes no lock, wakes the loop only if needed."""
         self._handed.append(do)
         if not self._told:
             self._told = True
