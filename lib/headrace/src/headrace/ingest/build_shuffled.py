@@ -111,9 +111,7 @@ def build_shuffled(
 
 
 def _check_same(output: str, begun: Ledger, how: ReshuffleConfig, wanted: Ledger) -> None:
-    """Raises PlanMismatchError if the interrupted build has other settings, SourceError if a source file has
-    changed.
-    """
+    """Raises PlanMismatchError if the interrupted build has other settings, SourceError if a source has changed."""
     shuffled = begun.metadata.get(SHUFFLED)
     if shuffled is None or shuffled["cache"] is not None:
         cure = "Choose a folder that is new or empty."

@@ -285,9 +285,7 @@ def _uncovered(content: dict[str, Any]) -> Iterator[str]:
 
 
 def _uncovered_cuts(rules: dict[str, Any]) -> Iterator[str]:
-    """What is not supported in a pre-tokenizer: it must be ``ByteLevel``, or a split by regex followed by
-    ``ByteLevel``.
-    """
+    """What is unsupported in a pre-tokenizer: it must be ``ByteLevel``, or a regex split followed by ``ByteLevel``."""
     steps: list[dict[str, Any]] = rules.get("pretokenizers", []) if rules.get("type") == "Sequence" else [rules]
     *splits, last = steps or [{}]
     if last.get("type") != "ByteLevel":

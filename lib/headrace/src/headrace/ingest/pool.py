@@ -140,9 +140,7 @@ class PoolWorkers:
 
     @staticmethod
     def _end(worker: _Worker, grace_s: float = 0.0) -> str:
-        """Kills a worker and returns how it ended. It is killed because it may hang in a read, and parts are
-        idempotent.
-        """
+        """Kills a worker, as it may hang in a read and parts are idempotent. Returns how it ended."""
         try:
             code = worker.process.wait(grace_s)
         except subprocess.TimeoutExpired:

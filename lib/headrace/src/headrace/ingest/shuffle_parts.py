@@ -161,9 +161,7 @@ class OrderJob(_PassJob):
 
 @dataclass(frozen=True)
 class _Documents:
-    """Values of one leaf of some documents in several arrays: the array, begin and number of values of each
-    document.
-    """
+    """Values of one leaf of documents in several arrays: each document's array, begin and number of values."""
 
     arrays: list[np.ndarray]
     array: Int64[np.ndarray, " n"]

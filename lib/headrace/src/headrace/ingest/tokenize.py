@@ -93,9 +93,7 @@ class TokenizerConfig:
 
 
 def batch_chars() -> int:
-    """Characters to encode at once: enough to keep all cores busy, and few enough to limit memory (0.25 Mi per
-    core).
-    """
+    """Characters to encode at once: enough to keep all cores busy, few enough to limit memory (0.25 Mi per core)."""
     return max(2, min(64, encoding_threads())) << 18
 
 

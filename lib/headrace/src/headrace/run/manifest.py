@@ -5,8 +5,8 @@ run's folder. A resumed run must resolve to the same manifest; otherwise it is r
 differences. Devices, hosts, budgets and paths are not part of it: they may change freely.
 
 The folder also has **anchors** (:mod:`headrace.mix.policy`): the mixture's counts at the checkpoints, so that a resumed
-run, amended or not, need not count up to that step. They only save time. If the file is deleted, damaged or of another
-run, counting costs 2 us per step if weights change with the step, and almost nothing if they are constant.
+run, amended or not, need not count up to that step. If the file is deleted, damaged or of another run, counting costs 2
+us per step with weights that change, and almost nothing with constant ones.
 """
 
 from __future__ import annotations
@@ -345,8 +345,7 @@ def open_run(folder: str | os.PathLike[str], loader: Described, step: int | None
         folder: Path or URL of the run's folder.
         loader: The run's loader.
         step: Number of completed steps. Required for an amendment, which must begin at this step or later and is then
-            recorded. Prepares the loader for this step: with an anchor of the folder at once, else by counting up to
-            it.
+            recorded. Prepares the loader for this step, with an anchor of the folder or by counting.
 
     Returns:
         The manifest; its :meth:`~RunManifest.state` saves an anchor in the folder at each checkpoint.
